@@ -111,6 +111,7 @@ def _picture(results: list[Measured], path: Path) -> None:
 
 
 def main() -> None:
+    """Run every measurement and write the results to a folder."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "build/benchmarks")
     folder.mkdir(parents=True, exist_ok=True)
     results: list[Measured] = []

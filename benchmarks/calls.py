@@ -53,10 +53,12 @@ class Calls(NamedTuple):
 
     @property
     def files(self) -> int:
+        """Number of files that the calls are in."""
         return len({file for file, _ in self.trail})
 
     @property
     def switches(self) -> int:
+        """Number of calls from one file to another."""
         files = [file for file, _ in self.trail]
         return sum(file != before for before, file in pairwise(files))
 
@@ -90,6 +92,7 @@ async def calls_of_lock(url: str) -> Calls:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Print the calls of each engine."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.calls", description="Count the Python calls of one mutex.lock()."
     )

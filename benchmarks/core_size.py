@@ -33,6 +33,7 @@ class Queue:
     """One mutex with an owner and waiters, of which every session has some."""
 
     def __init__(self, sessions: int, waiters: int) -> None:
+        """Fill the queue of one mutex."""
         self.store = Store()
         self.sessions = [
             self.store.attach("/default", f"worker {number}", 30.0, "window", b"", 0.0)
@@ -116,6 +117,7 @@ def _resident() -> int:
 
 
 def main() -> None:
+    """Measure both sizes and print the figures as JSON."""
     before = _resident()
     many = Queue(SESSIONS, MANY)
     memory = _resident() - before

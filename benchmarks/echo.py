@@ -66,12 +66,14 @@ class EchoClient(_Frames):
     """One connection, any number of frames under way; they come back in order."""
 
     def __init__(self) -> None:
+        """Start with no frames under way."""
         super().__init__()
         self._waiting: deque[asyncio.Future[list[int]]] = deque()
         self._loop = asyncio.get_running_loop()
         self._out: list[bytes] = []
 
     async def there_and_back(self) -> None:
+        """Send a frame and wait until it comes back."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(self.framed([1, 2, 3, 4, 5]))
@@ -84,6 +86,7 @@ class EchoClient(_Frames):
         self._out.clear()
 
     def frame(self, message: list[int]) -> None:
+        """Handle a frame that came back."""
         self._waiting.popleft().set_result(message)
 
 

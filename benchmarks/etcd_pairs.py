@@ -51,6 +51,7 @@ async def work(tasks: int, pair: Pair) -> Pairs:
 
 
 async def ours(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through tenure."""
     async with tenure.connect(f"etcd://127.0.0.1:{port}") as client, client.session() as session:
 
         async def pair(number: int) -> float:
@@ -61,6 +62,7 @@ async def ours(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
 
 
 async def of_aetcd(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through aetcd's lock."""
     async with aetcd.Client(host="127.0.0.1", port=port) as client:
 
         async def pair(number: int) -> float:
@@ -97,8 +99,7 @@ async def puts(port: int, tasks: int) -> Pairs:
 
 @dataclass(frozen=True)
 class Asked:
-    """What etcd was asked, for a hand-off: calls that change something or read, and words of
-    watch streams, in both directions."""
+    """Traffic of one hand-off: calls to etcd, and messages of watch streams in both directions."""
 
     calls: float
     watches: float

@@ -21,6 +21,7 @@ PATIENCE = 5.0
 
 
 def main() -> None:
+    """Measure the pairs and print them as JSON."""
     port, threads, seconds, one_key = (float(argument) for argument in sys.argv[1:])
     client = etcd3.client(host="127.0.0.1", port=int(port))
     done, waits = [0] * int(threads), []

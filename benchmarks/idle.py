@@ -92,6 +92,7 @@ async def _measure(pid: int, url: str) -> tuple[float, float, float]:
 
 
 def measure() -> list[Measured]:
+    """Measure the server's memory and its use of the processor."""
     with tenure_server("memory://") as (server, url), on_core(CLIENT):
         empty, full, share = asyncio.run(_measure(server.pid, url))
     count = CONNECTIONS * SESSIONS

@@ -67,8 +67,7 @@ def _contend_filelock(path: str, start: float, end: float) -> dict[str, Any]:
 
 
 async def _play(url: str, rounds: int) -> dict[str, Any]:
-    """One of two players: each waits for the mutex while the other holds it, and notes when it
-    released and when it was granted."""
+    """Take turns with another player at a mutex; return the times of grants and releases."""
     released, granted = [], []
     async with tenure.connect(url) as client, client.session() as session:
         mutex = session.mutex("ball")
@@ -249,6 +248,7 @@ def measure() -> list[Measured]:
 
 
 def main() -> None:
+    """Play one role, and print what it measured as JSON."""
     role, where, *numbers = sys.argv[1:]
     if role == "contend":
         result = asyncio.run(_contend(where, *map(float, numbers)))

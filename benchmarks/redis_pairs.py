@@ -65,6 +65,7 @@ def a_server() -> Iterator[int]:
 async def ours(
     port: int, tasks: int, *, one_key: bool = False, parameters: str = "fresh=true"
 ) -> Pairs:
+    """Measure pairs through tenure."""
     url = f"redis://127.0.0.1:{port}?{parameters}"
     async with tenure.connect(url) as client, client.session() as session:
 

@@ -88,6 +88,7 @@ async def bare(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
 
 
 async def redis_py(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through redis-py's lock."""
     async with Redis(port=port) as client:
 
         async def pair(number: int) -> float:
@@ -99,6 +100,7 @@ async def redis_py(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
 
 
 async def pottery(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through pottery's lock."""
     async with Redis(port=port) as client:
 
         async def pair(number: int) -> float:
@@ -110,6 +112,7 @@ async def pottery(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
 
 
 async def python_redis_lock(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through python-redis-lock, in threads."""
     client = redis.Redis(port=port)
 
     def pair(number: int) -> float:
@@ -123,6 +126,7 @@ async def python_redis_lock(port: int, tasks: int, *, one_key: bool = False) -> 
 
 
 async def tooz(port: int, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through tooz, in threads."""
     coordinator = coordination.get_coordinator(f"redis://127.0.0.1:{port}", b"bench")
     coordinator.start(start_heart=True)
 

@@ -32,6 +32,7 @@ class Pairs:
 
     @property
     def rate(self) -> float:
+        """Pairs per second."""
         return sum(self.done) / self.seconds
 
     @property

@@ -62,10 +62,12 @@ class Echo:
     """grpclib's server, as it is."""
 
     def __mapping__(self) -> dict[str, Handler]:
+        """Return the handler of the one method."""
         return {METHOD: Handler(self.echo, Cardinality.STREAM_STREAM, Request, Response)}
 
     @staticmethod
     async def echo(stream: Any) -> None:
+        """Answer each message."""
         async for request in stream:
             await stream.send_message(_pong(request))
 
@@ -133,6 +135,7 @@ class Process:
 
 @contextlib.contextmanager
 def server(kind: str) -> Iterator[Process]:
+    """Run a server of this kind in a process of its own."""
     with on_core(SERVER):
         started = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ydb_surface", kind],
@@ -165,6 +168,7 @@ def _ping(_slot: int, turn: int) -> Any:
 
 
 def acquire_or_release(slot: int, turn: int) -> Any:
+    """Return the message of a turn: an acquire, then a release."""
     if turn % 2:
         ask = Request.ReleaseSemaphore(req_id=slot, name=f"mutex-{slot}")
         return Request(release_semaphore=ask)
@@ -303,6 +307,7 @@ async def _idle(server: Process) -> tuple[float, float]:
 
 
 def measure() -> list[Measured]:
+    """Measure the rates of the servers, side by side."""
     with (
         tempfile.TemporaryDirectory() as folder,
         server("grpclib") as bare,

@@ -98,6 +98,7 @@ class Engine(ABC):
     seen_at = NODE
 
     def __init__(self, folder: Path) -> None:
+        """Keep everything of the run in `folder`."""
         self.folder = folder
         self.not_done: dict[str, str] = {}
 

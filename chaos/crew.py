@@ -39,6 +39,7 @@ class Member:
     """One process, from its start to its end."""
 
     def __init__(self, part: Part, process: asyncio.subprocess.Process, errors: Path) -> None:
+        """Listen to a process that has been started."""
         self.part = part
         self.excused = False  # it may end
         self._process = process
@@ -112,6 +113,7 @@ class Slot:
     """A place for a process. Whoever has its `lock` may do something to the process in it."""
 
     def __init__(self, number: int) -> None:
+        """Start empty."""
         self.number = number
         self.lock = asyncio.Lock()
         self.member: Member | None = None
@@ -139,6 +141,7 @@ class Crew:
         seed: int,
         program: str,
     ) -> None:
+        """Start with an empty slot for each recovery window."""
         self.slots = [Slot(number) for number in range(len(windows))]
         self.failures: list[str] = []
         self._engine = engine

@@ -28,6 +28,7 @@ class Documents:
     """The tasks of one process that write and watch."""
 
     def __init__(self, part: Part, journal: Journal, random: Random, go: asyncio.Event) -> None:
+        """Prepare the tasks of `part`; they begin when `go` is set."""
         self._part = part
         self._journal = journal
         self._random = random

@@ -44,13 +44,16 @@ class Dflockd(Served):
 
     @property
     def url(self) -> str:
+        """URL of the listener for dflockd's clients, behind the network."""
         return f"dflockd://127.0.0.1:{self._network.port}"
 
     @property
     def admin_url(self) -> str:
+        """URL of the native listener, which has no network before it."""
         return f"tenure://127.0.0.1:{self._ports[1]}"
 
     def faults(self) -> Sequence[Fault]:
+        """Return the faults of the server, the network and administrators."""
         cuts = network_faults([self._network])
         return [
             *server_faults([self._server]),

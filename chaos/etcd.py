@@ -49,6 +49,7 @@ class Etcd(Engine):
     """The longest window, rounded up; once more from the choice of a leader; and that choice."""
 
     def __init__(self, folder: Path) -> None:
+        """Choose the ports of three members."""
         super().__init__(folder)
         self.ports = [_free_port() for _ in range(_MEMBERS)]
         self._peer_ports = [_free_port() for _ in range(_MEMBERS)]
@@ -58,9 +59,11 @@ class Etcd(Engine):
 
     @property
     def url(self) -> str:
+        """URL of the members, behind their networks."""
         return f"etcd://{','.join(f'127.0.0.1:{each.port}' for each in self._network)}"
 
     async def start(self) -> None:
+        """Start the members and wait until they are healthy."""
         program = shutil.which("etcd")
         if program is None:
             raise ValueError("no etcd here (Debian: etcd-server)")
@@ -89,6 +92,7 @@ class Etcd(Engine):
         self.not_done["clock-jump"] = "leases go by the members' monotonic clocks"
 
     async def stop(self) -> None:
+        """Kill the members."""
         for proxy in self._network:
             await proxy.aclose()
         for member in self._members:
@@ -96,6 +100,7 @@ class Etcd(Engine):
         await self._peers.aclose()
 
     def faults(self) -> Sequence[Fault]:
+        """Return the faults of members and networks."""
         return [
             *server_faults(self._members),
             *network_faults(self._network),

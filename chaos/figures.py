@@ -115,6 +115,9 @@ def measure(
     """The figures of what happened between two instants.
 
     Args:
+        history: all records of the run.
+        begun: the first instant.
+        ended: the last instant.
         faults: name, beginning, end, and whether it could be inflicted.
     """
     records = [record for record in history.records if begun <= record.at <= ended]

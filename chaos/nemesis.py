@@ -55,6 +55,7 @@ class Nemesis:
     """Inflicts faults for as long as it is told."""
 
     def __init__(self, scene: Scene, lanes: Sequence[Sequence[Fault]], seed: int) -> None:
+        """Start with no fault inflicted."""
         self.inflicted: list[Inflicted] = []
         self._scene = scene
         self._lanes = lanes

@@ -28,6 +28,7 @@ class Proxy:
     """
 
     def __init__(self, target: int) -> None:
+        """Start whole; `start` begins to listen."""
         self._target = target
         self._server: asyncio.Server | None = None
         self._whole = asyncio.Event()

@@ -28,10 +28,12 @@ class Peers:
     """Gates to some ports of this host."""
 
     def __init__(self, targets: Sequence[int]) -> None:
+        """Start with all gates open."""
         self._gates = [_Gate(target, self._may_pass) for target in targets]
         self._alone: set[int] = set()
 
     async def start(self) -> None:
+        """Begin to listen at all gates."""
         for gate in self._gates:
             await gate.start()
 

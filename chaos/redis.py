@@ -54,16 +54,19 @@ class Redis(Engine):
     persistence: tuple[str, ...] = ("--appendonly", "yes", "--appendfsync", "always")
 
     def __init__(self, folder: Path) -> None:
+        """Prepare the server; `start` starts it."""
         super().__init__(folder)
         self._server: Server | None = None
         self._proxy: Proxy | None = None
 
     @property
     def url(self) -> str:
+        """URL of the server, behind the network."""
         assert self._proxy is not None
         return f"redis://127.0.0.1:{self._proxy.port}?fresh=true"
 
     async def start(self) -> None:
+        """Start the server and its network."""
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         if program is None:
             raise ValueError("no redis-server here (Debian: redis-server)")
@@ -83,12 +86,14 @@ class Redis(Engine):
         self.not_done["clock-jump"] = "the server's clock is the machine's"
 
     async def stop(self) -> None:
+        """Stop the network and the server."""
         if self._proxy is not None:
             await self._proxy.aclose()
         if self._server is not None:
             await self._server.stop()
 
     def faults(self) -> Sequence[Fault]:
+        """Return the faults of the server and the network."""
         assert self._server is not None
         assert self._proxy is not None
         return [
@@ -130,10 +135,12 @@ class RedisInMemory(Redis):
     persistence = ("--appendonly", "no")
 
     async def start(self) -> None:
+        """Start the server, which is never ended by a fault."""
         await super().start()
         self.not_done["kill-server, restart-server"] = "it would lose its data"
 
     def faults(self) -> Sequence[Fault]:
+        """Return the faults that keep the data."""
         return [fault for fault in super().faults() if fault.name not in _FATAL]
 
 
@@ -148,6 +155,7 @@ class RedisLossy(RedisInMemory):
 
     @property
     def url(self) -> str:
+        """URL of the server, behind the network, with a short quarantine."""
         assert self._proxy is not None
         return f"redis://127.0.0.1:{self._proxy.port}?max_window={_QUARANTINE:g}"
 
@@ -157,6 +165,7 @@ class RedisLossy(RedisInMemory):
         return f"redis://127.0.0.1:{self._server.port}?max_window={_QUARANTINE:g}"
 
     async def start(self) -> None:
+        """Start the server and create its namespace."""
         await super().start()
         async with tenure.connect(f"{self._direct_url}&fresh=true") as client:
             await client.list_nodes()
@@ -164,6 +173,7 @@ class RedisLossy(RedisInMemory):
             del self.not_done[name]
 
     def faults(self) -> Sequence[Fault]:
+        """Return all faults, and those that lose the data."""
         return [
             *super().faults(),
             Fault("lose-data", "kill -9 of the server, which kept nothing", self._lose, _LASTS),

@@ -40,6 +40,7 @@ class Served(Engine):
     schemes: tuple[Listener, ...] = ("tenure",)
 
     def __init__(self, folder: Path) -> None:
+        """Choose the ports; `start` starts the server."""
         super().__init__(folder)
         self._ports = _free(len(self.schemes))
         listening = zip(self.schemes, self._ports, strict=True)
@@ -58,19 +59,23 @@ class Served(Engine):
 
     @property
     def url(self) -> str:
+        """URL of the native listener, behind the network."""
         return f"tenure://127.0.0.1:{self._network.port}"
 
     async def start(self) -> None:
+        """Start the server and its network."""
         self.not_done["restart without data"] = "nothing is promised without the server's file"
         self.not_done["a full disk, a jumping clock"] = "done to the same store by --engine sqlite"
         await self._server.start()
         await self._network.start()
 
     async def stop(self) -> None:
+        """Stop the network and the server."""
         await self._network.aclose()
         await self._server.stop()
 
     def faults(self) -> Sequence[Fault]:
+        """Return the faults of the server and the network, and a flood."""
         flood = Fault("flood", "a hostile client floods the server", self._flood, (0.5, 2.0))
         return [*server_faults([self._server]), *network_faults([self._network]), flood]
 
@@ -108,13 +113,16 @@ class OverYdb(Served):
 
     @property
     def url(self) -> str:
+        """URL of the listener for YDB's clients, behind the network."""
         return f"ydb://127.0.0.1:{self._network.port}/local"
 
     @property
     def admin_url(self) -> str:
+        """URL of the native listener, which has no network before it."""
         return f"tenure://127.0.0.1:{self._ports[1]}"
 
     async def start(self) -> None:
+        """Start the server and its network."""
         self.not_done["sessions that are resumed elsewhere"] = "YDB's API has none"
         self.not_done["two that write a document"] = "a lost answer leaves open whose change it was"
         await super().start()

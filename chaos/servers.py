@@ -34,6 +34,7 @@ class Server:
     """
 
     def __init__(self, command: Sequence[str], port: int, log: Path) -> None:
+        """Describe the process; `start` starts it."""
         self.port = port
         self._command = command
         self._log = log
@@ -104,6 +105,7 @@ def server_faults(
     """What can be done to an engine's servers, to one of them at a time.
 
     Args:
+        servers: the servers of the engine.
         wipe: removes the data of a server that has ended, where the engine promises to survive
             that; without it there is no such fault.
     """

@@ -40,6 +40,7 @@ class Sqlite(Engine):
     name = "sqlite"
 
     def __init__(self, folder: Path) -> None:
+        """Choose the paths of the disk and of the clock."""
         super().__init__(folder)
         self._disk = folder / "disk"
         self._mounted = False
@@ -48,6 +49,7 @@ class Sqlite(Engine):
 
     @property
     def url(self) -> str:
+        """URL of the file, with the present durability."""
         return f"sqlite:///{self._path}?durability={self._durability}"
 
     @property
@@ -55,6 +57,7 @@ class Sqlite(Engine):
         return self._disk / "store.db"
 
     async def start(self) -> None:
+        """Mount the disk, where that is permitted."""
         self._disk.mkdir(mode=0o700)
         self._clock.write_text("+0\n")
         self.not_done["restart without data"] = "SQLite promises nothing without its file"
@@ -74,6 +77,7 @@ class Sqlite(Engine):
             self._mounted = True
 
     async def stop(self) -> None:
+        """Keep a copy of the store, and unmount the disk."""
         if self._mounted:
             self._mounted = False
             shutil.copytree(self._disk, self.folder / "store", ignore=_sockets)
@@ -93,6 +97,7 @@ class Sqlite(Engine):
         }
 
     def faults(self) -> Sequence[Fault]:
+        """Return the faults of processes, the file, the disk and the clock."""
         faults = [
             Fault("stop-in-turn", "SIGSTOP of a process in its turn to write", _stop, (0.3, 2.5)),
             Fault("kill-in-turn", "kill -9 of a process in its turn to write", _kill, (0.05, 0.5)),

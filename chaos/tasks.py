@@ -59,6 +59,7 @@ class Hand:
     """
 
     def __init__(self, part: Part, journal: Journal, random: Random, go: asyncio.Event) -> None:
+        """Prepare the tasks of `part`; they begin when `go` is set."""
         self._part = part
         self._journal = journal
         self._random = random

@@ -26,6 +26,7 @@ class Threads:
     """One thread, with a client of its own."""
 
     def __init__(self, part: Part, journal: Journal) -> None:
+        """Prepare the thread of `part`."""
         self._part = part
         self._journal = journal
         self._data = partial(data_of, part)

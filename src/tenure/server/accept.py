@@ -71,6 +71,7 @@ class Greeting:
     )
 
     def __init__(self, context: Context, peer: str, source: Source | None = None) -> None:
+        """Count the connection, which has not completed its greeting."""
         self._context = context
         self._stage = "greeting"
         self._identity = ANONYMOUS
@@ -100,6 +101,7 @@ class Greeting:
             self._identity = identity
 
     def displace(self, error: LimitReached) -> None:
+        """End the connection, because a newer one takes its slot."""
         self._stage = "over"
         self._error = error
         self._context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
@@ -142,6 +144,7 @@ class Door:
         tls: ssl.SSLContext | None,
         refusal: Callable[[LimitReached], bytes],
     ) -> None:
+        """Prepare to accept on `sockets`; `open` starts that."""
         self._context = context
         self._sockets = list(sockets)
         self._protocol = protocol

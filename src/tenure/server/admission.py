@@ -69,6 +69,7 @@ class Source:
     shared: bool = False
 
     def __str__(self) -> str:
+        """Return the name of the source, for the log."""
         return self.name
 
 
@@ -192,6 +193,7 @@ class Admission:
     """
 
     def __init__(self, limits: Limits, connections: Count, greetings: Count, clock: Clock) -> None:
+        """Start without connections."""
         self._limits = limits
         self._connections = connections
         self._greetings = greetings

@@ -67,6 +67,7 @@ class Server:
     """
 
     def __init__(self, settings: Settings, passed: list[socket.socket]) -> None:
+        """Read the files and find the engine; nothing is opened yet."""
         self._settings = settings
         self._passed = passed
         self._tokens = Authenticator()

@@ -51,6 +51,7 @@ class Audit:
     """
 
     def __init__(self, logger: logging.Logger, path: str | None = None) -> None:
+        """Open the file at `path`, or use the log if it is ``None``."""
         self._logger = logger
         self._path = path
         self._file = -1
@@ -72,6 +73,7 @@ class Audit:
         """Record that something happened.
 
         Args:
+            event: its name in the audit log.
             identity: that did it; ``None`` for the server itself and for a stranger.
             source: the client's address; ``None`` for the server itself.
             facts: the object, and what belongs to it; ``None`` is left out.

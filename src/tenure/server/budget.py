@@ -80,6 +80,7 @@ class Share:
         work: Callable[[], None],
         causes: float = 0.0,
     ) -> None:
+        """Start without credit; `work` carries out what is queued."""
         self.source = source
         self.causes = causes
         self.queued = False
@@ -217,6 +218,7 @@ class LoopBudget:
     __slots__ = ("_armed", "_ends", "_failures", "_heavy", "_light", "free", "iteration", "now")
 
     def __init__(self, now: Callable[[], float], logger: logging.Logger) -> None:
+        """Start with nothing queued."""
         self.now = now
         self.free = _FREE
         self.iteration = 0

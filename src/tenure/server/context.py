@@ -35,6 +35,7 @@ class Counts:
     """Current counts over all listeners of a server."""
 
     def __init__(self, engine: Engine, limits: Limits, reads: Reads, guard: Guard) -> None:
+        """Start at zero."""
         self.connections = Count("connections", limits.connections)
         self.greetings = Count("greetings", limits.greetings)
         self.sessions = Count("sessions", limits.sessions)
@@ -72,6 +73,7 @@ class Context:
         arrived: Callable[[], None] = lambda: None,
         audit: Audit | None = None,
     ) -> None:
+        """Create what the listeners of one server share."""
         self.engine = engine
         self.limits = limits
         self.authenticator = authenticator

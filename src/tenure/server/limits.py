@@ -31,6 +31,7 @@ class LimitReached(EngineError):
     def __init__(
         self, message: str, limit: str, *, node: str | None = None, name: str | None = None
     ) -> None:
+        """Keep the message and the name of the limit."""
         super().__init__(message, node=node, name=name)
         self.limit = limit
 
@@ -98,6 +99,11 @@ class Limits:
     )
 
     def __post_init__(self) -> None:
+        """Check the limits.
+
+        Raises:
+            InvalidArgument: a limit is not positive, or contradicts another one.
+        """
         for each in fields(self):
             value = getattr(self, each.name)
             wanted = (int,) if each.type == "int" else (int, float)
@@ -135,6 +141,7 @@ class Count:
     __slots__ = ("limit", "most", "taken", "where")
 
     def __init__(self, limit: str, most: int, where: str = "this server") -> None:
+        """Start at zero."""
         self.limit = limit
         self.most = most
         self.where = where

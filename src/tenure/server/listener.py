@@ -60,6 +60,7 @@ class Listener(Protocol):
         """Use other certificates, for the connections that come from now on.
 
         Args:
+            tls: the context with the new certificates.
             cut_handshakes: end those that are under way, whose client may not come in any more.
         """
 

@@ -41,6 +41,8 @@ def tell(log: logging.Logger, level: int, event: str, /, **facts: object) -> Non
     """Say that something happened.
 
     Args:
+        log: the logger.
+        level: as in `logging`.
         event: fixed words; what varies is a fact.
         facts: anything; a string is escaped, ``None`` left out.
     """

@@ -42,6 +42,7 @@ class LogWriter:
     def __init__(
         self, file: int, dropped_line: Callable[[int], bytes], most: int = MOST_BYTES
     ) -> None:
+        """Start without lines; the thread starts with the first one."""
         self._file = file
         self._dropped_line = dropped_line
         self._most = most

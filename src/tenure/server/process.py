@@ -93,6 +93,7 @@ def run(settings: Settings, environment: MutableMapping[str, str]) -> Ending:
     """Serve until a signal ends it. After an ending that is not in order, call `os._exit`.
 
     Args:
+        settings: the settings of the server.
         environment: where the service manager's variables are.
 
     Raises:

@@ -65,6 +65,7 @@ class Reads:
     """
 
     def __init__(self) -> None:
+        """Start with no reads waiting."""
         self.beginning = asyncio.Semaphore(_BEGINNING)
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
         self._busy: dict[Hashable, _Waiting] = {}  # clients with a slice under way
@@ -164,6 +165,7 @@ class Reader:
     __slots__ = ("_attaching", "_beginning", "_client", "_reads", "_refused", "lock")
 
     def __init__(self, reads: Reads, client: Hashable) -> None:
+        """Read in the turns of `client`."""
         self.lock = asyncio.Lock()
         self._reads = reads
         self._client = client
@@ -200,6 +202,7 @@ class Reader:
         self._refused = True
 
     async def __aenter__(self) -> None:
+        """Wait for a turn."""
         await self._reads.begin(self._client, self)
 
     async def __aexit__(
@@ -208,6 +211,7 @@ class Reader:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """End the turn."""
         self._reads.end(self._client)
 
 

@@ -39,6 +39,7 @@ class Reloader(Generic[T]):
         apply: Callable[[T], object],
         failed: Callable[[Exception], object],
     ) -> None:
+        """Start idle."""
         self._read = read
         self._apply = apply
         self._failed = failed

@@ -50,6 +50,7 @@ class Semaphores:
         reads: Reads | None = None,
         guard: Guard | None = None,
     ) -> None:
+        """Start with nothing counted."""
         self._engine = engine
         self._guard = guard
         self._reader = Reader(reads or Reads(), "this server")
@@ -96,6 +97,7 @@ class Semaphores:
         """Yield the names of a node's lasting semaphores.
 
         Args:
+            node: the path of the node.
             first: the guard counts the node and the data.
         """
         guard = self._guard if first else None

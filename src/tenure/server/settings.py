@@ -187,6 +187,7 @@ class Wrong(InvalidArgument):
     """
 
     def __init__(self, faults: list[str]) -> None:
+        """Join the faults to one message, and keep them."""
         super().__init__("; ".join(faults))
         self.faults = tuple(faults)
 

@@ -80,6 +80,7 @@ class SocketFile:
     """
 
     def __init__(self, path: str, mode: int) -> None:
+        """Name the file; nothing is bound yet."""
         self.path = path
         self._mode = mode
         self._bound: tuple[int, int] | None = None  # device and inode

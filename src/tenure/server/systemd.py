@@ -29,6 +29,7 @@ class Notifier:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        """Read the address and the watchdog's interval from the environment."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         self.watchdog = _watchdog(environment) if self._address else None
 

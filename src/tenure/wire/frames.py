@@ -31,6 +31,7 @@ class FrameTooLong(BadFrame):
     """
 
     def __init__(self, length: int, largest: int) -> None:
+        """Keep the announced length in bytes."""
         super().__init__(f"a message of {length} bytes was announced, and {largest} are the most")
         self.length = length
 
@@ -46,6 +47,7 @@ class FrameReader:
     __slots__ = ("_needed", "_rest", "largest")
 
     def __init__(self, largest: int) -> None:
+        """Start without bytes; a frame has at most `largest`."""
         self.largest = largest
         self._rest = bytearray()  # received bytes of an unfinished frame
         self._needed = HEADER_BYTES  # bytes of it that must arrive before it is parsed again
@@ -108,6 +110,7 @@ class FrameWriter:
     __slots__ = ("_buffer", "_encode", "largest")
 
     def __init__(self, largest: int) -> None:
+        """Start with an empty buffer of at most `largest` bytes."""
         self.largest = largest
         self._buffer = bytearray()
         self._encode = Encoder().encode_into

@@ -75,9 +75,11 @@ class NodeInfo(Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, node: NodeDescription) -> NodeInfo:
+        """Convert a description to its message."""
         return cls(node.path, Config.of(node.config), node.sessions, node.semaphores)
 
     def model(self) -> NodeDescription:
+        """Convert the message to a description."""
         return NodeDescription(self.path, self.config.model(), self.sessions, self.semaphores)
 
 
@@ -127,6 +129,7 @@ class SemaphoreInfo(Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, semaphore: SemaphoreDescription) -> SemaphoreInfo:
+        """Convert a description to its message."""
         return cls(
             semaphore.name,
             semaphore.data,
@@ -139,6 +142,7 @@ class SemaphoreInfo(Struct, array_like=True, frozen=True):
         )
 
     def model(self) -> SemaphoreDescription:
+        """Convert the message to a description."""
         return SemaphoreDescription(
             self.name,
             self.data,

@@ -49,6 +49,7 @@ class Authenticator:
     def __init__(
         self, tokens: Mapping[str, str] | None = None, utc: Callable[[], datetime] = _utc
     ) -> None:
+        """Start with `tokens` as secrets by name; without any, no token is required."""
         self._key = secrets.token_bytes(32)
         self._utc = utc
         self._required = False
@@ -59,6 +60,7 @@ class Authenticator:
             self.replace(Credentials(tuple(Token.plain(*each) for each in tokens.items())))
 
     def __repr__(self) -> str:
+        """Return the number of tokens, without their secrets."""
         return f"<Authenticator with {len(self._tokens)} tokens>"
 
     def __len__(self) -> int:
@@ -83,6 +85,7 @@ class Authenticator:
         """Replace what is valid; from now on a token is required. `verdict` knows the effect.
 
         Args:
+            credentials: the tokens and identities that are valid from now on.
             revoked: certificates that their authorities have revoked.
         """
         self._required = True

@@ -44,7 +44,10 @@ def add_token(
     """Add a token to a file, which is created if it is missing, and return its secret.
 
     Args:
+        path: of the file.
+        name: of the token.
         permissions: a level for each prefix; ``None`` allows everything.
+        expires: when the token becomes invalid, in UTC; never if ``None``.
 
     Raises:
         InvalidArgument: the file cannot be changed, or has the token already.

@@ -99,6 +99,7 @@ class Guard:
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
+        """Start with nothing counted."""
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()
@@ -122,11 +123,7 @@ class Guard:
         *,
         hidden: bool = True,
     ) -> TenureError:
-        """The error for an identity with too little access.
-
-        Args:
-            hidden: the answer is that there is no such node where the identity may not see it.
-        """
+        """Return the error for too little access; `hidden`: deny a node that may not be seen."""
         access = account.permissions.access(node)
         if hidden and access is Access.NONE:
             return NodeNotFound(f"there is no node {node}; create it first", node=node)
@@ -147,12 +144,9 @@ class Guard:
         *,
         keeps: bool = False,
     ) -> None:
-        """Have a semaphore's data written or deleted, and counted.
+        """Have `work` write `size` bytes to a semaphore, or delete it (0 bytes), and count that.
 
-        Args:
-            size: of the data; 0 for a deletion.
-            work: does it.
-            keeps: if the semaphore exists, its data stays as it is.
+        If it exists and `keeps` is true, its data stays as it is.
 
         Raises:
             LimitReached: the account has too many bytes.
@@ -217,8 +211,7 @@ class Guard:
     async def _look(self) -> None:
         """Compare what is counted with the store, unless that was done a moment ago.
 
-        Nodes may have been dropped through other servers, and writes without an answer may not have
-        taken place.
+        Other servers may have dropped nodes, and writes without an answer may not have happened.
         """
         now = self.now()
         if now < self._looked_at + _LOOK_AFTER:
@@ -249,20 +242,24 @@ class GuardedEngine(EngineDefaults):
     __slots__ = ("_engine", "_guard", "account")
 
     def __init__(self, guard: Guard, engine: Engine, account: Account) -> None:
+        """Show the engine as `account` may use it."""
         self._guard = guard
         self._engine = engine
         self.account = account
 
     @property
     def url(self) -> str:
+        """URL of the engine."""
         return self._engine.url
 
     @property
     def clock(self) -> Clock:
+        """Clock of the engine."""
         return self._engine.clock
 
     @property
     def capabilities(self) -> Capabilities:
+        """Capabilities of the engine."""
         return self._engine.capabilities
 
     async def open(self) -> None:
@@ -272,9 +269,11 @@ class GuardedEngine(EngineDefaults):
         """Do nothing: the server closes the store."""
 
     def trouble(self, name: str | None = None) -> TenureError | None:
+        """Return the trouble of the engine."""
         return self._engine.trouble(name)
 
     async def store_time(self) -> float:
+        """Read the store's wall clock."""
         return await self._engine.store_time()
 
     def check(self, node: str, least: Access) -> None:
@@ -296,6 +295,7 @@ class GuardedEngine(EngineDefaults):
         )
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
+        """Attach a session that is counted against the account."""
         node, number, account = how.node, how.session_id, self.account
         tallies = self._guard.tallies
         tallies.expire(self._guard.now())
@@ -329,58 +329,64 @@ class GuardedEngine(EngineDefaults):
         tallies.attached(node, attached.id, tally)
         return session
 
-    # Nodes
-
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node; it needs the permission to administer."""
         if self.account.permissions.access(path) < Access.ADMINISTER:
             # The same answer whether or not it is there.
             raise self._guard.refusal(self.account, path, Access.ADMINISTER, hidden=False)
         await self._guard.create_node(self.account, path, config, exist_ok=exist_ok)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node; it needs the permission to administer."""
         self.check(path, Access.ADMINISTER)
         await self._engine.alter_node(path, config)
 
     async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node; it needs the permission to administer."""
         self.check(path, Access.ADMINISTER)
         await self._engine.drop_node(path, force=force)
         self._guard.stored.dropped(path)
         self._guard.tallies.dropped(path)
 
     async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node; it needs the permission to read."""
         self.check(path, Access.READ)
         return await self._engine.describe_node(path)
 
     async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of the nodes that the identity may read."""
         found = await self._engine.list_nodes()
         permissions = self.account.permissions
         if permissions is EVERYTHING:
             return found
         return [each for each in found if permissions.access(each)]
 
-    # What is on them
-
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node; it needs the permission to read."""
         self.check(path, Access.READ)
         return await self._engine.list_semaphores(path, owners=owners, waiters=waiters)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore; it needs the permission to read."""
         self.check(path, Access.READ)
         return await self._engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node; it needs the permission to read."""
         self.check(path, Access.READ)
         return await self._engine.list_sessions(path)
 
     def pages(self) -> Pages | None:
+        """Return the lists in pages, with the same permissions."""
         pages = self._engine.pages()
         return None if pages is None else GuardedPages(pages, self.check)
 
     async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; one of another identity needs the permission to administer."""
         tally = self._guard.tallies.find(path, session_id)
         mine = tally is not None and tally.account is self.account
         self.check(path, Access.HOLD if mine else Access.ADMINISTER)
@@ -389,5 +395,6 @@ class GuardedEngine(EngineDefaults):
         return ended
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request; it needs the permission to administer."""
         self.check(path, Access.ADMINISTER)
         return await self._engine.evict(path, name, order_id)

@@ -22,6 +22,7 @@ class GuardedPages:
     __slots__ = ("_check", "_pages")
 
     def __init__(self, pages: Pages, check: Callable[[str, Access], None]) -> None:
+        """Show the pages of nodes that `check` allows."""
         self._pages = pages
         self._check = check
 

@@ -101,6 +101,7 @@ class GuardedSession(SessionDefaults):
     renew: Callable[[], None]
 
     def __init__(self, guard: SessionGuard, node: str, tally: Tally, events: SessionEvents) -> None:
+        """Start without the store's session, with its events passed on."""
         self._guard = guard
         self._node = node
         self._tally = tally
@@ -129,15 +130,18 @@ class GuardedSession(SessionDefaults):
     # What the store says
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Count the recovered requests, and pass the event on."""
         for each in requests:
             self._tally.recover(each.request_id, len(each.data))
         self._resumed(requests)
 
     def removed(self, request_id: int, why: Removal) -> None:
+        """Uncount the request, and pass the event on."""
         self._tally.leave(request_id)
         self._tell_removed(request_id, why)
 
     def ended(self, error: SessionExpired) -> None:
+        """Uncount the session, and pass the event on."""
         if self._session is None:
             self._tally.end()
         else:
@@ -148,13 +152,16 @@ class GuardedSession(SessionDefaults):
 
     @property
     def id(self) -> int:
+        """Id of the store's session."""
         return self._inner.id
 
     @property
     def attach_number(self) -> int:
+        """Attach number of the store's session."""
         return self._inner.attach_number
 
     async def close(self) -> None:
+        """End the session, and uncount what it had."""
         try:
             await self._inner.close()
         except BaseException:
@@ -163,6 +170,7 @@ class GuardedSession(SessionDefaults):
         self._guard.tallies.over(self._node, self._inner.id, self._tally)
 
     async def detach(self) -> None:
+        """Detach the session, which stays counted until it expires."""
         try:
             await self._inner.detach()
         finally:
@@ -181,15 +189,18 @@ class GuardedSession(SessionDefaults):
             raise self._guard.refusal(account, self._node, least, name)
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a semaphore; it needs the permission to hold, and counts its data."""
         self._check(_HOLD, name)
         work = partial(self._inner.create_semaphore, name, limit, data, exist_ok=exist_ok)
         await self._write(name, len(data), work, keeps=exist_ok)
 
     async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace a semaphore's data; it needs the permission to hold, and is counted."""
         self._check(_HOLD, name)
         await self._write(name, len(data), partial(self._inner.update_semaphore, name, data))
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore; by force it needs the permission to administer."""
         self._check(Access.ADMINISTER if force else _HOLD, name)
         await self._write(name, 0, partial(self._inner.delete_semaphore, name, force=force))
 
@@ -202,6 +213,7 @@ class GuardedSession(SessionDefaults):
     async def describe_semaphore(
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
+        """Describe a semaphore; it needs the permission to read."""
         self._check(Access.READ, name)
         return await self._inner.describe_semaphore(name, owners=owners, waiters=waiters)
 
@@ -215,6 +227,7 @@ class GuardedSession(SessionDefaults):
         timeout: float | None,
         ephemeral: bool,
     ) -> Answer[Enqueued]:
+        """Add a request to a queue; it needs the permission to hold, and is counted."""
         tally = self._tally
         if self._access < _HOLD or tally.account.permissions is not self._permissions:
             self._check(_HOLD, name)
@@ -246,6 +259,7 @@ class GuardedSession(SessionDefaults):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
+        """Change a request in place, and count its new data."""
         session, tally = self._inner, self._tally
         if data is None:
             return session.alter(request_id, count=count, data=data, timeout=timeout)
@@ -262,6 +276,7 @@ class GuardedSession(SessionDefaults):
         return answer
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue, and uncount it."""
         answer = self._session.withdraw(request_id)  # type: ignore[union-attr]  # attached, since it holds
         self._tally.leave(request_id)  # the store carries out what it has taken
         return answer
@@ -269,6 +284,7 @@ class GuardedSession(SessionDefaults):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
+        """Watch a name; it needs the permission to read, and is counted."""
         self._check(Access.READ, name)
         tally = self._tally
         tally.watch(self._node, name)

@@ -42,6 +42,7 @@ class Identity:
         return f"{self.kind} {self.group or self.name}"
 
     def __str__(self) -> str:
+        """Return the name, for the log."""
         return self.name
 
 

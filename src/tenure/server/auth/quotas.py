@@ -37,6 +37,11 @@ class Quotas:
     stored_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        """Check the quotas.
+
+        Raises:
+            InvalidArgument: a quota is no whole number of at least 0.
+        """
         for each in fields(self):
             value = getattr(self, each.name)
             if value is None:

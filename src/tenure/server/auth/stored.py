@@ -38,6 +38,7 @@ class Write:
     __slots__ = ("account", "name", "node", "size", "unanswered_at", "under_way")
 
     def __init__(self, node: str, name: str, account: Account, size: int) -> None:
+        """Start under way."""
         self.node = node
         self.name = name
         self.account = account
@@ -54,6 +55,7 @@ class Stored:
     """
 
     def __init__(self) -> None:
+        """Start with nothing counted."""
         self.nodes: dict[str, Account] = {}
         self._new_nodes: set[str] = set()  # made while the store's nodes are listed
         self._writes: dict[str, dict[str, list[Write]]] = {}  # by node, by name; oldest first

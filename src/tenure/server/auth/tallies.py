@@ -35,6 +35,7 @@ class Tally:
     __slots__ = ("account", "detached", "over", "requests", "watches", "window")
 
     def __init__(self, account: Account, window: float) -> None:
+        """Start attached, without requests and watches."""
         self.account = account
         self.window = window
         self.requests: dict[int, int] = {}
@@ -162,6 +163,7 @@ class Tallies:
         return len(self._tallies) + len(self._detached)
 
     def __init__(self) -> None:
+        """Start without sessions."""
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._detached: list[_Detached] = []
         self._order = itertools.count()
@@ -197,6 +199,8 @@ class Tallies:
         """End what is counted for a session that is over. Safe to call twice.
 
         Args:
+            node: the session's node.
+            number: the session's id.
             tally: the one that is meant; ``None`` for the one that is known.
         """
         known = self._tallies.get((node, number))

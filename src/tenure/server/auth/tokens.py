@@ -150,6 +150,7 @@ def parse_tokens(text: str, path: str) -> Credentials:
     """Read the text of a token file.
 
     Args:
+        text: the text.
         path: of the file, for messages.
 
     Raises:

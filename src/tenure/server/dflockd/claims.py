@@ -80,6 +80,7 @@ class Record(NamedTuple):
     until: int
 
     def to_bytes(self) -> bytes:
+        """Encode the record as a request's data."""
         return b"dflockd2 %b %d %d" % (self.seal.encode(), self.lease, self.until)
 
     @classmethod
@@ -128,6 +129,7 @@ class Key:
     __slots__ = ("claims", "limit", "made", "name", "stored", "used_at", "waiting")
 
     def __init__(self, name: str, limit: int, now: float) -> None:
+        """Start without claims, last used at `now`."""
         self.name = name
         self.stored = stored_name(name)
         self.limit = limit
@@ -176,6 +178,7 @@ class Claim:
     def __init__(
         self, key: Key, holder: Holder, request_id: int, lease: int, seal: str, salt: str = ""
     ) -> None:
+        """Start as requested, with no answer and no token."""
         self.key = key
         self.holder = holder
         self.request_id = request_id
@@ -256,6 +259,7 @@ class Holder:
     )
 
     def __init__(self, locks: ClaimTable, window: float, connection: HolderClient | None) -> None:
+        """Start without claims and without proof."""
         self.locks = locks
         self.window = window
         self.connection = connection
@@ -305,9 +309,11 @@ class Holder:
         self.proof = max(self.proof, at)
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Keep the recovered requests."""
         self.found = requests
 
     def granted(self, request_id: int, order_id: int | None) -> None:
+        """Give the lock to the client, unless the session may have lapsed."""
         claim = self.claims.get(request_id)
         if claim is None:
             return  # it is being withdrawn
@@ -324,6 +330,7 @@ class Holder:
             self._tell(claim)
 
     def removed(self, request_id: int, why: Removal) -> None:
+        """Tell the client that its claim has ended."""
         letter = self.letters.pop(request_id, None)
         if letter is not None and not letter.done():
             letter.set_result(why is Removal.EVICTED)
@@ -346,6 +353,7 @@ class Holder:
         self.session.renew()
 
     def ended(self, error: SessionExpired) -> None:
+        """Lose all claims."""
         self.locks.lose(self, str(error))
 
     def _see_answer(self, claim: Claim) -> None:

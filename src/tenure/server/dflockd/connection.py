@@ -113,6 +113,7 @@ class DflockdServerConnection(DflockdServerStream):
         number: int,
         commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
     ) -> None:
+        """Start before the client's greeting, without claims."""
         super().__init__(locks.context, greeting, commands)
         self.home = home
         self.number = number
@@ -137,6 +138,7 @@ class DflockdServerConnection(DflockdServerStream):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Authenticate the peer, as far as that needs no token."""
         self._transport = cast("asyncio.Transport", transport)
         self._greeting.displaced = lambda _: self.leave(ERROR)  # it has shown no token yet
         self._heard_at = self._now()
@@ -146,6 +148,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._let_in(self._context.authenticator.authenticate("", self._peer))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release the claims of the client, or keep them for their leases."""
         self._transport = None
         self._share.close()
         self._requests.clear()
@@ -326,6 +329,7 @@ class DflockdServerConnection(DflockdServerStream):
     # Leaving
 
     def end(self) -> None:
+        """Close the connection; a last grant may have to be delivered first."""
         claim = self._last_grant
         if claim is None or self._options.auto_release:
             self._close()

@@ -69,6 +69,7 @@ class Elsewhere:
     """
 
     def __init__(self, locks: Locks, orphans: Orphans) -> None:
+        """Look for claims on the node of `locks`."""
         self._locks = locks
         self._orphans = orphans
         self._engine = locks.context.engine

@@ -21,19 +21,26 @@ _WINDOW = 30.0
 class Deaf:
     """Events of a session that holds nothing (`SessionEvents`), all ignored."""
 
-    def proven(self, at: float) -> None: ...
+    def proven(self, at: float) -> None:
+        """Ignore the proof."""
 
-    def resumed(self, requests: Sequence[Recovered]) -> None: ...
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Ignore the requests."""
 
-    def granted(self, request_id: int, order_id: int | None) -> None: ...
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        """Ignore the grant."""
 
-    def removed(self, request_id: int, why: Removal) -> None: ...
+    def removed(self, request_id: int, why: Removal) -> None:
+        """Ignore the removal."""
 
-    def detached(self, cause: BaseException | None = None) -> None: ...
+    def detached(self, cause: BaseException | None = None) -> None:
+        """Ignore the loss of contact."""
 
-    def attached(self) -> None: ...
+    def attached(self) -> None:
+        """Ignore the return of contact."""
 
-    def ended(self, error: SessionExpired) -> None: ...
+    def ended(self, error: SessionExpired) -> None:
+        """Ignore the end."""
 
 
 async def collect(locks: Locks, description: str) -> None:

@@ -30,6 +30,7 @@ class KeyTable(dict[str, Key]):
     """
 
     def __init__(self, context: Context, options: DflockdOptions) -> None:
+        """Start without keys."""
         super().__init__()
         self._context = context
         self._node = options.node

@@ -77,6 +77,7 @@ class DflockdListener:
         sockets: Sequence[socket.socket] = (),
         options: DflockdOptions | None = None,
     ) -> None:
+        """Check the options; nothing is bound before `open`."""
         self.context = context
         self.options = options or DflockdOptions()
         rules.check_path(self.options.node)
@@ -108,6 +109,7 @@ class DflockdListener:
 
     @property
     def address(self) -> str:
+        """URL at which the listener accepts."""
         scheme = "dflockd" if self._tls is None else "dflockds"
         return f"{scheme}://{self._place}"
 
@@ -126,6 +128,7 @@ class DflockdListener:
         return seen_from(session_text(self._place, peer), peer_host(peer))
 
     async def open(self) -> None:
+        """Bind, take over the sessions of former listeners, and accept."""
         can = self.context.engine.capabilities
         if not (can.fencing and can.lasting and can.data):
             raise Unsupported(
@@ -160,14 +163,17 @@ class DflockdListener:
         self._sweeps.soon()
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        """Use other certificates from now on."""
         self._tls = tls
         if self._door is not None:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def end_connections(self, verdict: Verdict) -> int:
+        """End the connections that `verdict` does not accept; returns their number."""
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
+        """Accept no more connections, and have each one end after its last reply."""
         if self._door is None:
             return
         self._door.close()
@@ -176,6 +182,7 @@ class DflockdListener:
             connection.drain()
 
     async def aclose(self) -> None:
+        """Close all connections within the shutdown time."""
         for each in self._given:
             each.close()
         self._given.clear()

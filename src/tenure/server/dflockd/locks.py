@@ -78,6 +78,7 @@ class Locks:
     """
 
     def __init__(self, context: Context, options: DflockdOptions, start: Work) -> None:
+        """Start without keys and holders."""
         self.context = context
         self.options = options
         self.now = context.clock.now
@@ -336,6 +337,7 @@ class Locks:
         """Release the claims of a holder whose client has gone, or keep them.
 
         Args:
+            holder: the one that has lost its client.
             keep: keep what it holds for its lease, whatever `DflockdOptions.auto_release` says.
         """
         holder.connection = None

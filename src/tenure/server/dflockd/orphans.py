@@ -59,6 +59,7 @@ class Orphans:
     """
 
     def __init__(self, locks: Locks, start: Work) -> None:
+        """Start without suspects."""
         self._locks = locks
         self._start = start
         self._reader = Reader(locks.context.reads, "the search for orphans")

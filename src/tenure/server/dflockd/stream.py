@@ -81,6 +81,7 @@ class DflockdServerStream(asyncio.Protocol):
         greeting: Greeting,
         commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
     ) -> None:
+        """Start before the client's greeting."""
         self.peer = greeting.peer
         self._commands = commands
         self._context = context
@@ -139,15 +140,18 @@ class DflockdServerStream(asyncio.Protocol):
             self._transport.abort()
 
     def pause_writing(self) -> None:
+        """Stop reading, because the client does not read its replies."""
         self._blocked_at = self._now()
         self._settle_reading()
 
     def resume_writing(self) -> None:
+        """Go on with the client's requests."""
         self._blocked_at = None
         self._go_on_soon()
         self._settle_reading()
 
     def eof_received(self) -> bool:
+        """Return whether the connection stays open for replies that are due."""
         self._over = True
         if self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
             return False  # TLS has no half-closed connections here
@@ -160,6 +164,7 @@ class DflockdServerStream(asyncio.Protocol):
         return stays
 
     def data_received(self, data: bytes) -> None:
+        """Carry out the requests, within the connection's share of the iteration."""
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
         try:

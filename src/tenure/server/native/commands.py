@@ -34,6 +34,9 @@ async def ask_audited(
     """Carry out a command, and record it if it is an administrative action.
 
     Args:
+        engine: the store as the client may use it.
+        message: the command.
+        audit: the server's audit log.
         identity: of the client.
         peer: its address.
 

@@ -105,6 +105,7 @@ class NativeServerConnection(NativeServerStream):
     """
 
     def __init__(self, listener: ConnectionOwner, greeting: Greeting) -> None:
+        """Start before the client's greeting, without sessions."""
         super().__init__(listener.context, greeting)
         self.program = b""
         self.identity = ANONYMOUS
@@ -120,11 +121,13 @@ class NativeServerConnection(NativeServerStream):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection with its listener."""
         super().connection_made(transport)
         self._shown = peer_of(transport)
         self._listener.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Disconnect the client's sessions, which wait for it to return."""
         was = self.stage
         super().connection_lost(exc)
         if self._refusing is not None:

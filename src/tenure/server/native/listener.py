@@ -63,6 +63,7 @@ class NativeListener:
         tls: ssl.SSLContext | None = None,
         sockets: Sequence[socket.socket] = (),
     ) -> None:
+        """Check the URL; nothing is bound before `open`."""
         self.context = context
         self._address = parse(url)
         self._url = self._address.url
@@ -78,6 +79,7 @@ class NativeListener:
 
     @property
     def address(self) -> str:
+        """URL at which the listener accepts."""
         return self._url
 
     @property
@@ -86,6 +88,7 @@ class NativeListener:
         return len(self._connections)
 
     async def open(self) -> None:
+        """Bind and accept."""
         await self.context.counts.semaphores.count_once()
         given, self._given = self._given, []
         sockets = given or await self._bind()
@@ -109,14 +112,17 @@ class NativeListener:
         return await bind_ports(address)
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        """Use other certificates from now on."""
         self._tls = tls
         if self._door is not None:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def end_connections(self, verdict: Verdict) -> int:
+        """End the connections that `verdict` does not accept; returns their number."""
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
+        """Accept no more connections, and ask each client to reconnect."""
         if self._door is None:
             return
         file, self._socket_file = self._socket_file, None
@@ -128,6 +134,7 @@ class NativeListener:
             connection.say_bye(self.farewell, again=True)
 
     async def aclose(self) -> None:
+        """Cut all connections, and close the sessions with the last listener."""
         door, self._door = self._door, None
         for each in self._given:
             each.close()

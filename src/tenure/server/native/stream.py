@@ -77,6 +77,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
     """
 
     def __init__(self, context: Context, greeting: Greeting) -> None:
+        """Start before the client's greeting."""
         self.peer = greeting.peer
         self.stage = ConnectionStage.GREETING
         self._context = context
@@ -114,9 +115,8 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def _say_changed(self) -> None:
         """Put what `_changed` has to what is to be written, and forget it."""
 
-    # asyncio.Protocol
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and start counting its silence."""
         self._transport = cast("asyncio.Transport", transport)
         self._greeting.displaced = self._yield_slot
         if transport.get_extra_info("sslcontext") is None:
@@ -126,6 +126,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._heard_at = self._now()
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        """Drop what has not been carried out."""
         self.stage = ConnectionStage.GONE
         self._greeting.over()
         self._share.close()
@@ -134,13 +135,16 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._let_go_on()
 
     def eof_received(self) -> bool:
+        """Return false: the connection closes."""
         return False  # no client closes only its sending side here
 
     def pause_writing(self) -> None:
+        """Stop reading, because the client does not read its answers."""
         self._blocked_at = self._now()
         self._settle_reading()
 
     def resume_writing(self) -> None:
+        """Write what waits, and go on with the client's requests."""
         self._blocked_at = None
         self._let_go_on()
         self._flush()
@@ -148,6 +152,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._settle_reading()
 
     def data_received(self, data: bytes) -> None:
+        """Carry out the messages, within the connection's share of the iteration."""
         self._arrived()
         self._heard_at = self._now()
         self._prompt = True
@@ -165,8 +170,6 @@ class NativeServerStream(asyncio.Protocol, ABC):
         else:
             self._go_on_soon()
             self._settle_reading()
-
-    # Reading
 
     @property
     def _may_go_on(self) -> bool:

@@ -28,6 +28,7 @@ class Answers:
     __slots__ = ("_acknowledged", "_last_rid", "_most", "_node", "kept", "unanswered")
 
     def __init__(self, node: str, most: int) -> None:
+        """Start without answers."""
         self.kept: dict[int, Struct] = {}
         self.unanswered: set[int] = set()
         self._node = node

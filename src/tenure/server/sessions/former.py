@@ -40,10 +40,12 @@ class FormerAttachments:
     """Memory of the sessions that are over here, limited to the latest `_REMEMBERED`."""
 
     def __init__(self, clock: Clock) -> None:
+        """Start with none."""
         self._now = clock.now
         self._ended: OrderedDict[int, EndedSession] = OrderedDict()
 
     def __contains__(self, number: int) -> bool:
+        """Return whether a session is remembered."""
         return number in self._ended
 
     def get(self, number: int) -> EndedSession | None:
@@ -68,9 +70,10 @@ class FormerAttachments:
             self._ended.popitem(last=False)
 
     def before(self, session: ServerSession, former: ServerSession | None) -> EndedSession | None:
-        """Return who had the session before this attachment; ``None`` if that is not known here.
+        """Return the holders before this attachment; ``None`` if they are not known here.
 
         Args:
+            session: the new attachment.
             former: the attachment that is here until now, if there is one.
         """
         number = session.store.attach_number - 1
@@ -87,6 +90,8 @@ class FormerAttachments:
         """Note with an attachment which other programs may believe that they have the session.
 
         Args:
+            session: the new attachment.
+            former: the attachment that is here until now, if there is one.
             former_notified: the store guarantees that the former holder gets no more proof, also
                 if it is not known here.
         """

@@ -82,6 +82,7 @@ class PendingAttach:
     task: asyncio.Task[None]
 
     def __init__(self, connection: AttachingConnection, message: Attach, came_at: float) -> None:
+        """Start wanted, with nothing begun."""
         self.connection = connection
         self.message = message
         self.came_at = came_at
@@ -120,6 +121,7 @@ class SessionHandoff:
     """
 
     def __init__(self, keeper: SessionKeeper) -> None:
+        """Start with no attach under way; `keeper` keeps the sessions."""
         self.former = FormerAttachments(keeper.context.clock)
         self._keeper = keeper
         self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
@@ -233,6 +235,7 @@ class SessionHandoff:
         """Register the session's new attachment, and end the one before it.
 
         Args:
+            session: the new attachment.
             former_notified: the store guarantees that the former holder gets no more proof.
         """
         sessions, number = self._keeper.sessions, session.store.id

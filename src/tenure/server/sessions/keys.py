@@ -32,6 +32,7 @@ class SessionKeys:
     """
 
     def __init__(self, store: str) -> None:
+        """Draw the secret of the keys, if the store is another tenure server."""
         self._secret = os.urandom(32) if store.startswith(_REMOTE) else b""
 
     def of_identity(self, identity: Identity) -> bytes:

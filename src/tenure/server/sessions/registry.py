@@ -68,6 +68,7 @@ class SessionRegistry:
     """
 
     def __init__(self, context: Context) -> None:
+        """Start without sessions."""
         self.context = context
         self.sessions: dict[int, ServerSession] = {}
         self.unproven: set[Renewals] = set()

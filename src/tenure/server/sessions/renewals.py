@@ -34,6 +34,7 @@ class Renewals:
     __slots__ = ("_now", "_unproven", "_waiting", "_worth", "proof")
 
     def __init__(self, clock: Clock, window: float, unproven: set[Renewals]) -> None:
+        """Start without a proof and without waiting renewals."""
         self.proof = NEVER
         self._now = clock.now
         self._worth = window / 3

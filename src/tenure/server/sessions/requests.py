@@ -40,6 +40,7 @@ class ServerRequest:
     __slots__ = ("count", "data", "ephemeral", "granted", "name", "order_id", "placing")
 
     def __init__(self, name: str, count: int, ephemeral: bool) -> None:
+        """Start ungranted, without an order id."""
         self.name = name
         self.count = count
         self.ephemeral = ephemeral
@@ -66,6 +67,7 @@ class SessionRequests:
     __slots__ = ("_account", "_node", "_recovered", "_semaphores", "queued", "removals")
 
     def __init__(self, node: str, semaphores: Semaphores, account: Account) -> None:
+        """Start without requests."""
         self.queued: dict[int, ServerRequest] = {}
         self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
         self._node = node

@@ -168,6 +168,7 @@ class ServerSession:
     def __init__(
         self, host: SessionHost, program: bytes, account: Account, message: Attach, window: float
     ) -> None:
+        """Start attaching, as the client's message says."""
         context = self.context = host.context
         self.host = host
         self.program = program

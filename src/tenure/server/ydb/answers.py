@@ -35,7 +35,8 @@ def _result(
     Args:
         field: where it is in the response.
         asked: the request id.
-        status: of YDB; the text says why it is not success.
+        status: of YDB.
+        text: the reason of a status that is not success.
         more: the result's other fields.
     """
     kind = getattr(Response, _KINDS[field])

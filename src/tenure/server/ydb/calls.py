@@ -35,6 +35,7 @@ class GrpcError(Exception):
     """Ends a call with this status."""
 
     def __init__(self, status: Status, text: str) -> None:
+        """Keep the status and its text."""
         super().__init__(text)
         self.status = status
         self.text = text
@@ -48,7 +49,9 @@ class Receiver(Protocol):
         """True if it should get no more for now; `GrpcCall.resume` is called when it should."""
         ...
 
-    def received(self, message: bytes) -> None: ...
+    def received(self, message: bytes) -> None:
+        """Handle a message."""
+        ...
 
     def half_closed(self) -> None:
         """The client sends no more."""
@@ -127,6 +130,7 @@ class GrpcCall:
     """
 
     def __init__(self, connection: CallConnection, stream: Stream, headers: list[Any]) -> None:
+        """Start with the headers; the receiver comes later."""
         self.connection = connection
         self.identity = ANONYMOUS
         self.authenticated = False
@@ -146,10 +150,12 @@ class GrpcCall:
     # What grpclib calls
 
     def add(self, data: bytes, ack_size: int) -> None:
+        """Keep bytes of the client's message, and handle them when it may go on."""
         self._unread.append((data, ack_size))
         self.more()
 
     def eof(self) -> None:
+        """Note that the client sends no more."""
         self._ended = True
         self.more()
 

@@ -60,6 +60,7 @@ class Job:
     __slots__ = ("operation", "turn")
 
     def __init__(self, operation: Operation, turn: Turn) -> None:
+        """Join an operation and its turn."""
         self.operation = operation
         self.turn = turn
 
@@ -96,6 +97,7 @@ class Conversation:
         long_replies: LongReplies | None = None,
         account: Account | None = None,
     ) -> None:
+        """Start without requests and watches."""
         self.replies: list[Any] = []
         self.operations: deque[Job] = deque()
         self.renew = False

@@ -20,6 +20,7 @@ class Departures:
     """The session streams of one connection, and which of them are being detached."""
 
     def __init__(self) -> None:
+        """Start without streams."""
         self._streams: dict[GrpcCall, asyncio.Future[None]] = {}
         self._leaving: set[asyncio.Future[None]] = set()
 

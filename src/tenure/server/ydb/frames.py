@@ -38,6 +38,7 @@ class BadFrame(Exception):
     """A frame that ends its connection, with this code of HTTP/2."""
 
     def __init__(self, code: ErrorCodes, reason: str) -> None:
+        """Keep the error code and the reason."""
         super().__init__(reason)
         self.code = code
 
@@ -52,6 +53,7 @@ class FrameScanner:
     __slots__ = ("_at", "_continuations", "_control", "_header", "_header_bytes", "_now", "_skip")
 
     def __init__(self, now: Callable[[], float]) -> None:
+        """Start before the connection preface."""
         self._now = now
         self._skip = _PREFACE  # bytes until the next frame
         self._header = b""  # of a frame, while it has not come whole

@@ -59,6 +59,7 @@ class Http2Protocol(H2Protocol):
     _transport: asyncio.Transport
 
     def __init__(self, handler: AbstractHandler, share: Share) -> None:
+        """Start closed; `start_http2` begins."""
         super().__init__(handler, _CONFIG, _H2_CONFIG)
         self.share = share
         self.pings = 0
@@ -72,6 +73,7 @@ class Http2Protocol(H2Protocol):
         """Begin, on a connection that has been made.
 
         Args:
+            transport: the transport of the connection.
             streams: that the client may have open at a time.
             window: bytes that it may send on each of them without an acknowledgement.
         """
@@ -114,6 +116,7 @@ class Http2Protocol(H2Protocol):
     # What arrives
 
     def data_received(self, data: bytes) -> None:
+        """Handle the bytes, within the connection's share of the iteration."""
         if not self.is_open:
             return
         if self._unread or not self.share.begin(len(data)):
@@ -191,11 +194,13 @@ class Http2Protocol(H2Protocol):
             self.share.queue()
 
     def pause_writing(self) -> None:
+        """Stop reading, because the client does not read."""
         super().pause_writing()
         self._blocked = True
         self._settle_reading()
 
     def resume_writing(self) -> None:
+        """Go on with what has arrived."""
         super().resume_writing()
         self._blocked = False
         if self._unread:
@@ -203,6 +208,7 @@ class Http2Protocol(H2Protocol):
         self._settle_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Drop what has not been handled."""
         self.is_open = False
         self.share.close()
         self._unread = b""

@@ -79,6 +79,7 @@ class YdbListener:
         database: str = DATABASE,
         advertise: str | None = None,
     ) -> None:
+        """Check the options; nothing is bound before `open`."""
         self._context = context
         self._address = parse(url)
         if self._address.protocol != "ydb":
@@ -112,10 +113,12 @@ class YdbListener:
 
     @property
     def address(self) -> str:
+        """URL at which the listener accepts."""
         scheme = "ydb" if self._tls is None else "ydbs"
         return f"{scheme}://{_shown(self._address.host)}:{self._port}{self._database.path}"
 
     async def open(self) -> None:
+        """Bind and accept."""
         given, self._given = self._given, []
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
@@ -124,15 +127,18 @@ class YdbListener:
         self._door.open()
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        """Use other certificates from now on."""
         tls.set_alpn_protocols(_ALPN)
         self._tls = tls
         if self._door is not None:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def end_connections(self, verdict: Verdict) -> int:
+        """End the connections that `verdict` does not accept; returns their number."""
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
+        """Accept no more connections, and send the clients to another server."""
         if self._door is not None:
             self._door.close()
         for stream in list(self._streams):
@@ -141,6 +147,7 @@ class YdbListener:
             connection.drain()
 
     async def aclose(self) -> None:
+        """End all streams and connections."""
         for each in self._given:
             each.close()
         self._given.clear()

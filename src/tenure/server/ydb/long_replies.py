@@ -43,6 +43,7 @@ class LongReply:
     """
 
     def __init__(self, base: Any, entries: list[tuple[str, Any, bytes]]) -> None:
+        """Start with nothing encoded."""
         self._base = base
         self._entries = entries
 
@@ -73,6 +74,7 @@ class LongReplies:
     """The long replies of one listener: how many there may be."""
 
     def __init__(self) -> None:
+        """Start with none."""
         self._replies: weakref.WeakSet[LongReply] = weakref.WeakSet()
 
     def why_not(self, size: int) -> str:

@@ -100,6 +100,7 @@ class Refused(Exception):
     """A call, or a session's start, is refused with this status of YDB."""
 
     def __init__(self, status: int, text: str) -> None:
+        """Keep the status and its text."""
         super().__init__(text)
         self.status = status
         self.text = text

@@ -51,10 +51,12 @@ class NodeCalls:
     """
 
     def __init__(self, database: Database) -> None:
+        """Serve the nodes of one database."""
         self._database = database
 
     @_answered
     async def create(self, request: Any, engine: Engine) -> Any:
+        """Create a node."""
         path = self._path(request.path)
         if not self._database.has(path):
             text = f"a node's path is inside the database {self._database.path}: {path!r}"
@@ -63,6 +65,7 @@ class NodeCalls:
 
     @_answered
     async def alter(self, request: Any, engine: Engine) -> Any:
+        """Change the settings of a node."""
         node = self._node(self._path(request.path))
         if not request.HasField("config"):
             raise Refused(Status.GENERIC_ERROR, "the configuration is missing")
@@ -70,6 +73,7 @@ class NodeCalls:
 
     @_answered
     async def drop(self, request: Any, engine: Engine) -> Any:
+        """Drop a node; never by force."""
         node = self._node(self._path(request.path))
         try:
             rules.check_droppable(node)
@@ -79,6 +83,7 @@ class NodeCalls:
 
     @_answered
     async def describe(self, request: Any, engine: Engine, reader: Reader) -> Any:
+        """Describe a node."""
         path = self._path(request.path)
         node = self._node(path)
         async with reader.lock, reader:

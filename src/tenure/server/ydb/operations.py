@@ -52,6 +52,7 @@ class EnqueueOperation:
     ephemeral: bool
 
     def start(self, session: EngineSession) -> Answer[Enqueued]:
+        """Begin the operation at the session's store."""
         return session.enqueue(
             self.request_id,
             self.name,
@@ -74,6 +75,7 @@ class AlterOperation:
     timeout: float | None
 
     def start(self, session: EngineSession) -> Answer[None]:
+        """Begin the operation at the session's store."""
         if self.waiting:
             return session.alter(
                 self.request_id, count=self.count, data=self.data, timeout=self.timeout
@@ -89,6 +91,7 @@ class WithdrawOperation:
     name: str
 
     def start(self, session: EngineSession) -> Answer[Withdrawn]:
+        """Begin the operation at the session's store."""
         return session.withdraw(self.request_id)
 
 
@@ -101,6 +104,7 @@ class CreateOperation:
     data: bytes
 
     def start(self, session: EngineSession) -> Awaitable[None]:
+        """Begin the operation at the session's store."""
         return session.create_semaphore(self.name, self.limit, self.data, exist_ok=False)
 
 
@@ -112,6 +116,7 @@ class UpdateOperation:
     data: bytes
 
     def start(self, session: EngineSession) -> Awaitable[None]:
+        """Begin the operation at the session's store."""
         return session.update_semaphore(self.name, self.data)
 
 
@@ -123,6 +128,7 @@ class DeleteOperation:
     force: bool
 
     def start(self, session: EngineSession) -> Awaitable[None]:
+        """Begin the operation at the session's store."""
         return session.delete_semaphore(self.name, force=self.force)
 
 
@@ -140,6 +146,7 @@ class DescribeOperation:
         return self.owners or self.waiters
 
     def start(self, session: EngineSession) -> Awaitable[SemaphoreDescription]:
+        """Begin the operation at the session's store."""
         return session.describe_semaphore(self.name, owners=self.owners, waiters=self.waiters)
 
 

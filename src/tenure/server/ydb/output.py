@@ -30,6 +30,7 @@ class Output:
     def __init__(
         self, call: GrpcCall, count: Callable[[int], None], progressed: Callable[[], None]
     ) -> None:
+        """Start with nothing to send."""
         self.is_long = False
         self._call = call
         self._count = count

@@ -26,6 +26,7 @@ class Database:
     """
 
     def __init__(self, path: str) -> None:
+        """Check the database's path."""
         self.path = path.rstrip("/")
         rules.check_path(self.path)
 

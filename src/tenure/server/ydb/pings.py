@@ -32,6 +32,7 @@ class Pings:
     def __init__(
         self, conversation: Conversation, deaf: Callable[[], bool], pump: Callable[[], None]
     ) -> None:
+        """Start without a timer."""
         self._conversation = conversation
         self._deaf = deaf
         self._pump = pump

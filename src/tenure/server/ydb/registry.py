@@ -55,6 +55,7 @@ class RegisteredSession:
     __slots__ = ("client", "seq_no", "stream", "timeout_millis", "until")
 
     def __init__(self, timeout_millis: int, seq_no: int, stream: RegisteredStream) -> None:
+        """Start attached, with its stream."""
         self.timeout_millis = timeout_millis
         self.seq_no = seq_no
         self.stream: RegisteredStream | None = stream
@@ -73,6 +74,7 @@ class YdbSessionRegistry:
     """
 
     def __init__(self, context: Context) -> None:
+        """Start without sessions."""
         self.timeouts: dict[tuple[int, str], int] = {}
         self.long_replies = LongReplies()
         self.returning = ReturningClients()
@@ -178,6 +180,8 @@ class YdbSessionRegistry:
         """Have a session detached at its store; `aclose` waits for the task that does so.
 
         Args:
+            session: the store's session.
+            node: its node.
             under_way: operations whose answers are not needed any more, and which end first.
         """
         return self._spawn(self._part(session, node, under_way, session.detach))

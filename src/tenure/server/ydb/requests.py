@@ -83,6 +83,7 @@ class ConversationRequests:
         replies: list[Any],
         timeouts: dict[tuple[int, str], int],
     ) -> None:
+        """Start without requests."""
         self.session_id = 0
         self.next_id = 0
         self._node = node
@@ -167,6 +168,7 @@ class ConversationRequests:
     # The scripts
 
     def acquire(self, ask: Any) -> Script:
+        """Add a request, or change the one that the session has for the name."""
         if ask.count == 0:
             self._refuse_acquire(ask, Status.BAD_REQUEST, "a count is at least 1")
             return
@@ -298,6 +300,7 @@ class ConversationRequests:
         self._replies.append(answers.not_acquired(ask.req_id, status, text))
 
     def release(self, ask: Any) -> Script:
+        """Withdraw the session's request for the name, or release it."""
         place = self._places.get(ask.name)
         if place is None:
             self._replies.append(answers.released(ask.req_id, False))

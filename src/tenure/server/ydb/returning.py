@@ -25,6 +25,7 @@ class ReturningClients:
     """The sessions of each client of one listener, and the connections let in because of them."""
 
     def __init__(self) -> None:
+        """Start without clients."""
         self._sessions: Counter[Client] = Counter()
         self._detached: Counter[Client] = Counter()
         self._connections: Counter[Client] = Counter()

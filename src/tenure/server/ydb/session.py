@@ -46,9 +46,7 @@ async def serve_session(
 ) -> None:
     """Serve a call of the method Session, until it is over; see `SessionStream`.
 
-    Args:
-        node_of: finds the node of a path; ``None`` if it is outside the database.
-        streams: where the stream stands while it lasts.
+    `node_of` finds the node of a path, or ``None``. The stream is in `streams` while it lasts.
 
     Raises:
         GrpcError: the stream is to end with that.
@@ -101,6 +99,7 @@ class SessionStream:
     def __init__(
         self, registry: YdbSessionRegistry, call: GrpcCall, connection: GrpcConnection, node: str
     ) -> None:
+        """Start before the session is attached."""
         context = self._context = connection.context
         self._registry = registry
         self._call = call
@@ -215,10 +214,9 @@ class SessionStream:
         self._conversation.fail(status, text)
         self._pump()
 
-    # The call's receiver
-
     @property
     def choked(self) -> bool:
+        """True while too many replies wait for the client."""
         return self._output.is_much
 
     def _is_deaf(self) -> bool:
@@ -226,23 +224,25 @@ class SessionStream:
         return self.choked or self._connection.overloaded or self._output.is_long
 
     def received(self, message: bytes) -> None:
+        """Handle a message of the client."""
         request = decoded(Request, message)
         self._conversation.received(request, self._context.clock.now())
         self._pump()
 
     def half_closed(self) -> None:
+        """Note that the client sends no more messages."""
         self._half_closed = True
         self._wake.set()
 
     def broken(self, error: GrpcError) -> None:
+        """End the stream with an error of the call."""
         if error.status is GrpcStatus.UNAUTHENTICATED:
             self._keep = True  # the server ends the stream, not the client the session
         self._error = error
         self._wake.set()
 
-    # The session's events
-
     def ended(self, error: SessionExpired) -> None:
+        """End the stream, because the session is over."""
         session = self._session
         if error.taken_over:
             status = Status.BAD_SESSION
@@ -253,6 +253,7 @@ class SessionStream:
         self._fail(status, str(error))
 
     def proven(self, at: float) -> None:
+        """Pass a proof on to the loop."""
         if threading.get_ident() == self._thread:
             self._proven(at)
         elif not self._loop.is_closed():
@@ -263,13 +264,16 @@ class SessionStream:
         self._pump()
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Keep the recovered requests."""
         self._conversation.resumed(requests)
 
     def granted(self, request_id: int, order_id: int | None) -> None:  # noqa: ARG002  (the contract's)
+        """Report a grant to the client."""
         self._conversation.granted(request_id)
         self._pump()
 
     def removed(self, request_id: int, why: Removal) -> None:
+        """Report a removal to the client."""
         self._conversation.removed(request_id, why)
         self._pump()
 
@@ -278,8 +282,6 @@ class SessionStream:
 
     def attached(self) -> None:
         """It is back."""
-
-    # Driving the conversation
 
     def _pump(self) -> None:
         """Do what the conversation asks for, and have its replies sent."""

@@ -101,6 +101,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         connections: set[GrpcConnection],
         tasks: set[asyncio.Task[None]],
     ) -> None:
+        """Start before the client's greeting, without calls."""
         super().__init__(self, Share(context.budget, greeting.source, self.go_on))
         self.context = context
         self.identity = ANONYMOUS
@@ -126,9 +127,8 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self._lingering: asyncio.TimerHandle | None = None
         self._draining = self._cut_off = False
 
-    # The transport's callbacks
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin HTTP/2, and limit the time of the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self.shown = peer_of(transport)
         limits = self.context.limits
@@ -145,17 +145,20 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         )
 
     def pause_writing(self) -> None:
+        """Limit the time for which the client may not read."""
         super().pause_writing()
         self._stalled = asyncio.get_running_loop().call_later(
             self.context.limits.output_time, self.cut_off, "output_time"
         )
 
     def resume_writing(self) -> None:
+        """End the time limit of a client that did not read."""
         super().resume_writing()
         if self._stalled is not None:
             self._stalled.cancel()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Release everything that the connection had."""
         if not self._made:
             return
         self._made = False
@@ -173,23 +176,24 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self.handler = self.processor.handler = _LOST
 
     def bad_input(self, reason: str, data: bytes) -> None:
+        """Log the input of a client that does not speak HTTP/2."""
         if foreign(data) == "TLS":
             self.log(logging.WARNING, explain("TLS"))
         else:
             self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
 
     def failed(self, error: Exception) -> None:
+        """Log an unexpected error."""
         self.context.logger.error(
             "a connection failed",
             extra={"facts": {"listener": "ydb", "peer": self.peer, "error": repr(error)}},
             exc_info=None if isinstance(error, MemoryError) else error,
         )
 
-    # What grpclib calls
-
     def accept(
         self, stream: Stream, headers: list[Any], release_stream: Callable[[], None]
     ) -> None:
+        """Start a task for a new call."""
         call = GrpcCall(self, stream, headers)
         stream.buffer = call  # type: ignore[assignment]  # it asks no more of one
         stream.wrapper = Wrapper()
@@ -207,8 +211,6 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
     def close(self) -> None:
         """The connection is over: so are the streams, each of whose wrappers cancels its task."""
         self.is_open = False
-
-    # Calls
 
     async def _serve(self, call: GrpcCall, wrapper: Wrapper, release: Callable[[], None]) -> None:
         try:

@@ -27,6 +27,7 @@ class Turn:
     __slots__ = ("name", "parked", "replies", "script")
 
     def __init__(self, name: str, script: Script | None) -> None:
+        """Start without replies."""
         self.name = name
         self.script = script
         self.replies: list[Any] = []
@@ -44,11 +45,13 @@ class Turns:
     """
 
     def __init__(self, replies: list[Any]) -> None:
+        """Start without requests; replies go to `replies`."""
         self.said: list[Any] = []
         self._replies = replies
         self._open: deque[Turn] = deque()
 
     def __len__(self) -> int:
+        """Return the number of requests that are not done."""
         return len(self._open)
 
     def open(self, turn: Turn) -> None:

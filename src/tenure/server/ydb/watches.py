@@ -37,6 +37,7 @@ class OneTimeWatch:
     __slots__ = ("asked", "data", "name", "owners", "seen", "stop")
 
     def __init__(self, name: str, asked: int, data: bool, owners: bool) -> None:
+        """Start with nothing seen."""
         self.name = name
         self.asked = asked
         self.data = data
@@ -79,6 +80,7 @@ class OneTimeWatches:
         timeouts: Mapping[tuple[int, str], int],
         long_replies: LongReplies,
     ) -> None:
+        """Start without watches."""
         self.noted: dict[OneTimeWatch, None] = {}
         self._limits = limits
         self._start_watch = start_watch
@@ -104,6 +106,7 @@ class OneTimeWatches:
     # The scripts
 
     def describe(self, ask: Any) -> Script:
+        """Answer a describe, and start the watch that it asks for."""
         yield Answered()
         if text := no_semaphore(ask.name):
             self._replies.append(answers.not_described(ask.req_id, Status.NOT_FOUND, text))
@@ -188,6 +191,7 @@ class OneTimeWatches:
             self._look()
 
     def tell_change(self, watch: OneTimeWatch) -> Script:
+        """Report a change once, if the watched state has changed."""
         if self._watches.get(watch.name) is not watch:
             return
         try:

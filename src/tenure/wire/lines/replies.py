@@ -97,6 +97,7 @@ class ReplyReader:
     __slots__ = ("_largest", "_rest")
 
     def __init__(self, largest: int = 16 * 1024 * 1024) -> None:
+        """Start without bytes; a line has at most `largest`."""
         self._largest = largest
         self._rest: list[bytes] = []  # the pieces of a line that is not whole
 

@@ -36,6 +36,7 @@ class RequestReader:
     __slots__ = ("_beginning", "_overlong", "_rest", "between", "failed")
 
     def __init__(self) -> None:
+        """Start between two requests."""
         self._beginning: list[bytes] = []  # the lines of a request that is not whole
         self._rest = b""  # of a line that is not whole
         self._overlong = False  # that line is too long; it is not kept
