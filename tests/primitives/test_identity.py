@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tenure import identity
 from tenure._client.client import Client, connect
 from tenure.clock import Clock
-from tenure.identity import NOBODY, Identity, described, holder_name, part, retold, seen_from
+from tenure.identity import ANONYMOUS, Identity, described, holder_name, part, retold, seen_from
 from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
 from tests.primitives.helpers import World
 
@@ -59,16 +59,16 @@ def test_a_description_and_an_identity_are_read_as_they_were_written(
 @example("x [host=]")
 @example(" [host=a]")
 def test_a_text_that_looks_like_an_identity_is_read_as_a_text(text: str) -> None:
-    own, identity = part(described(text, NOBODY))
+    own, identity = part(described(text, ANONYMOUS))
     assert own == text
-    assert identity in {None, NOBODY}
+    assert identity in {None, ANONYMOUS}
 
 
-@given(text=texts | long_texts, identity=identities | st.just(NOBODY))
+@given(text=texts | long_texts, identity=identities | st.just(ANONYMOUS))
 @example("a" * 1024, BACKUP)
 @example("ü" * 512, BACKUP)
 @example("a" * 1000, BACKUP)
-@example("a" * 1015 + " [host=x]", NOBODY)
+@example("a" * 1015 + " [host=x]", ANONYMOUS)
 @example("a" * 1015 + " [host=x]", BACKUP)
 def test_a_description_never_has_more_than_1024_bytes(text: str, identity: Identity) -> None:
     stored = described(text, identity)

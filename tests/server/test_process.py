@@ -18,7 +18,7 @@ import ydb
 from ydb.coordination import CoordinationClient
 
 import tenure
-from tenure.identity import NOBODY, Identity, this_program
+from tenure.identity import ANONYMOUS, Identity, this_program
 from tests.server.certificates import Authority
 from tests.server.serving import launched, serving
 
@@ -95,7 +95,7 @@ async def test_a_unix_socket_is_there_while_it_serves(tmp_path: Path) -> None:
 async def test_a_client_is_known_by_its_own_process_and_never_by_the_server_s(
     tmp_path: Path, *, identify: bool
 ) -> None:
-    me = this_program() if identify else NOBODY
+    me = this_program() if identify else ANONYMOUS
     async with serving(tmp_path) as server:
         url = server.addresses[0]
         async with (
