@@ -87,6 +87,8 @@ def blocks_of(name: str, document: str) -> Iterator[Block]:
             if language not in LANGUAGES and not DIRECTIVE.fullmatch(language):
                 raise DocumentError(f"{place}: {language!r} is none of {sorted(LANGUAGES)}")
             text = _rest_of_block(lines, opening, place)
+            if language not in LANGUAGES and any(map(FENCE.fullmatch, text.splitlines())):
+                raise DocumentError(f"{place}: blocks inside {language} need ::: around them")
             yield Block(place, language, text, tuple(expected))
         elif expected:
             raise DocumentError(f"{place}: an expectation stands on the line above its block")
@@ -316,6 +318,11 @@ def test_a_block_in_a_list_loses_its_indentation() -> None:
     assert block.text == "if True:\n    print(1)\n"
 
 
+def test_a_block_in_a_tab_is_read() -> None:
+    tab = ":::{tab-item} asyncio\n:sync: asyncio\n\n```python\nprint(1)\n```\n:::\n"
+    assert only_block(f"::::{{tab-set}}\n\n{tab}::::\n").text == "print(1)\n"
+
+
 def test_a_longer_fence_holds_a_shorter_one() -> None:
     assert only_block("````text\n```python\n```\n````\n").text == "```python\n```\n"
 
@@ -337,6 +344,10 @@ def test_an_expectation_is_for_one_block() -> None:
         ("```py\n```\n", "page.md:1: 'py' is none of"),
         ("```\nnothing said\n```\n", "page.md:1: '' is none of"),
         ("text\n```python\nprint(1)\n", "page.md:2: the block is not closed"),
+        (
+            "````{tab-item} a\n```python\n```\n````\n",
+            "page.md:1: blocks inside {tab-item} need :::",
+        ),
         ("<!-- expect: one -->\n\n```python\n```\n", "page.md:2: an expectation stands"),
     ],
 )
