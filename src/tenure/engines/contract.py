@@ -158,14 +158,14 @@ class EngineSession(Protocol):
         """Replace a semaphore's data. Equal bytes notify no watch.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: the semaphore does not exist.
         """
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore; by force with everything in its queue.
 
         Raises:
-            SemaphoreNotFound: there is none.
+            SemaphoreNotFound: the semaphore does not exist.
             SemaphoreBusy: it has requests, and `force` is false.
         """
 
@@ -196,7 +196,7 @@ class EngineSession(Protocol):
                 with its last request.
 
         Raises:
-            SemaphoreNotFound: there is none, and `ephemeral` is false.
+            SemaphoreNotFound: the semaphore does not exist, and `ephemeral` is false.
             InvalidArgument: the count is not between 1 and the limit, or `ephemeral` does not
                 match the semaphore that exists.
         """
@@ -316,12 +316,12 @@ class Engine(Protocol):
         A cancelled attach leaves no new session behind.
 
         Taking a session over first checks its key, then raises its attach number, so that the
-        store refuses whatever the other side still sends; that side is told ``ended``. It returns,
-        with a proof of its own and everything in its place, when the other side cannot believe
-        any more that it holds anything: it has detached or been told, it is known to be dead, or
-        the window has passed since the store last heard of it. `Attach.assume_dead` skips that.
-        The session lives meanwhile. Of several that take over the last one wins. A take-over that
-        is cancelled leaves the session detached.
+        store refuses all later messages of the former attachment, which receives ``ended``. It
+        returns, with a proof of its own and all requests in place, once the former attachment
+        considers no lease held: it has detached or received ``ended``, it is known to be dead, or
+        the window has passed since its last contact to the store. `Attach.assume_dead` skips that.
+        The session lives meanwhile. Of several takeovers the last one wins. A cancelled
+        takeover leaves the session detached.
 
         Raises:
             NodeNotFound: there is no such node.
@@ -352,7 +352,7 @@ class Engine(Protocol):
         """Drop a node with its semaphores and detached sessions.
 
         Raises:
-            NodeNotFound: there is none.
+            NodeNotFound: the node does not exist.
             NodeBusy: sessions are attached, and `force` is false. Forced, they expire.
             InvalidArgument: the path is ``/default``.
         """
@@ -374,7 +374,7 @@ class Engine(Protocol):
         """Describe one semaphore, at a cost that does not depend on the others.
 
         Raises:
-            NodeNotFound, SemaphoreNotFound: there is none.
+            NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
         """
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:

@@ -1,22 +1,20 @@
-"""Fences: what a resource keeps, so that a holder who comes too late is refused.
+"""Fences: checks of fencing tokens at a resource, which refuse the late write of a former holder.
 
-A lease says what its holder *believes*. A program that is paused between its last look at the lease
-and its write will do that write when it goes on, whatever it had looked at; by then another may
-hold the lease and have written. Only the resource can tell the two apart, and this is how: it
-remembers the newest fencing token that has written to it, and refuses an older one.
+A program can be paused between its last check of the lease and its write. When it continues,
+another client may hold the lease and may have written. Only the resource can detect that: it stores
+the newest fencing token that has written to it, and refuses an older one.
 
-One fence stands before each kind of resource: `SQLFence` before tables, `RedisFence` before keys of
-Redis, `Fence` before an object in this process. In all of them:
+Each kind of resource has a fence: `SQLFence` for tables, `RedisFence` for keys of Redis, `Fence`
+for an object in this process. In all of them:
 
-* The comparison, the remembering and the write are one step, which nothing comes between: one
-  transaction, one script, one lock. A comparison beforehand would only be another belief.
+* The comparison, the update of the newest token and the write are one atomic step: one transaction,
+  one script, one lock. A comparison before the write would leave a gap.
 * A token is admitted if it is not older than the newest; an equal one is the same holder's next
-  write. What is newest never goes back.
-* A refusal is `StaleToken`, and nothing has been written.
-* A fence knows nothing of the store that leases come from: it is given an integer, or what has one
-  as its ``fencing_token``. It stands where the resource is, which may be another program, and
-  tokens mean something only among those of one store.
-* Every writer goes through the fence. One that does not is not fenced, and not seen.
+  write. The newest token never decreases.
+* A refusal raises `StaleToken`, and nothing has been written.
+* A fence takes an integer, or an object with a ``fencing_token``. It does not contact the store of
+  the leases. Tokens of different stores cannot be compared.
+* Every writer must use the fence. A write that bypasses it is neither checked nor recorded.
 """
 
 from tenure.errors import StaleToken

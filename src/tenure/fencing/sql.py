@@ -34,7 +34,7 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 class SQLFence:
-    """Refuses the transaction of a holder who comes too late.
+    """Fence that refuses the transaction of a holder whose token is no longer the newest.
 
     Example::
 
@@ -60,7 +60,7 @@ class SQLFence:
             ``numeric``, ``named``, ``format`` or ``pyformat`` of PEP 249, or ``numeric_dollar``.
 
     Raises:
-        InvalidArgument: one of them is none.
+        InvalidArgument: an argument is not valid.
     """
 
     __slots__ = ("_paramstyle", "resource", "table")
