@@ -55,4 +55,5 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
         timeout=60,
         check=False,
     )
-    assert f"the package {missing}; pip install 'tenure[{extra}]'" in done.stderr
+    assert f" {missing}, which is not installed" in done.stderr
+    assert f"install it with: pip install 'tenure[{extra}]'" in done.stderr

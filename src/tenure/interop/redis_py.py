@@ -14,7 +14,8 @@ try:
     from redis.exceptions import TimeoutError as RedisTimeoutError
 except ImportError as error:
     raise ImportError(
-        "locks that are shared in Redis need the package redis; pip install 'tenure[interop]'"
+        "locks that are shared in Redis need redis, which is not installed; install it with: "
+        "pip install 'tenure[interop]'"
     ) from error
 
 __all__ = ["FAILURES", "Redis", "check_client", "what_to_do"]

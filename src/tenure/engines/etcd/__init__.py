@@ -31,8 +31,8 @@ Rules:
 from __future__ import annotations
 
 from tenure.clock import Clock
+from tenure.engines._kit.extras import needs_extra
 from tenure.engines.contract import Engine
-from tenure.errors import Unsupported
 
 __all__ = ["connect"]
 
@@ -44,15 +44,8 @@ def connect(url: str, clock: Clock) -> Engine:
         InvalidArgument: there is something wrong with the URL.
         Unsupported: the extra ``tenure[etcd]`` is not installed.
     """
-    _check_installed()
-    from tenure.engines.etcd.engine import EtcdEngine
+    with needs_extra("etcd", "etcd"):
+        from tenure.engines.etcd.engine import EtcdEngine
     from tenure.engines.etcd.url import parse
 
     return EtcdEngine(parse(url), clock)
-
-
-def _check_installed() -> None:
-    try:
-        import hpack  # noqa: F401  only to see whether it is there
-    except ImportError as error:
-        raise Unsupported("etcd:// needs the package hpack; pip install 'tenure[etcd]'") from error

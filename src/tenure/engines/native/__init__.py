@@ -9,17 +9,11 @@ after a reconnect), `watches`, `heartbeat`, `asking` and `session` (the session 
 from __future__ import annotations
 
 from tenure.clock import Clock
+from tenure.engines._kit.extras import needs_extra
 from tenure.engines.native.url import parse
-from tenure.errors import Unsupported
 
-try:
+with needs_extra("tenure", "native"):
     from tenure.engines.native.engine import NativeEngine
-except ModuleNotFoundError as error:
-    if error.name != "msgspec":
-        raise
-    raise Unsupported(
-        "tenure:// needs the package msgspec; install it with: pip install 'tenure[native]'"
-    ) from None
 
 __all__ = ["NativeEngine", "connect"]
 

@@ -27,8 +27,8 @@ Rules:
 from __future__ import annotations
 
 from tenure.clock import Clock
+from tenure.engines._kit.extras import needs_extra
 from tenure.engines.contract import Engine
-from tenure.errors import Unsupported
 
 __all__ = ["connect"]
 
@@ -40,17 +40,8 @@ def connect(url: str, clock: Clock) -> Engine:
         InvalidArgument: the URL is malformed.
         Unsupported: the extra ``tenure[redis]`` is not installed.
     """
-    _check_installed()
-    from tenure.engines.redis.engine import RedisEngine
+    with needs_extra("redis", "redis"):
+        from tenure.engines.redis.engine import RedisEngine
     from tenure.engines.redis.url import parse
 
     return RedisEngine(parse(url), clock)
-
-
-def _check_installed() -> None:
-    try:
-        import hiredis  # noqa: F401  only to see whether it is there
-    except ImportError as error:
-        raise Unsupported(
-            "redis:// needs the package hiredis; pip install 'tenure[redis]'"
-        ) from error

@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
+from tenure.engines._kit.extras import needs_extra
 from tenure.engines.ydb.url import parse
-from tenure.errors import Unsupported
 
 if TYPE_CHECKING:
     from tenure.engines.ydb.engine import YdbEngine
@@ -32,12 +32,6 @@ __all__ = ["connect"]
 def connect(url: str, clock: Clock) -> YdbEngine:
     """The connector of ``ydb://`` and ``ydbs://``."""
     address = parse(url)
-    try:
+    with needs_extra("ydb", "ydb"):
         from tenure.engines.ydb.engine import YdbEngine  # imports gRPC, which takes its time
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"grpc", "google"}:
-            raise
-        raise Unsupported(
-            f"{address.url} needs grpcio and protobuf: pip install 'tenure[ydb]'"
-        ) from error
     return YdbEngine(address, clock)
