@@ -238,15 +238,16 @@ def test_the_help_has_every_setting_and_the_exit_codes(tenure: Tenure) -> None:
     ],
 )
 def test_what_is_not_installed_is_told_with_how_to_install_it(
-    missing: str, options: list[str], said: str, tenure: Tenure
+    missing: str, options: list[str], said: str, tenure: Tenure, tmp_path: Path
 ) -> None:
     without = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from tenure.cli.app import invoke; sys.exit(invoke(['serve', *sys.argv[1:]]))"
     )
+    file = tmp_path / "server.db"
     for check in ([], ["--check"]):
         done = subprocess.run(
-            [sys.executable, "-c", without, "--store", "memory://", *options, *check],
+            [sys.executable, "-c", without, "--store", f"sqlite:///{file}", *options, *check],
             env=tenure.environment,
             capture_output=True,
             text=True,
@@ -256,3 +257,4 @@ def test_what_is_not_installed_is_told_with_how_to_install_it(
         assert missing in done.stdout + done.stderr
         assert said in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
+        assert not file.exists()

@@ -98,9 +98,12 @@ class Server:
 
         Raises:
             EngineUnavailable: the store or an address cannot be used.
+            Unsupported: the package of a listener is missing; nothing has been opened.
             Unsupported, AuthenticationFailed, EngineError: the store cannot be used.
             InvalidArgument: an address is not one for its listener.
         """
+        for address in self._settings.listen:
+            _factory(address)  # a missing package is an error before a store is created
         self._is_open = True
         await self._engine.open()
         can = self._engine.capabilities
