@@ -58,10 +58,12 @@ check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generat
 	$(BIN)/ruff format --check $(SOURCES) docs || failed=1; \
 	$(BIN)/mypy $(SOURCES) || failed=1; \
 	$(BIN)/python -m tools.sync --check || failed=1; \
+	$(BIN)/python -m tools.diagrams --check || failed=1; \
 	exit $$failed
 
-sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking
+sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking, and the diagrams
 	@$(BIN)/python -m tools.sync
+	@$(BIN)/python -m tools.diagrams
 
 docs: $(VENV)/.ready-docs  ## build the documentation site, in docs/_build
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
