@@ -9,17 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src tests benchmarks chaos examples tools)
 
-# The whole suite must cover the core and the primitives; a part of it, chosen by ARGS, need not.
-COVERAGE := $(if $(strip $(ARGS)),,--cov --cov-report=term)
-
-# Most tests wait for servers and windows, and hardly one for a core: two run at a time.
-ABREAST := $(if $(strip $(ARGS)),,-n 2)
+# Most tests wait for servers and windows, and few for a core: four run at a time on two cores.
+ABREAST := -n 4 --dist worksteal
 
 # The quick part of the tests: what a change to the core or the primitives breaks first, on the
 # engines that need no server.
-QUICK := $(addprefix tests/,core primitives blocking recipes wire testing engines/test_memory.py) \
+QUICK := $(addprefix tests/,core primitives recipes wire engines/test_memory.py) \
 	$(addprefix tests/engines/test_conformance.py::,TestMemory TestSqlite) \
-	$(wildcard tests/test_*.py)
+	$(addprefix tests/,blocking/test_surface.py test_layering.py test_public_names.py test_words.py)
 
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
@@ -37,7 +34,7 @@ READY_mutation := demo dev mutation
 READY_release := demo dev release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check sync docs chaos fuzz format guarantees bench mutate release venv clean
+.PHONY: help demo test test-all quick check sync docs chaos fuzz format guarantees bench mutate release venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -46,11 +43,14 @@ help:  ## show this list
 demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
 	@$(BIN)/tenure demo
 
-test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the tests, with coverage (ARGS='-k lease' runs a part, without)
-	@$(BIN)/python -m pytest $(COVERAGE) $(ABREAST) $(ARGS)
+test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the tests, in some minutes (ARGS='-k lease' runs a part of all)
+	@$(BIN)/python -m pytest $(if $(strip $(ARGS)),$(ARGS),$(ABREAST) -m 'not exhaustive')
 
-quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute or two (ARGS=-x, for example)
-	@$(BIN)/python -m pytest -n 2 $(QUICK) $(ARGS)
+test-all: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run every test, with coverage
+	@$(BIN)/python -m pytest $(ABREAST) --cov --cov-report=term $(ARGS)
+
+quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute (ARGS=-x, for example)
+	@$(BIN)/python -m pytest $(ABREAST) -m 'not exhaustive' $(QUICK) $(ARGS)
 
 check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generated
 	@failed=0; \

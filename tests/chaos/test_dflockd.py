@@ -18,6 +18,7 @@ FAULTS = (
 
 
 @pytest.mark.no_debug
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 async def test_every_promise_is_kept_over_dflockds_protocol(tmp_path: Path) -> None:
     folder = tmp_path / "engine"

@@ -31,6 +31,7 @@ def explained(report: Report) -> str:
 
 @by_chaos
 @pytest.mark.no_debug
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 async def test_every_promise_is_kept_under_every_fault(engine: Engine, tmp_path: Path) -> None:
     await run(engine, Plan(seconds=None, seed=1), tmp_path)
@@ -46,6 +47,7 @@ async def test_every_promise_is_kept_under_every_fault(engine: Engine, tmp_path:
 
 
 @pytest.mark.no_debug
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 async def test_leases_that_do_not_lapse_are_found_out(tmp_path: Path) -> None:
     faults, program = ("long-pause",), "tests.chaos.never_lapses"

@@ -15,6 +15,7 @@ FAULTS = (
 
 
 @pytest.mark.no_debug
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 async def test_every_promise_is_kept_by_a_server_under_every_fault(tmp_path: Path) -> None:
     folder = tmp_path / "engine"

@@ -18,7 +18,8 @@ def everywhere() -> Iterator[object]:
         for subject in SUBJECTS:
             if row.concerns(subject):
                 name = f"{row.number}-{row.name}-{subject.name}"
-                yield pytest.param(row, subject, id=name, marks=row.marks_on(subject))
+                marks = [*row.marks_on(subject), *subject.marks]
+                yield pytest.param(row, subject, id=name, marks=marks)
 
 
 def once_for_each_engine() -> Iterator[object]:
@@ -34,6 +35,7 @@ def test_tenure_does_not_hurt_so(row: Row, subject: Variant) -> None:
     run(row.check, row.stores(subject), planted=False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # what is broken on purpose may complain in any way
 @pytest.mark.parametrize(("row", "subject"), list(once_for_each_engine()))
 def test_the_defect_would_be_seen(

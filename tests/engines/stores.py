@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from tenure.testing.conformance import Stores
 
 __all__ = [
@@ -121,6 +123,7 @@ class Variant:
         in_real_time: its stores for checks that stall a loop, if they are other ones.
         behind: of a server, the engine of its store, whose code may have the defects as well.
         like: a variant that has the same defects.
+        repeats: the variant whose code this one runs too; its tests are left to `make test-all`.
     """
 
     name: str
@@ -134,11 +137,17 @@ class Variant:
     in_real_time: Stores | None = None
     behind: str = ""
     like: str = ""
+    repeats: str = ""
 
     @property
     def label(self) -> str:
         """The name, as a part of a class name."""
         return self.name.title().replace("-", "")
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Marks of every test that runs on it."""
+        return [pytest.mark.exhaustive] if self.repeats else []
 
     @cached_property
     def stores(self) -> Stores:
@@ -191,6 +200,7 @@ VARIANTS = (
         inapplicable=_ONE_HOST,
         shows="sqlite-full",
         histories=Histories(30),
+        repeats="sqlite",
     ),
     Variant("redis", "redis", _redis, "`redis://`", shows="redis", histories=Histories(25)),
     Variant(  # pushes on a second connection: only the order of answers and pushes is another one
@@ -199,6 +209,7 @@ VARIANTS = (
         lambda: _redis("&protocol=2"),
         behaviours=frozenset({"queue", "requests", "timeouts", "watches"}),
         histories=Histories(10),
+        repeats="redis",
     ),
     Variant("etcd", "etcd", _etcd, "`etcd://`", shows="etcd", histories=Histories(10, quick=False)),
     Variant(  # its conformance tests say themselves what can be seen through its protocol
@@ -221,6 +232,7 @@ VARIANTS = (
         title="`tenure://`: the server, over its native protocol",
         histories=Histories(20),
         behind="memory",
+        repeats="tenure-sqlite",
     ),
     Variant(
         "tenure-sqlite",
@@ -249,6 +261,7 @@ VARIANTS = (
         lambda: _ydb(stores("sqlite")),
         behaviours=frozenset({"ending", "queue", "requests", "timeouts"}),
         histories=Histories(6, False, lambda: _ydb(stores("sqlite"), "?siblings=1000")),
+        repeats="ydb",
     ),
 )
 

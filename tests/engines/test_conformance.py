@@ -15,6 +15,8 @@ def _suite(variant: Variant, modules: frozenset[str]) -> type[Conformance]:
     for behaviour in BEHAVIOURS.values():
         if modules and behaviour.play.__module__.rpartition(".")[2] not in modules:
             setattr(suite, f"test_{behaviour.name}", None)
+    for mark in variant.marks:
+        mark(suite)
     return suite
 
 

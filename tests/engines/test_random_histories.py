@@ -30,8 +30,9 @@ def _compared(variant: Variant, how: Histories) -> Any:
         phases=tuple(Phase) if how.quick else IN_REAL_TIME,
         suppress_health_check=SLOW,
     )
+    case.pytestmark = [*variant.marks]
     if variant.title and variant.engine != "memory":
-        case.pytestmark = [guarantee("none", "one owner", "in order", on=variant.name)]
+        case.pytestmark += [guarantee("none", "one owner", "in order", on=variant.name)]
     return case
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.cli.programs import eventually
 from tests.hang_guard.guard import descendants, is_alive
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(__file__).parent.parent.parent
 
 CONFTEST = """

@@ -13,6 +13,7 @@ SECONDS = 2.0
 """Of each attack."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_an_attack_costs_no_other_client_its_lease(name: str, tmp_path: Path) -> None:
     async with arena(ATTACKS[name], tmp_path) as beside:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from tenure.clock import Clock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
@@ -27,3 +29,4 @@ def far(url: str, clock: Clock) -> Engine:
 # In virtual time nothing may take a while: it is checked what happens at the very moment.
 TestNear = conformance_tests(Stores(MEMORY.empty, near, virtual=True))
 TestFar = conformance_tests(Stores(MEMORY_IN_REAL_TIME.empty, far))
+pytest.mark.exhaustive(TestFar)

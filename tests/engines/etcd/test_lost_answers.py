@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import Phase, settings
 
 from tenure.testing.conformance import BEHAVIOURS, Stores, conformance_tests
@@ -24,6 +25,7 @@ for _behaviour in BEHAVIOURS.values():
 TestMemoryAndEtcdLosingAnswers = histories(
     MEMORY_IN_REAL_TIME, LOSING, withdrawals_are_told=False
 ).TestCase
+pytest.mark.exhaustive(TestMemoryAndEtcdLosingAnswers)
 TestMemoryAndEtcdLosingAnswers.settings = settings(
     max_examples=3 * MORE,
     stateful_step_count=30,
