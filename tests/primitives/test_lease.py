@@ -768,7 +768,7 @@ async def test_a_failed_release_is_raised_and_tried_again(
         assert len(await world.queue("m")) == 1
         await asyncio.sleep(1)
         assert await world.queue("m") == []
-    assert "releasing 'm' on /default failed, and is tried again: still full" in caplog.text
+    assert "release failed, retrying: node=/default name='m' error=still full" in caplog.text
 
 
 async def test_a_failed_release_never_hides_the_body_s_error(world: World) -> None:

@@ -14,7 +14,7 @@ from tenure._client.loss import LOSS_EXIT_STATUS, carry_out, check_policy, lost_
 from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
 from tests.primitives.helpers import World
 
-LOSS = LeaseLost("the lease of 'x' is lost", name="x")
+LOSS = LeaseLost("the lease of 'x' is lost", node="/jobs", name="x")
 
 
 def test_a_policy_is_cancel_exit_or_a_callable() -> None:
@@ -44,7 +44,7 @@ def test_a_callable_that_fails_is_logged_and_hinders_nothing(
 
     with caplog.at_level(logging.ERROR, logger="tenure"):
         carry_out(fail, LOSS)
-    assert caplog.messages == ["the on_loss callback for 'x' failed"]
+    assert caplog.messages == ["the on_loss callback failed: node=/jobs name='x'"]
     assert caplog.records[0].exc_info is not None
 
 

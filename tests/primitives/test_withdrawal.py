@@ -27,7 +27,7 @@ async def test_a_failed_withdrawal_is_tried_again_with_longer_and_longer_pauses(
         await asyncio.wait([again])
         assert clock.now() - started == pytest.approx(0.05 * (2**7 - 1) + 5 * 5)
         assert caplog.messages == [
-            f"releasing 'm' on /default failed, and is tried again: fault {number}"
+            f"release failed, retrying: node=/default name='m' error=fault {number}"
             for number in range(1, 12)
         ]
         assert await world.queue("m") == []

@@ -51,7 +51,7 @@ async def _read(session: SessionCore, name: str) -> str:
     except (TenureError, TimeoutError):
         return _ADVICE
     except Exception:
-        _log.exception("the holder of %r on %s could not be read", name, session.node)
+        _log.exception("could not read the holder: node=%s name=%r", session.node, name)
         return _ADVICE
     return _sentence(session, described)
 

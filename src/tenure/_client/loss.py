@@ -61,7 +61,7 @@ def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
             policy(loss)
         except BaseException:
             # In the keeper's thread no caller could catch it, and other leases need the thread.
-            _log.exception("the on_loss callback for %r failed", loss.name)
+            _log.exception("the on_loss callback failed: node=%s name=%r", loss.node, loss.name)
 
 
 def lost_error(request: LosableRequest, reason: str, cause: BaseException | None) -> LeaseLost:

@@ -86,5 +86,5 @@ async def _read(session: SessionCore, name: str) -> bool:
     except TimeoutError:
         return False
     except Exception:
-        _log.exception("%r on %s could not be read", name, session.node)
+        _log.exception("could not read the semaphore: node=%s name=%r", session.node, name)
     return True

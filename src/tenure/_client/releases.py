@@ -85,9 +85,9 @@ class ReleaseRetries:
                 request.withdrawal_failed(error)
             except Exception as error:
                 _log.warning(
-                    "releasing %r on %s failed, and is tried again: %s",
-                    request.name,
+                    "release failed, retrying: node=%s name=%r error=%s",
                     request.node,
+                    request.name,
                     error,
                 )
                 pause = min(2 * pause, LONGEST_PAUSE)

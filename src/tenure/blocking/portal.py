@@ -362,7 +362,9 @@ class Portal:
             try:
                 await client.aclose()
             except Exception as failure:
-                _log.warning("closing %r at the exit of the program failed: %s", client, failure)
+                _log.warning(
+                    "could not close a client at exit: client=%r error=%s", client, failure
+                )
             self._discard(client)
 
     async def _end_agents(self) -> None:

@@ -365,7 +365,7 @@ class ExclusiveLock:
             try:
                 listener(*facts)
             except Exception:
-                _log.exception("a listener to %r of the lock %r failed", event, self.key)
+                _log.exception("a listener failed: event=%s name=%r", event, self.key)
 
 
 def _plain(text: str) -> str:

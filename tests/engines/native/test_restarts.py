@@ -323,7 +323,7 @@ async def test_what_is_asked_while_the_client_is_closed_fails_at_once(
         await client.list_nodes()
         server.stop()
     async with asyncio.timeout(30):
-        while "trying again" not in caplog.text:  # noqa: ASYNC110
+        while "connection lost, reconnecting" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     asked = asyncio.ensure_future(client.list_nodes())
     await asyncio.sleep(0)

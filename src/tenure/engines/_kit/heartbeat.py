@@ -80,7 +80,7 @@ class HeartbeatThread(ABC, Generic[S]):
                 try:
                     each.shutdown(socket.SHUT_RDWR)
                 except OSError as error:
-                    _log.debug("a connection of the heartbeat thread: %s", error)
+                    _log.debug("could not shut down a heartbeat connection: error=%s", error)
         if self._thread.alive:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LONGEST_CLOSE):
@@ -151,7 +151,7 @@ class HeartbeatThread(ABC, Generic[S]):
                 try:
                     self.renew_now(wanted)
                 except self.expected as error:
-                    _log.debug("a heartbeat failed: %s", error)
+                    _log.debug("heartbeat failed: error=%s", error)
                     self.disconnect()
                 except Exception as error:
                     self._failures.report(error)

@@ -176,7 +176,7 @@ class Reconnector(Generic[H, C]):
         self._up.clear()
         self._policy.lost(self._host, first=first)
         self._down.set()
-        _log.debug("lost a connection, trying again: %s", why)
+        _log.debug("connection lost, reconnecting: peer=%s error=%s", self._host, why)
         with self._failures.contained():
             self._owner.down(connection, why)
 
@@ -185,7 +185,7 @@ class Reconnector(Generic[H, C]):
             await self._down.wait()
             await asyncio.sleep(self._policy.pause(self._owner.longest_pause()))
             if await self._attempt():
-                _log.debug("connected to %s again", self._host)
+                _log.debug("connection re-established: peer=%s", self._host)
 
     async def _attempt(self) -> bool:
         """Try the next host; return whether it accepted."""

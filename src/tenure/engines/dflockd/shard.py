@@ -176,7 +176,7 @@ class Shard:
 
     def cut(self, why: str) -> None:
         """The shared connection is lost."""
-        _log.debug("the connection to the dflockd server at %s is lost: %s", self, why)
+        _log.debug("connection lost: peer=%s error=%s", self, why)
         self.failure = ConnectionResetError(why)
         self.shared = None
         self.came_up.clear()
@@ -198,7 +198,7 @@ class Shard:
             self._failures.report(error)
             error = EngineUnavailable(f"{type(error).__name__}: {error}")
         if self.failure is None:
-            _log.debug("the dflockd server at %s cannot be reached: %s", self, error)
+            _log.debug("server unreachable: peer=%s error=%s", self, error)
         self.failure = error
         self.tried.set()
 
@@ -314,7 +314,7 @@ class Shard:
                 try:
                     await connection.request(self.sign_of_life)
                 except ConnectionError as error:
-                    _log.info("the server at %s went away: %s", self, error)
+                    _log.info("server closed the connection: peer=%s error=%s", self, error)
                     await asyncio.sleep(0)
                 else:
                     return at

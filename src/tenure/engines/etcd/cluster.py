@@ -125,7 +125,7 @@ class EtcdCluster:
         try:
             await self._repeat(lambda: self.txn(request, self.patience), within)
         except (Refused, TenureError) as error:
-            _log.debug("%s: %s was not written: %s", self.url, what, error)
+            _log.debug("write failed: operation=%s url=%s error=%s", what, self.url, error)
 
     async def _repeat(self, call: Callable[[], Awaitable[object]], within: float) -> None:
         """Call until there is an answer, or the time is over."""

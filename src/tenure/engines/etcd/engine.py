@@ -184,7 +184,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             session.contact(True)
 
     def _down(self, why: str) -> None:
-        _log.debug("%s: %s; asking another member", self.url, why)
+        _log.debug("connection lost, trying another member: url=%s error=%s", self.url, why)
         cause = EngineUnavailable(why)
         for session in list(self.sessions):
             session.contact(False, cause)

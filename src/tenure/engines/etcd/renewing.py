@@ -131,7 +131,7 @@ class Rounds:
             async with asyncio.timeout(within):
                 await self.keep_alive(turn, sessions)
         except (Lost, Refused, TimeoutError, TenureError) as error:
-            _log.debug("renewing through member %d failed: %s", turn, error)
+            _log.debug("renewal failed: member=%d error=%s", turn, error)
 
     async def keep_alive(self, turn: int, sessions: Iterable[Renewable]) -> None:
         """Renew sessions through one member, and tell them what comes of it.
@@ -251,7 +251,9 @@ class Renewer:
                     await self._renew_through(members, turn, sessions, proven)
                 self._first = turn
             except (Lost, Refused, TimeoutError, TenureError) as error:
-                _log.debug("renewing beside the loop through member %d failed: %s", turn, error)
+                _log.debug(
+                    "renewal by the heartbeat thread failed: member=%d error=%s", turn, error
+                )
                 members.expire()
             turn += 1
             sessions = [each for each in sessions if each not in proven]

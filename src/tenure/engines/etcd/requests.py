@@ -372,7 +372,7 @@ class EtcdRequests(Attachment):
             return
         error = left.exception()
         if error is not None:
-            _log.warning("a waiter on %s gave up: %s", self.path, error)
+            _log.warning("could not withdraw a waiter: node=%s error=%s", self.path, error)
         self.events.removed(request_id, Removal.TIMED_OUT)
 
     def taken_out(self, request_id: int, why: bytes) -> None:

@@ -166,7 +166,7 @@ class EtcdSession(EtcdRequests):
             range_ = wire.get(wire.range_(self.key, self.key + b"0"))
             found = (await self.read(range_)).parts[0].found
         except (TenureError, Refused) as error:
-            _log.debug("looking session %d up: %s", self.id, error)
+            _log.debug("could not read the session: session=%d error=%s", self.id, error)
             return
         by_key = {kv.key: kv for kv in found}
         if self.judge(by_key.pop(self.key, None)):

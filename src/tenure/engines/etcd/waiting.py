@@ -107,7 +107,10 @@ class Waiting:
         try:
             await self._engine.late.take_out(request.name)
         except (TenureError, Lost, Refused) as error:
-            _log.warning("taking late waiters out of a queue: %s", error)
+            _log.warning(
+                "could not remove overdue waiters: node=%s name=%r error=%s",
+                *(request.name.path, request.name.name, error),
+            )
         except Exception as error:
             self._failures.report(error)
         self.look_soon(request)
@@ -157,7 +160,10 @@ class Waiting:
                 await self.look(request, tell=True)
         except (TenureError, Refused) as error:
             if not self._session.over:
-                _log.warning("looking at a queue on %s: %s", request.name.path, error)
+                _log.warning(
+                    "could not read the queue, retrying: node=%s name=%r error=%s",
+                    *(request.name.path, request.name.name, error),
+                )
                 request.poll = self._engine.loop.call_later(_POLL, self.look_soon, request)
         except Exception as error:
             self._failures.report(error)
@@ -229,4 +235,4 @@ class Waiting:
 def heard(answer: asyncio.Future[Any]) -> None:
     """Log the failure of an operation without a caller."""
     if not answer.cancelled() and answer.exception() is not None:
-        _log.debug("waking the next: %s", answer.exception())
+        _log.debug("could not notify the next waiter: error=%s", answer.exception())

@@ -107,7 +107,10 @@ class WatchCache:
             read = await self._cluster.reader(name.path).read(everything)
         except (TenureError, Refused) as error:
             if self._is_watched:
-                _log.warning("%s: watching %r: %s", self._cluster.url, name.name, error)
+                _log.warning(
+                    "could not read a watched semaphore, retrying: url=%s node=%s name=%r error=%s",
+                    *(self._cluster.url, name.path, name.name, error),
+                )
                 self._cluster.loop.call_later(_PAUSE, self._missed)
             return
         finally:

@@ -264,8 +264,7 @@ class Link:
     def _warn_of_an_open_token(self, connection: Connection) -> None:
         if self.address.token and self.address.tls is None and not connection.endpoint.local:
             _log.warning(
-                "the token for %s goes over the network for everybody on the way to read; "
-                "tenures:// would encrypt it",
+                "the token is sent unencrypted; use tenures:// to encrypt it: url=%s",
                 self.address.url,
             )
 

@@ -90,9 +90,9 @@ class Watches:
         watch = self._watches.get(push.number)
         if watch is not None:
             _log.warning(
-                "watching %r is refused, so that it is looked at every %g s instead: %s",
-                watch.message.name,
+                "watch rejected, polling every %g s instead: name=%r error=%s",
                 POLLING,
+                watch.message.name,
                 from_wire(push.error),
             )
             self._poll(watch)

@@ -136,7 +136,7 @@ class Attachment(SessionBase):
         else:
             error = self._wrong(reply)
             if error is not None and not self.over:
-                _log.warning("the session on %s could not be renewed: %s", self.path, error)
+                _log.warning("session could not be renewed: node=%s error=%s", self.path, error)
 
     # Semaphores
 

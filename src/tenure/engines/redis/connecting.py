@@ -127,8 +127,8 @@ async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
         if not str(refusal).startswith("NOPERM"):
             raise
         _log.warning(
-            "%s: INFO is denied to this account, so neither a restart of the server nor a "
-            "maxmemory-policy that evicts leases is noticed; grant it the command",
+            "this account may not call INFO, so a restart of the server and a maxmemory-policy "
+            "that evicts leases stay undetected; grant it the command: url=%s",
             address.url,
         )
         return Info()

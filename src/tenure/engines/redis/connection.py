@@ -270,7 +270,7 @@ class RedisConnection(asyncio.Protocol):
                 self._transport.write(out[0] if len(out) == 1 else b"".join(out))
                 self._poll.expect()
         except Exception as error:  # these commands are sent on the next connection
-            _log.error("commands could not be sent: %r", error, exc_info=error)
+            _log.error("commands could not be sent: error=%r", error, exc_info=error)
             self.give_up(f"commands could not be sent: {error!r}")
 
     # Receiving

@@ -217,7 +217,12 @@ class RedisReconnector:
                         isinstance(error, OSError) and not isinstance(error, TenureError)
                     )
                     level = logging.DEBUG if passes or why == self._why else logging.ERROR
-                    _log.log(level, "%s: connecting again: %r", self._address.url, error)
+                    _log.log(
+                        level,
+                        "connection failed, reconnecting: url=%s error=%r",
+                        self._address.url,
+                        error,
+                    )
                     self._why, self._error = why, error
 
     async def _connect(self) -> None:

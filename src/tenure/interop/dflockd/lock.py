@@ -258,7 +258,7 @@ class LockOrSemaphore:
         self._loop.call_soon_threadsafe(self._tell_lost, self._token)
 
     def _tell_lost(self, token: str) -> None:
-        _log.warning("the lock %r is lost", self._key)
+        _log.warning("lock lost: name=%r", self._key)
         if self._on_lock_lost is not None:
             self._on_lock_lost(self._key, token)
 
