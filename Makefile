@@ -94,7 +94,7 @@ release: $(VENV)/.ready-release  ## build the distributions in dist, check them,
 venv: $(VENV)/.ready-dev  ## make .venv with all that developing needs (PYTHON=python3.13, VENV=...)
 
 clean:  ## remove the environments and everything that running leaves behind
-	rm -rf $(VENV) .venv-* .mutation docs/_build build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) .venv-* .nox .mutation docs/_build build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks chaos examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
