@@ -32,7 +32,7 @@ class Pain:
 PAINS = (
     Pain(
         1,
-        "A lock is lost, and nobody tells the code that relies on it.",
+        "A lock is lost, and the code that relies on it is not notified.",
         "redisson 3854, 4698; kazoo 565; etcd 6127",
         "The body of the block is cancelled and the block raises `LeaseLost`. Code outside of a "
         "block asks `lease.held`, or awaits `lease.wait_lost()`.",
@@ -46,8 +46,8 @@ PAINS = (
     ),
     Pain(
         3,
-        "An acquire that is cancelled while its answer is on the way leaves a lock that nobody "
-        "owns and nothing ends.",
+        "An acquire that is cancelled while its answer is on the way leaves a lock without an "
+        "owner, which never ends.",
         "redis-py (seen in 8.1: with 100 ms of delay and a timeout of 50 ms the key stays, without "
         "an expiry)",
         "A request has its number before it is sent, so that it can be withdrawn without having "
@@ -64,8 +64,8 @@ PAINS = (
         5,
         "After a cancelled command the next one reads its answer.",
         "redis-py 2624, 2665",
-        "Callers wait for futures of their own. Answers are matched to commands by whoever owns "
-        "the connection, whether or not somebody still waits.",
+        "Callers wait for futures of their own. The owner of the connection matches answers to "
+        "commands, also when the caller no longer waits.",
     ),
     Pain(
         6,
@@ -82,9 +82,9 @@ PAINS = (
     ),
     Pain(
         8,
-        "Who waits with a session that is over waits on, or even wins.",
+        "A waiter whose session is over waits on, or even wins.",
         "etcd 9921, 11456, 19597",
-        "Whoever waits hears of the end of its session, and a grant counts only while that lives.",
+        "A waiter is notified of the end of its session, and a grant counts only while that lives.",
     ),
     Pain(
         9,
@@ -103,8 +103,8 @@ PAINS = (
         11,
         "A failover of Redis forgets a lock that it had granted.",
         "redisson 2669",
-        "The holder is told when its program meets a server that does not know the lock, tokens go "
-        "on rising, and with `min_replicas=N` a grant is told only when N replicas have it.",
+        "The holder is notified when its program meets a server that does not know the lock. "
+        "Tokens go on rising. With `min_replicas=N` a grant is reported once N replicas have it.",
     ),
     Pain(
         12,
@@ -115,9 +115,9 @@ PAINS = (
     ),
     Pain(
         13,
-        "Somebody sets a clock, and locks end.",
+        "A clock is set, and locks end.",
         "valkey 2651",
-        "A holder's deadline is on a clock that nobody sets, and counts from when it asked.",
+        "A holder's deadline is on a clock that cannot be set; it counts from when it asked.",
     ),
     Pain(
         14,
@@ -127,7 +127,7 @@ PAINS = (
     ),
     Pain(
         15,
-        "Waiters poll, and who comes last may be served first.",
+        "Waiters poll, and the last to arrive may be served first.",
         "python-redis-lock 58, 104",
         "One queue, first come, first served, and a release hands over to the next.",
     ),
@@ -147,7 +147,7 @@ PAINS = (
         18,
         "Peers that were started with different limits let in more than either allows.",
         "Curator's semaphores; `consul lock -n`",
-        "The limit is stored with the semaphore. Who comes with another one is told.",
+        "The limit is stored with the semaphore. A program with another one gets an error.",
     ),
     Pain(
         19,
@@ -172,24 +172,24 @@ PAINS = (
         22,
         "Ownership is kept per thread, so that every task of the thread owns the lock.",
         "dogpile.cache 171",
-        "Who has the lease object owns, and a second request of the same session is a second "
+        "The lease object is the ownership, and a second request of the same session is a second "
         "request.",
     ),
     Pain(
         23,
-        "Who asks again for what it holds waits for itself.",
+        "A task that acquires again what it holds waits for itself.",
         "python-redis-lock 118; kazoo 292",
         "Locks are not re-entrant; a task that would wait for itself gets `SelfDeadlock` at once.",
     ),
     Pain(
         24,
-        "A watch misses changes, and what it showed last is not what is so.",
+        "A watch misses changes, and its last state is not the present one.",
         "python-etcd3 729; kazoo 151",
         "A watch may skip states, and never the newest.",
     ),
     Pain(
         25,
-        "Contention cannot be seen: nobody knows who waits, for whom, and for how long.",
+        "Contention cannot be seen: which program waits, for which holder, and for how long.",
         "opencti 17341; codex-lb 1682",
         "Every queue can be listed with its owners and waiters, and events tell how long each "
         "lease was waited for and held.",

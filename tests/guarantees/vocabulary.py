@@ -64,7 +64,7 @@ PROMISES: dict[Promise, str] = {
     "kept": "who is well, or is well again within its window, loses nothing; a session that can be "
     "resumed has everything",
     "nothing leaks": "what is given up, or was its holder's alone, is free",
-    "others go on": "whoever is next in line is granted: at once, or after the window where the "
+    "others go on": "the next in line is granted: at once, or after the window where the "
     "store cannot know sooner",
     "told stands": "what a program was told by the store is still so",
     "fenced": "what a former holder still writes is refused, where the data has a fence",
@@ -99,7 +99,7 @@ FAULTS: dict[Fault, str] = {
     "cut off": "the store is out of reach, or its answers are lost",
     "stuck peer": "another process is stopped or hangs while it uses the store",
     "disk full": "the disk is full",
-    "restarted": "a program is restarted, or nobody has the store open for a while",
+    "restarted": "a program is restarted, or no program has it open for a while",
     "power cut": "the machine crashes or is started anew",
     "wall clock": "the wall clock jumps",
     "clocks drift": "the clocks of the clients disagree",
