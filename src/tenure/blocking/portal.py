@@ -362,9 +362,7 @@ class Portal:
             try:
                 await client.aclose()
             except Exception as failure:
-                _log.warning(
-                    "could not close a client at exit: client=%r error=%s", client, failure
-                )
+                _log.warning("could not close at exit: client=%r error=%s", client, failure)
             self._discard(client)
 
     async def _end_agents(self) -> None:
