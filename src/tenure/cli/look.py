@@ -195,7 +195,7 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
     table([columns[at] for at in known], [[row[at] for at in known] for row in rows])
 
 
-# What is told of a semaphore, in words
+# A semaphore in words
 
 
 def kind(each: Semaphore) -> str:

@@ -202,5 +202,5 @@ def state_json(each: tenure.SemaphoreDescription, node: str) -> dict[str, Any]:
     described = semaphore_json(each)
     if not there:
         described["kind"] = None
-    del described["waiters"]  # who waits is not watched
+    del described["waiters"]  # waiters are not watched
     return {"time": time.time(), "node": node, "exists": there, **described}

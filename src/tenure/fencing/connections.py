@@ -68,7 +68,7 @@ class Borrowed:
             row = cursor.fetchone()
         finally:
             cursor.close()
-        if isinstance(row, Mapping):  # connections can be told to make what they like of a row
+        if isinstance(row, Mapping):  # a connection may have a row factory of its own
             (row,) = row.values()
         elif row is not None and not isinstance(row, int):
             row = row[0]

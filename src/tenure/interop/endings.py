@@ -27,7 +27,7 @@ def margin(ttl: float) -> float:
 
 
 async def over(task: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task that has been told to end, even if it takes a cancellation."""
+    """Wait for the end of a task that is about to end, even if it takes a cancellation."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -81,8 +81,8 @@ class Endings:
         `PATIENCE`, or a second cancellation, the release continues in the background.
 
         An attempt that failed is undone likewise, since its answer may be all that was lost; unless
-        `halfway` is false. One that need not go on is told so by `given_up`, and one that has not
-        begun never will.
+        `halfway` is false. `given_up` notifies an attempt that need not continue; an attempt that
+        has not begun never begins.
         """
         try:
             while self._undoing:

@@ -29,7 +29,7 @@ class DemoWorker:
         """Describe a started process, which has had no orders yet."""
         self.who = who
         self.killed = False
-        self._expected = 0  # how often it will have said that it has done what it was told
+        self._expected = 0  # the number of commands whose end it will report
         self._process = process
         self._history = history
         self._errors = errors

@@ -4,7 +4,7 @@ Rules:
 
 * The lease is not entered: nothing here is cancelled by its loss. A loss kills the command, from
   whichever thread notices it, before the session is closed.
-* The guardian is told of every proof, and gets a deadline a little before the lease's own, so
+* The guardian receives every proof, and a deadline a little before the lease's own, so
   that the command is dead when the session is closed at its deadline.
 * The lock is given back only when the guardian has reported the end.
 """

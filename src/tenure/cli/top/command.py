@@ -90,7 +90,7 @@ class Top:
         """Returns the exit code."""
         from tenure.cli.top.screen import Notes, Screen
 
-        self._snapshot = await self._observer.read()  # what goes wrong now is told in one line
+        self._snapshot = await self._observer.read()  # a failure here is one line on stderr
         with Notes() as notes, Screen(self._press, self._draw, self._end) as self._screen:
             while self._code is None:
                 self._draw()

@@ -78,8 +78,8 @@ class Observer:
         """Everything as it is now.
 
         Args:
-            inside: the only one that is wanted, with its waiters; the others are told as they
-                were when they were read last.
+            inside: the only one to read, with its waiters; the others are as they were read
+                last.
         """
         client, clock = self._client, self._client.clock
         began, wall = clock.now(), clock.wall()

@@ -1,9 +1,9 @@
 """Requests and their queues: *the owners are the longest prefix of the queue that fits*.
 
-Every operation looks at a constant number of rows. The end of a queue tells whether requests wait
-(if the last one owns, all do), the index ``waiting`` who is next, and a lasting semaphore's row
-how much is held. Of an ephemeral one it is enough to know whether anything is held, and whether
-that is the whole of it: that the first row of its queue tells.
+Every operation reads a constant number of rows. The end of a queue shows whether requests wait: if
+the last one owns, all do. The index ``waiting`` has the next request, and a lasting semaphore's row
+the count that is held. For an ephemeral one, the first row of its queue shows whether anything is
+held, and whether that is the whole of it.
 """
 
 from __future__ import annotations
@@ -383,7 +383,8 @@ def remove_over(tx: Transaction, suspects: Iterable[Suspect]) -> bool:
 def remove_sessions(tx: Transaction, sessions: Iterable[Any], why: str | None) -> None:
     """Remove sessions with all their requests; `settle` then grants what fits.
 
-    Each of `sessions` begins with its id, its node and its participant. With `why`, it is told so.
+    Each of `sessions` begins with its id, its node and its participant. With `why`, the
+    participant is notified.
     """
     for session, node, participant, *_ in sessions:
         for row in tx.execute(

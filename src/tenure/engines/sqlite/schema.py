@@ -6,7 +6,7 @@ Everything is numbered, so that rows are small and the queue of a semaphore lies
 * A *lasting* semaphore has a row, which knows how much of it is held. An *ephemeral* one has none:
   it is there as long as there are requests for its name.
 * Where ``durable`` is set, some program has asked for ``durability=full``: every commit of every
-  program waits for the disk, because what one hands over, another is told of.
+  program waits for the disk, because one program's release is another one's grant.
 * A *participant* is one open engine; it dies with its process. What others have to tell it
   stands in ``news`` until it has read it.
 * ``identity`` is drawn when a store is made, and goes into its backups. ``longest_window`` is the

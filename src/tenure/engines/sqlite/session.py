@@ -88,7 +88,7 @@ class SqliteSession(SessionDefaults):
     """Session of the SQLite engine: one attachment.
 
     Attributes:
-        over: it has ended or been closed here; nothing is told about it any more.
+        over: it has ended or been closed here; no further event is reported.
         asked: the holds of requests whose places are not known yet.
         me: as the store knows this attachment.
         look: set when something has happened that a take-over waits for.

@@ -3,10 +3,10 @@
 A takeover is three transactions, the second of which the former attachment's program makes:
 
 1. `take_over`: the session is this participant's from now on, under a higher attach number, and
-   the store refuses whatever the former attachment still sends. That one is told so, by a row of
-   ``news`` that is more than news: it stays until
-2. `acknowledge`: the former attachment's program has been told, and believes no more that it holds
-   anything. Its own participant removes the row, or goes itself and takes the row with it.
+   the store refuses whatever the former attachment still sends. It is notified by a row of
+   ``news``, which stays until
+2. `acknowledge`: the former attachment's program has been notified, and considers nothing held any
+   more. Its own participant removes the row, or goes itself and takes the row with it.
 3. `begin`: no former attachment considers a lease held; these are the session's requests.
 
 No former attachment believes once `believed_until` has passed. Its program may go on
@@ -16,10 +16,10 @@ would not stop it: a heartbeat that is just being written would overwrite it. So
 the slot, and the slot is read again and again: the clock first, and the heartbeat then. If that is
 older than the window, no heartbeat after it is proof any more, by the rule for renewals
 (`SqliteSession.beat`: the heartbeat before must not be older than the window when the clock is
-read *after* writing). So the belief of that side ends where it ends for one that is silent, and
-once ended it never begins again. A side that is told acknowledges; a side that is stopped writes
-no heartbeat; a side that is neither (its loop is stuck, and its thread renews) does hold, until it
-is told or gives up, and is waited for.
+read *after* writing). So that side
+considers its leases held for as long as a silent one would, and never again afterwards. A side
+that is notified acknowledges. A side that is stopped writes no heartbeat. A side whose loop is
+stuck while its thread renews does hold until it is notified or stops, and is waited for.
 
 The wait is for *every* row of the session: an attachment that was superseded while it waited
 has left the row of the one before it. Of those rows, one whose participant is dead says nothing.
@@ -104,7 +104,7 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
 def acknowledge(tx: Transaction, me: Attachment) -> bool:
     """Record that the program of a former attachment considers nothing held any more.
 
-    Returns true, so that its caller is told of a success.
+    Returns true: the caller reports a success.
     """
     session, attach_number = me
     tx.execute(

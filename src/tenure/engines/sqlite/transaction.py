@@ -387,7 +387,7 @@ class Transaction:
                     self._write_news(participant, kind, None, None, None, None, node, name)
 
     def _write_news(self, participant: int, *what: Any) -> None:
-        # A change that is told again, before it has been read, takes the place of the first.
+        # A change that repeats an unread one replaces it.
         self.last_news_id += 1
         self.execute(
             "INSERT OR REPLACE INTO news "

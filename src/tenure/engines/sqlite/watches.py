@@ -1,8 +1,8 @@
-"""Watches of an engine's sessions, and what the store knows of them.
+"""Watches of an engine's sessions, and their rows in the store.
 
-The store knows which kinds of changes this participant watches of a name, however many watches
-there are. They are written when that changes, and the watches that need it are told once then:
-changes before the store knew of them were not reported.
+The store has the kinds of changes of a name that this participant watches, whatever the number of
+watches. A change of these kinds is written, and the watches that need it are then notified once,
+because earlier changes were not reported.
 """
 
 from __future__ import annotations

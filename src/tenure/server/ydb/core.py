@@ -8,10 +8,10 @@ the messages in `replies`, in their order, and carries out the `operations`. Rul
   which it was asked, each when the one before has been answered; different names do not wait for
   each other. So what a script knows of a request is true from one of its steps to the next.
 * **Replies keep the order of the requests**, also where their names differ (`Turns`).
-* **What is pushed meanwhile waits.** A grant or a removal is noted, and told after the reply to
-  what is being done, and changes of what is watched are told last: first the requester's reply,
+* **Pushes wait meanwhile.** A grant or a removal is noted, and sent after the reply to the
+  operation under way. Changes of watched semaphores are sent last: first the requester's reply,
   then results of requests that waited, then Changed.
-* **One answer for each question**, and one Changed for each watch.
+* **One answer for each request**, and one Changed for each watch.
 * **A pong is a proof.** It is owed until the store has extended the session's expiry in answer to
   something that was sent after the client's ping had come.
 * After a Failure or SessionStopped (`over`) nothing more is said.

@@ -380,7 +380,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
 
     def _close_if_drained(self) -> None:
         if self._draining and not self._calls and self.is_open and self._lingering is None:
-            # Some clients drop what they have not read yet when they are told to go away.
+            # Some clients drop unread messages when they receive GOAWAY.
             self._lingering = asyncio.get_running_loop().call_later(_LINGER, self._go_away)
 
     def _go_away(self) -> None:

@@ -1,4 +1,4 @@
-"""Messages from a client. `tenure.wire.messages` has the rules of the conversation."""
+"""Messages from a client. `tenure.wire.messages` has the rules of their order."""
 
 from __future__ import annotations
 
@@ -44,16 +44,15 @@ __all__ = [
 
 
 class Hello(Struct, array_like=True, tag=0, frozen=True):
-    """The first thing that a client says.
+    """First message of a client.
 
     Attributes:
         oldest, newest: the versions of the protocol that it speaks.
-        features: what it can do beside that version.
-        token: what shows that it may come in; empty if it has nothing to show. It is never
-            logged, neither here nor there.
+        features: names of what it can do beyond that version.
+        token: the access token, or empty. It is never logged, by either end.
         program: 16 random bytes that name this program, as long as it runs, over all its
-            connections. Sessions that it attached are told apart by it from those of another
-            program that has the same key, because it resumed them.
+            connections. It distinguishes the program that attached a session from another one
+            that has the same key because it has resumed the session.
     """
 
     oldest: int
@@ -64,45 +63,44 @@ class Hello(Struct, array_like=True, tag=0, frozen=True):
 
 
 class Ping(Struct, array_like=True, tag=1, frozen=True):
-    """Nothing else was to be said for a while. The server answers `Pong`."""
+    """Sign of life of a client that has sent nothing for a heartbeat. Answered by `Pong`."""
 
 
 class Attach(ChannelRequest, array_like=True, tag=2, frozen=True):
     """Attach a session to a channel. Answered by `Attached` or `Failed`, perhaps much later.
 
-    ``new``: begin a session. Sent again with the same rid by the same program, because the
-    connection was lost before the answer, it means the session that it began the first time, if
+    ``new``: open a session. When the same program sends it again with the same rid, because the
+    connection was lost before the answer, it means the session that was opened the first time, if
     the server still has it.
 
-    ``again``: go on with a session that this program has attached before, over a connection that
-    is lost, perhaps through another server. The server that has the session moves it here from
-    the other connection, which may be half open, without a question. Otherwise it takes it over
-    from the store at once (as with `assume_dead`: it is the same program, and knows what it
-    believes). If another program has resumed the session since, the answer is `SessionExpired`.
+    ``again``: reattach a session of this program after a lost connection, perhaps through another
+    server. The server that has the session moves it here from the other connection, which may be
+    half open, at once. Otherwise the server takes it over from the store at once, as with
+    `assume_dead`: it is the same program, and knows which leases it considers held. If another
+    program has resumed the session since, the answer is `SessionExpired`.
 
-    ``resume``: take over the session of another program, which had better not believe any more
-    that it holds anything: the answer comes when that is certain, unless `assume_dead`. It is
-    certain when the other program has said `Detach`, `Close` or `Heard`, or when the window has
-    passed since it was last heard of. Meanwhile the session is kept alive.
+    ``resume``: take over the session of another program. Unless `assume_dead`, the answer comes
+    when that program certainly considers nothing held any more: it has sent `Detach`, `Close` or
+    `Heard`, or the window has passed since its last message. Meanwhile the session is kept alive.
 
-    `Failed` with `SessionExpired` or `AuthenticationFailed` says that the session is over for
-    this program. Whatever else ``again`` fails with says that this server cannot just now: the
-    client tries again, here or at another one, until its own deadline. What ends a session for
-    its clients (its node was dropped, for one) is therefore told as `SessionExpired`.
+    `Failed` with `SessionExpired` or `AuthenticationFailed` means that the session is over for
+    this program. Any other error of ``again`` means that this server cannot attach it now: the
+    client tries again, here or at another server, until its own deadline. Every end of a session,
+    a dropped node for example, is therefore reported as `SessionExpired`.
 
-    `Close` or `Detach` for the channel may be sent before the answer; then the attaching is not
-    wanted any more. A new session is closed; one that was to be resumed is detached.
+    `Close` or `Detach` for the channel may be sent before the answer and cancels the attaching. A
+    new session is closed, and one that was to be resumed is detached.
 
     Attributes:
         window: its recovery window, in seconds.
         key: its protection key, at most 16 bytes. A client that resumes nothing and has no key
             of its own draws one, so that ``again`` can show it.
-        resumable: whether another program may resume it. To the store every session of a server
-            is of liveness ``"window"``; this is what its own program asked for. Where the server
-            knows that a session is not resumable, to ``resume`` it is `InvalidArgument`.
+        resumable: whether another program may resume it. In the store every session of a server
+            has the liveness ``"window"``; this is the option of its own program. Where the server
+            knows that a session is not resumable, ``resume`` fails with `InvalidArgument`.
         session_id: 0 for ``new``.
         acknowledged: with ``again``, see the rules.
-        drawn: the client drew the key: to other programs it is as if there were none.
+        drawn: whether the client drew the key at random; other programs then cannot use it.
     """
 
     kind: AttachKind
@@ -131,8 +129,8 @@ class Renew(ChannelMessage, array_like=True, tag=3, frozen=True):
 class RenewAside(Struct, array_like=True, tag=4, frozen=True):
     """The same, for a session that another connection of this program has.
 
-    Sent over a connection of its own while the program's event loop does not turn. It changes
-    nothing about where the session is attached. Answered by `Proven` or `Unproven` on channel 0:
+    Sent over a connection of its own while the program's event loop is stuck. The session stays
+    attached where it is. Answered by `Proven` or `Unproven` on channel 0:
     unproven when this server does not have the session, attached by this program or kept for it
     since its connection was lost, with this key.
     """
@@ -144,7 +142,7 @@ class RenewAside(Struct, array_like=True, tag=4, frozen=True):
 
 
 class Acknowledge(ChannelMessage, array_like=True, tag=5, frozen=True):
-    """Answers need not be kept any longer; sent when `Renew` would not say so soon enough."""
+    """Permission to forget answers; sent where the next `Renew` would come too late for that."""
 
     acknowledged: Number
 
@@ -171,8 +169,8 @@ class Enqueue(ChannelRequest, array_like=True, tag=9, frozen=True):
     """`EngineSession.enqueue`. Answered by `Placed`.
 
     Attributes:
-        timeout: seconds to wait from now on; 0: granted at once or not at all; ``None``: for
-            ever. What is sent again carries what is left of it.
+        timeout: seconds to wait from now on; 0: granted at once or not at all; ``None``: without
+            limit. A repeated message has the remaining time.
     """
 
     request_id: Number
@@ -186,7 +184,7 @@ class Enqueue(ChannelRequest, array_like=True, tag=9, frozen=True):
 class Withdraw(ChannelRequest, array_like=True, tag=10, frozen=True):
     """`EngineSession.withdraw`. Answered by `Done`, whose `found` says whether it was there.
 
-    Old servers leave that open: then it is to be taken for true.
+    Old servers omit it; it then counts as true.
     """
 
     request_id: Number
@@ -241,10 +239,10 @@ class DescribeSemaphore(ChannelRequest, array_like=True, tag=15, frozen=True):
 
 
 class Watch(ChannelMessage, array_like=True, tag=16, frozen=True):
-    """`EngineSession.watch`: from now on `Changed` is said with this number.
+    """`EngineSession.watch`: from now on `Changed` is sent with this number.
 
-    No request: it is not answered, unless it is refused, and every attaching begins without
-    watches: the client asks for them anew.
+    It is no request: it is not answered, unless it is refused. Every attaching begins without
+    watches, and the client sends them anew.
 
     Attributes:
         number: names the watch; not used twice on one channel.
@@ -257,7 +255,7 @@ class Watch(ChannelMessage, array_like=True, tag=16, frozen=True):
 
 
 class Unwatch(ChannelMessage, array_like=True, tag=17, frozen=True):
-    """The end of a watch; none of that number is no error. Not answered."""
+    """End of a watch; an unknown number is no error. Not answered."""
 
     number: Number
 

@@ -1,4 +1,4 @@
-"""Messages from a server. `tenure.wire.messages` has the rules of the conversation."""
+"""Messages from a server. `tenure.wire.messages` has the rules of their order."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Welcome(Struct, array_like=True, tag=0, frozen=True):
     """The answer to `Hello`.
 
     Attributes:
-        version: the one that is spoken from here on; both speak it.
+        version: the version of all later messages; both ends know it.
         features: those of the client's that the server has too.
         heartbeat: seconds; see the rules.
         abilities: what the store can do.
         message_bytes: the longest message that the server accepts.
-        operations: how many unanswered requests it reads from one connection, before it stops
-            reading until some are answered. A client keeps the rest for itself.
+        operations: the number of unanswered requests of one connection after which the server
+            stops reading until some are answered. A client keeps further ones back.
         kept_answers: see the rules.
     """
 
@@ -64,12 +64,12 @@ class Pong(Struct, array_like=True, tag=1, frozen=True):
 
 
 class Bye(Struct, array_like=True, tag=2, frozen=True):
-    """The server is about to close this connection, and says why. No session is ended by it.
+    """Announcement that the server closes this connection, with the reason. No session ends.
 
     Attributes:
-        again: whether it may be tried again here: the server is busy, or being restarted.
-            If not, it is the client that was wrong (its token, its version, what it sent).
-            Either way another server may be tried at once.
+        again: whether the client may try this server again: it is busy, or being restarted. If
+            not, the client's token, version or input was wrong. In both cases the client may try
+            another server at once.
     """
 
     error: WireError
@@ -81,16 +81,16 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
 
     Attributes:
         session_id, attach_number: as the store has them.
-        age: as in `Proven`, counted to when the `Attach` came; ``None``: there is no proof. After
-            a long wait the client asks for another.
+        age: as in `Proven`, counted to the arrival of the `Attach`; ``None``: there is no proof.
+            After a long wait the client renews at once.
         kept: with ``again``: this server has had the session all the time. It knows which
-            operations it has carried out, and answers those that are sent again. If false, only
-            `requests` tells what became of them.
-        requests: with ``again`` and ``resume``, everything that the session has in queues, in
-            the order of the order ids. What was pushed before is said by this too, so that no
-            push refers to a state before it.
+            operations it has carried out, and answers repeated ones. If false, only `requests`
+            shows their outcome.
+        requests: with ``again`` and ``resume``, all requests of the session that are in queues,
+            in the order of the order ids. It includes earlier pushes, so that no push refers to
+            an earlier state.
         removed: with ``again``, requests that left their queues otherwise than by `Withdraw`,
-            and why: as many as the server remembers, and none that it has not.
+            and why, as far as the server remembers them.
     """
 
     rid: Number
@@ -103,7 +103,7 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
 
 
 class Placed(AnswerMessage, array_like=True, tag=4, frozen=True):
-    """The answer to `Enqueue`: where the request stands (`GRANTED`, `WAITING`, `REFUSED`)."""
+    """Answer to `Enqueue`: `GRANTED`, `WAITING` or `REFUSED`."""
 
     place: Literal[0, 1, 2]
     order_id: Number | None
@@ -185,10 +185,10 @@ class Proven(ChannelMessage, array_like=True, tag=16, frozen=True):
     """The store has extended the session's expiry.
 
     Attributes:
-        age: how old the server's own proof was when the renewal came, counted from when the
-            server sent for it: 0 if it did so afterwards. It is proven, then, for `age` seconds
-            before the client sent the renewal. At the moment of this answer that proof is at
-            most a third of the window old; an older one is none.
+        age: the age of the server's own proof when the renewal arrived, counted from the sending
+            of its renewal to the store; 0 if that came afterwards. The client's proof is `age`
+            seconds older than its own renewal. At this answer the server's proof is at most a
+            third of the window old; an older one does not count.
     """
 
     number: Number
@@ -196,7 +196,7 @@ class Proven(ChannelMessage, array_like=True, tag=16, frozen=True):
 
 
 class Unproven(ChannelMessage, array_like=True, tag=17, frozen=True):
-    """No proof at present that the session is alive: no store, or no such session here."""
+    """Absence of a proof: the store does not answer, or the session is not here."""
 
     number: Number
 
@@ -210,7 +210,8 @@ class Contact(ChannelMessage, array_like=True, tag=18, frozen=True):
 class Ended(ChannelMessage, array_like=True, tag=19, frozen=True):
     """`SessionEvents.ended`: the session has ended in the store, or another program has it.
 
-    It is the last message on the channel. The client answers `Heard` when its program knows.
+    It is the last message on the channel. The client answers `Heard` once its program considers
+    nothing held any more.
     """
 
     error: WireError

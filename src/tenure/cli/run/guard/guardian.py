@@ -170,7 +170,7 @@ class Guardian:
             signal.signal(each, signal.SIG_DFL)
 
     def reap(self) -> bool:
-        """Note who has ended or stopped; true when there is no descendant at all any more."""
+        """Note the processes that have ended or stopped; return true when no descendant is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
