@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tenure.core.periods import RunRecord, decode, encode
@@ -56,6 +56,7 @@ def test_a_run_begins_exactly_when_no_run_counts_within_the_period(
         runs.append(Run(now, succeeds))
 
 
+@example(RunRecord(1.6210010647773743, 0, "", 536870914.0), 536870913.9108635, 1.0, False)
 @given(records, times, st.floats(1e-3, 1e6), st.booleans())
 def test_a_record_of_the_future_counts_as_now(
     record: RunRecord, now: float, period: float, count_failed: bool

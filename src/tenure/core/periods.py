@@ -49,7 +49,10 @@ class RunRecord:
         started, succeeded = min(self.started, now), self.succeeded
         if succeeded is not None:
             # Where the two differ they stay apart: a run that failed does not become a success.
-            succeeded = min(started - (self.started - succeeded), now)
+            # Without a move there is no arithmetic, which would round.
+            if started != self.started:
+                succeeded = started - (self.started - succeeded)
+            succeeded = min(succeeded, now)
         return replace(self, started=started, succeeded=succeeded)
 
     def due_in(self, now: float, period: float, *, count_failed: bool) -> float:
