@@ -54,8 +54,8 @@ quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute (ARGS
 
 check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generated
 	@failed=0; \
-	$(BIN)/ruff check $(SOURCES) docs || failed=1; \
-	$(BIN)/ruff format --check $(SOURCES) docs || failed=1; \
+	$(BIN)/ruff check $(SOURCES) docs noxfile.py || failed=1; \
+	$(BIN)/ruff format --check $(SOURCES) docs noxfile.py || failed=1; \
 	$(BIN)/mypy $(SOURCES) || failed=1; \
 	$(BIN)/python -m tools.sync --check || failed=1; \
 	$(BIN)/python -m tools.diagrams --check || failed=1; \
@@ -73,8 +73,8 @@ fuzz: $(VENV)/.ready-dev  ## fuzz all parsers for a minute (ARGS='--seconds 600 
 	@$(BIN)/python -m tests.fuzzing $(ARGS)
 
 format: $(VENV)/.ready-dev  ## format the code and repair what ruff can
-	@$(BIN)/ruff check --fix $(SOURCES) docs
-	@$(BIN)/ruff format $(SOURCES) docs
+	@$(BIN)/ruff check --fix $(SOURCES) docs noxfile.py
+	@$(BIN)/ruff format $(SOURCES) docs noxfile.py
 
 chaos: $(VENV)/.ready-dev  ## break things for a minute, and check what the processes saw
 	@$(BIN)/python -m chaos run $(ARGS)
