@@ -34,7 +34,7 @@ OF_DATA = (
     "data has at most 1048576 bytes, this has 1048577; store it elsewhere and keep its address here"
 )
 OF_KIND = (
-    "'mutex' on /app is an ephemeral semaphore in use (a mutex, a registry), and was asked for as "
+    "'mutex' on /app is an ephemeral semaphore in use (a mutex, a registry), and is used here as "
     "a lasting one (a semaphore, an election, a config); use another name for one of the two"
 )
 OF_COUNT = "a count is a whole number from 1 to the limit, which is 4, not 0"
@@ -160,10 +160,7 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.store.take_over("/app", s.attach(liveness="process").id, b"key"),
         InvalidArgument,
         "/app",
-        (
-            "session 2 on /app ends with its process; one that can be resumed is asked for with "
-            "resumable=True"
-        ),
+        ("session 2 on /app ends with its process; open a resumable one with resumable=True"),
     ),
     (
         lambda s: s.ended().enqueue("pool"),
@@ -294,7 +291,7 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
             (
                 "pool",
                 (
-                    "'pool' on /app is a lasting semaphore, and was asked for as an ephemeral one "
+                    "'pool' on /app is a lasting semaphore, and is used here as an ephemeral one "
                     "(a mutex, a registry); use another name for one of the two"
                 ),
                 [lambda s: s.enqueue("pool", ephemeral=True)],

@@ -130,7 +130,7 @@ async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
 @row(
     25,
     replacing(SessionCore, "tell", does_nothing),
-    not_on={"dflockd": "its protocol does not tell who holds and who waits"},
+    not_on={"dflockd": "its protocol does not name holders and waiters"},
 )
 async def who_waits_for_whom_and_for_how_long_can_be_seen(scene: Scene) -> None:
     async with scene.client() as client, client.events() as stream:

@@ -120,7 +120,7 @@ async def test_what_is_no_election_is_told_apart(world: World) -> None:
             anext(election.observe()),
         ):
             with pytest.raises(
-                InvalidArgument, match="is a semaphore of limit 2, and was asked"
+                InvalidArgument, match="is a semaphore of limit 2, and is used here"
             ) as told:
                 await call
             assert (told.value.node, told.value.name) == ("/default", "s")

@@ -270,10 +270,10 @@ async def test_one_name_is_one_semaphore_whatever_it_is_used_as(
 ) -> None:
     async with world.connect(engine_turns) as client, client.session() as session:
         await session.semaphore("s").create(2)
-        with pytest.raises(InvalidArgument, match=r"lasting semaphore.*asked for as an ephemeral"):
+        with pytest.raises(InvalidArgument, match=r"lasting semaphore.*used here as an ephemeral"):
             await session.mutex("s").lock()
         async with session.mutex("m").lock():
-            with pytest.raises(InvalidArgument, match=r"ephemeral semaphore.*asked for as a last"):
+            with pytest.raises(InvalidArgument, match=r"ephemeral semaphore.*used here as a last"):
                 await session.semaphore("m").acquire()
 
 

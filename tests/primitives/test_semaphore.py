@@ -210,7 +210,7 @@ async def test_a_place_that_the_store_does_not_tell_is_unsupported(world: World)
         async with pool.acquire(), pool.enqueue() as ticket:
             known, ticket._lease._request.order_id = ticket._lease._request.order_id, None
             assert ticket.fencing_token is None
-            with pytest.raises(Unsupported, match="does not tell a waiter its place"):
+            with pytest.raises(Unsupported, match="does not report a waiter's position"):
                 await ticket.position()
             ticket._lease._request.order_id = known
 

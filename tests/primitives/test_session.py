@@ -313,12 +313,12 @@ async def test_a_close_that_fails_is_told_to_who_closes(world: World) -> None:
     async with client:
         engine.fail("close", EngineError("disk full"), EngineError("disk full"))
         session = await client.session()
-        with pytest.raises(EngineError, match=r"could not be told .*\(disk full\); it will end"):
+        with pytest.raises(EngineError, match=r"did not confirm .*\(disk full\); the session ends"):
             await session.aclose()
         with pytest.raises(KeyError) as raised:
             async with client.session():
                 raise KeyError("the body's")
-        assert "closing the session on /default failed: the store could not be told" in str(
+        assert "closing the session on /default failed: the store did not confirm the end" in str(
             raised.value.__notes__
         )
         engine.fail("close", EngineError("disk full"))
@@ -353,7 +353,7 @@ async def test_an_expired_session_that_cannot_be_closed_is_logged(
             await world.end_sessions()
             await turns()
         assert state_of(session) == "expired"
-        assert "could not be told that the session on /default is over (disk full)" in caplog.text
+        assert "did not confirm the end of the session on /default (disk full)" in caplog.text
         await session.aclose()
 
 
@@ -371,7 +371,7 @@ async def test_a_close_that_nobody_waits_for_any_more_and_that_fails_is_logged(
         closing.cancel()
         with caplog.at_level(logging.WARNING, logger="tenure"):
             await asyncio.sleep(11)
-        assert "could not be told that the session on /default is over (no answer)" in caplog.text
+        assert "did not confirm the end of the session on /default (no answer)" in caplog.text
         engine.mend()
         del session
     gc.collect()

@@ -202,7 +202,7 @@ class Election(Handle):
 
     def _not_an_election(self, node: str, limit: int | None) -> InvalidArgument:
         return InvalidArgument(
-            f"{self.name!r} on {node} is a semaphore of limit {limit}, and was asked for as an "
+            f"{self.name!r} on {node} is a semaphore of limit {limit}, and is used here as an "
             "election (a semaphore of limit 1); use another name for one of the two",
             node=node,
             name=self.name,

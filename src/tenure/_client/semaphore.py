@@ -229,7 +229,7 @@ class Semaphore(Handle):
     def _check_lasting(self, but: str) -> None:
         if self.ephemeral:
             raise InvalidArgument(
-                f"{self.name!r} on {self.node} was asked for as ephemeral, and such a one {but}",
+                f"{self.name!r} on {self.node} is used here as ephemeral, and such a one {but}",
                 node=self.node,
                 name=self.name,
             )

@@ -63,13 +63,13 @@ class SessionHandle(AsyncHandle):
         life of the session.
 
         Raises:
-            Unsupported: the session was not asked for with ``resumable=True``.
+            Unsupported: the session was not opened with ``resumable=True``.
         """
         how = self._core.how
         if how.liveness != "window":
             raise Unsupported(
-                f"the session on {self.node} ends with its program; one that can be resumed is "
-                "asked for with client.session(..., resumable=True)",
+                f"the session on {self.node} ends with its program; open a resumable one with "
+                "client.session(..., resumable=True)",
                 node=self.node,
             )
         return str(ResumeToken(self.node, self.id, self.recovery_window, how.key))

@@ -354,8 +354,8 @@ class SessionLife(ABC):
                 await (self.engine.detach() if left else self.engine.close())
         except Exception as error:
             failure = EngineError(
-                f"the store could not be told that the session on {self.node} is over "
-                f"({str(error) or 'no answer'}); it will end when its window of "
+                f"the store did not confirm the end of the session on {self.node} "
+                f"({str(error) or 'no answer'}); the session ends when its recovery window of "
                 f"{self.recovery_window:g} s has passed",
                 node=self.node,
             )

@@ -84,7 +84,7 @@ class Ticket(AsyncHandle, Generic[L]):
             raise request.why_not_held()
         if request.order_id is None:
             raise Unsupported(
-                f"this engine does not tell a waiter its place (for {request.name!r} on "
+                f"this engine does not report a waiter's position (for {request.name!r} on "
                 f"{request.node}); sqlite://, redis://, etcd:// and tenure:// do",
                 node=request.node,
                 name=request.name,

@@ -56,7 +56,7 @@ class SessionHandle(SessionBlock):
         life of the session.
 
         Raises:
-            Unsupported: the session was not asked for with ``resumable=True``.
+            Unsupported: the session was not opened with ``resumable=True``.
         """
         return self._wrapped.resume_token
 

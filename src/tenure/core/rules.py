@@ -163,8 +163,8 @@ def check_resumable(liveness: Liveness, stored: bytes, key: bytes, node: str, nu
         )
     if liveness != "window":
         raise InvalidArgument(
-            f"session {number} on {node} ends with its process; one that can be resumed is asked "
-            "for with resumable=True",
+            f"session {number} on {node} ends with its process; open a resumable one with "
+            "resumable=True",
             node=node,
         )
 
@@ -244,15 +244,15 @@ def check_kind(wanted_ephemeral: bool, is_ephemeral: bool, node: str, name: str)
     """Check the kind of a semaphore: a name on a node is one semaphore, lasting or ephemeral."""
     if wanted_ephemeral and not is_ephemeral:
         raise InvalidArgument(
-            f"{name!r} on {node} is a lasting semaphore, and was asked for as an ephemeral one "
+            f"{name!r} on {node} is a lasting semaphore, and is used here as an ephemeral one "
             "(a mutex, a registry); use another name for one of the two",
             node=node,
             name=name,
         )
     if is_ephemeral and not wanted_ephemeral:
         raise InvalidArgument(
-            f"{name!r} on {node} is an ephemeral semaphore in use (a mutex, a registry), and was "
-            "asked for as a lasting one (a semaphore, an election, a config); use another name "
+            f"{name!r} on {node} is an ephemeral semaphore in use (a mutex, a registry), and is "
+            "used here as a lasting one (a semaphore, an election, a config); use another name "
             "for one of the two",
             node=node,
             name=name,

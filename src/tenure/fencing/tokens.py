@@ -64,9 +64,8 @@ def stale(resource: str, token: int, newest: int | None) -> StaleToken:
     """Return the error for a stale token; `newest` is ``None`` where it is not known."""
     newer = "a newer token" if newest is None else f"token {newest}"
     return StaleToken(
-        f"the write to {resource!r} with fencing token {token} was refused: {newer} has been "
-        f"there since, so that the lease of {token} is over, whatever its holder knows; undo what "
-        f"belongs to this write, and acquire anew",
+        f"the write to {resource!r} with fencing token {token} was refused: {newer} has been used "
+        f"since, so the lease of {token} is over. Undo this write, and acquire anew",
         resource=resource,
         token=token,
         newest=newest,

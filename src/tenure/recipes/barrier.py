@@ -54,7 +54,7 @@ class Barrier:
         if not isinstance(parties, int) or not 1 <= parties <= MOST_PARTIES:
             raise self._invalid(
                 f"a barrier has 1 to {MOST_PARTIES} parties, {name!r} on {self._places.node} "
-                f"was asked for with {parties!r}"
+                f"was given {parties!r}"
             )
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class Barrier:
         except SemaphoreExists as error:
             raise self._invalid(
                 f"{self.name!r} on {self._places.node} is a semaphore of limit {error.limit}, and "
-                f"was asked for as a barrier of {self.parties} parties; all parties must give the "
+                f"is used here as a barrier of {self.parties} parties; all parties must give the "
                 "same number, and a finished barrier can be deleted"
             ) from None
 

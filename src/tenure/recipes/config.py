@@ -168,8 +168,8 @@ class SharedConfig(Generic[T]):
 
     def _not_a_config(self, limit: int | None) -> InvalidArgument:
         return self._invalid(
-            f"{self.name!r} on {self._semaphore.node} is a semaphore of limit {limit}, and was "
-            "asked for as a shared configuration (a lasting one of limit 1); use another name for "
+            f"{self.name!r} on {self._semaphore.node} is a semaphore of limit {limit}, and is "
+            "used here as a shared configuration (a lasting one of limit 1); use another name for "
             "one of the two"
         )
 

@@ -352,7 +352,7 @@ class DflockdEngine(EngineDefaults):
         rules.check_path(path)
         _check_node(path)
         if owners or waiters:
-            raise cannot("tell who holds and who waits", path)
+            raise cannot("name holders and waiters", path)
         told = await asyncio.gather(*(shard.semaphores() for shard in self._shards))
         return sorted((each for some in told for each in some), key=lambda each: each.name)
 
@@ -365,7 +365,7 @@ class DflockdEngine(EngineDefaults):
         _check_node(path)
         rules.check_name(name, path)
         if owners or waiters:
-            raise cannot("tell who holds and who waits", path, name)
+            raise cannot("name holders and waiters", path, name)
         found = await self.semaphores.find(name)
         if found is None:
             raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)

@@ -256,7 +256,7 @@ class DflockdSession:
         """Describe a key, without owners and waiters."""
         self._check(name)
         if owners or waiters:
-            raise cannot("tell who holds and who waits", self.node, name)
+            raise cannot("name holders and waiters", self.node, name)
         return await self._engine.semaphores.describe(self.node, name)
 
     def _check(self, name: str) -> None:

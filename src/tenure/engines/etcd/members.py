@@ -103,7 +103,7 @@ def failure(
             "give its members a larger --max-txn-ops",
             **where,
         )
-    return EngineError(f"{url} refused what was asked of it: {reason}", **where)
+    return EngineError(f"{url} refused the request: {reason}", **where)
 
 
 def trouble_of(failed: CallFailed) -> Exception:

@@ -227,8 +227,8 @@ class NativeEngine(EngineDefaults):
             except ConnectionGone as gone:
                 if self.clock.now() - began > link.patience:
                     raise EngineError(
-                        f"{self.url} did not answer within {link.patience:g} s, and whether it has "
-                        f"done what it was asked is not known: {gone}"
+                        f"{self.url} did not answer within {link.patience:g} s, and whether it "
+                        f"carried the request out is not known: {gone}"
                     ) from None
 
 

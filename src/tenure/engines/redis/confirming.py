@@ -93,8 +93,8 @@ class Confirmer:
         except Exception as error:  # of any kind: each grantee receives it
             self.disconnect()
             return EngineError(
-                f"{self._address.url}: no replica could be asked to confirm the grant ({error}); "
-                "it was given back"
+                f"{self._address.url}: no replica confirmed the grant ({error}); the lease was "
+                "released"
             )
         for session, reply in zip(sessions, replies, strict=False):
             if reply == 0 and not session.over:
@@ -102,7 +102,7 @@ class Confirmer:
         if replies[-1] < wanted:
             return EngineError(
                 f"{self._address.url}: {replies[-1]} of the {wanted} replicas that min_replicas "
-                "asks for confirmed the grant; it was given back. See that the replicas are up"
+                "asks for confirmed the grant; the lease was released. See that the replicas are up"
             )
         return None
 

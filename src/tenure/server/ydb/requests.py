@@ -187,7 +187,7 @@ class ConversationRequests:
             yield from self._enqueue(ask)
         elif place.ephemeral != ask.ephemeral:
             kind = "ephemeral" if place.ephemeral else "lasting"
-            text = f"{ask.name!r} is {kind} and was asked for as the other"
+            text = f"{ask.name!r} is {kind} and is used here as the other"
             self._refuse_acquire(ask, Status.PRECONDITION_FAILED, text)
         elif place.count < ask.count:
             text = f"the session's request for {ask.name!r} cannot grow from {place.count}"
