@@ -1,7 +1,7 @@
 """Run every measurement, print the table, and write it as JSON and as a picture.
 
-``python -m benchmarks [FOLDER]``; the folder (default ``build/benchmarks``) gets ``results.json``
-and ``results.png``.
+``python -m benchmarks [FOLDER]``; the folder (default ``build/benchmarks``) gets ``results.json``,
+``results.md`` (the table) and ``results.svg``. docs/evidence/benchmarks.md shows the last two.
 """
 
 from __future__ import annotations
@@ -81,6 +81,12 @@ def _table(results: list[Measured]) -> str:
     )
 
 
+def _markdown(results: list[Measured]) -> str:
+    rows = [["Measured", "tenure", "Beside", "Ratio", "Bound"]]
+    rows += [["---"] * 5, *(_row(result)[:5] for result in results)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def _picture(results: list[Measured], path: Path) -> None:
     """Each ratio against its bound: 1 is the bound, and right of it is better."""
     import matplotlib as mpl
@@ -107,7 +113,7 @@ def _picture(results: list[Measured], path: Path) -> None:
     axes.set_xlabel("times better than the bound (1 = the bound)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -132,8 +138,9 @@ def main() -> None:
         )
         + "\n"
     )
-    _picture(results, folder / "results.png")
-    print(f"\nwritten: {folder / 'results.json'}, {folder / 'results.png'}")
+    (folder / "results.md").write_text(_markdown(results))
+    _picture(results, folder / "results.svg")
+    print(f"\nwritten: results.json, results.md and results.svg in {folder}")
 
 
 if __name__ == "__main__":

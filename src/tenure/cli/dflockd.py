@@ -77,7 +77,7 @@ def _flags(command: Any) -> Any:
     cls=_OneDashOrTwo,
     epilog="Every flag is also a variable, as of dflockd's own server: DFLOCKD_PORT, "
     "DFLOCKD_DEFAULT_LEASE_TTL_S. A flag counts more than its variable, and may have one dash. "
-    "docs/engines/dflockd.md tells more.",
+    "docs/operate/dflockd-clients.md tells more.",
 )
 @_flags
 @click.option("--store", metavar="URL", help="Where the locks are kept; as of 'tenure serve'.")
