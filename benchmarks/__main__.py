@@ -92,6 +92,7 @@ def _picture(results: list[Measured], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "tenure"}
     from matplotlib import pyplot as plt
 
     names, margins = [], []
