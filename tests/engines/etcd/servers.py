@@ -17,6 +17,7 @@ import functools
 import http.client
 import itertools
 import json
+import os
 import random
 import shutil
 import signal
@@ -48,6 +49,13 @@ _PORTS = range(20_000, 32_000)
 """Below those that the system gives to outgoing connections: one that is killed finds its own
 free when it starts again."""
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_OWN_PORTS = list(_PORTS[_WORKER % 16 :: 16])
+random.shuffle(_OWN_PORTS)
+_ports = itertools.cycle(_OWN_PORTS)
+"""Ports of this worker alone: two workers, or two members, must not choose the same one before
+either of them listens."""
+
 _numbers = itertools.count(1)
 
 
@@ -61,14 +69,14 @@ def program(name: str) -> str:
 
 def free_port() -> int:
     """A port on which nobody listens, and which no outgoing connection gets."""
-    while True:
-        port = random.choice(_PORTS)
+    for port in _ports:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+    raise AssertionError("a cycle does not end")
 
 
 class Member:
