@@ -82,7 +82,7 @@ async def test_a_step_that_fails_is_logged_and_run_again(
     await step.done.wait()
     assert step.ran == pytest.approx([5, 5 + FIRST_PAUSE])
     (message,) = messages(caplog)
-    assert message == f"the step failed: {error!r}; it is tried again"
+    assert message == f"background task failed: task='the step' error={error!r}"
 
 
 async def test_the_pause_grows_while_steps_fail_and_is_short_again_after_a_success(
@@ -133,7 +133,10 @@ async def test_an_error_that_explains_itself_is_logged_without_a_traceback(
     with Failures("the step", LOG).contained():
         fail(EngineError("the disk is full; make room"))
     (record,) = caplog.records
-    assert record.getMessage() == "the step failed: the disk is full; make room"
+    assert (
+        record.getMessage()
+        == "background task failed: task='the step' error=the disk is full; make room"
+    )
     assert (record.levelno, record.exc_info) == (logging.WARNING, None)
 
 
@@ -259,7 +262,10 @@ async def test_an_item_that_keeps_failing_is_dropped_for_the_others(
     await asyncio.sleep(30)
     assert receiver.handled == ["good"]
     assert receiver.failing["bad"] == 1000 - ATTEMPTS
-    assert messages(caplog)[-1] == f"delivering: 'bad' failed {ATTEMPTS} times, and is dropped"
+    assert (
+        messages(caplog)[-1]
+        == f"item dropped after repeated failures: task='delivering' item='bad' count={ATTEMPTS}"
+    )
 
 
 async def test_what_is_put_while_items_are_handled_is_handled_later(clock: VirtualClock) -> None:

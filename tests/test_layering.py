@@ -279,7 +279,7 @@ FENCE = "a fence knows"
         ("tenure.core.node", "import sortedcontainers", OUTSIDE),
         ("tenure.core.node", "import msgspec", OUTSIDE),
         ("tenure.wire.messages", "import msgspec", None),
-        ("tenure.engines.native.link", "import msgspec", None),
+        ("tenure.engines.native.reconnector", "import msgspec", None),
         ("tenure.engines.ydb.session", "import grpc", None),
         ("tenure.engines.ydb.session", "from ydb import _apis", PRIVATE),
         ("tenure.engines.ydb.session", "import_module('ydb._grpc.common.protos')", PRIVATE),

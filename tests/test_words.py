@@ -81,3 +81,22 @@ def test_a_long_sentence_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n\nOne two. Three\nfour `a b c` five.\n\n- six\n- seven eight\n")
     assert [len(each.split()) for each in sentences(page) if each] == [2, 4, 2, 3]
+
+
+NON_STANDARD = re.compile(
+    r"(?<![A-Za-z])(asks?|asked|asking|hears?|heard|hearing|tells?|told|telling|believ\w*|anew|bells?"
+    r"|spoken|spoke|whatever|whichever|patience|guests?|hosted)(?![A-Za-z])|\bas if\b"
+    r"|(gives?|gave|given|giving)[ _](up|back)\b|(comes?|came) back\b|(goes|went) on\b",
+    re.IGNORECASE,
+)
+"""Words for which the field has standard terms: sent, received, notified, considered, again, any,
+timeout, withdrawn, released."""
+
+
+def test_sources_use_the_standard_terms() -> None:
+    assert not [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in MODULES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if NON_STANDARD.search(line)
+    ]

@@ -91,7 +91,7 @@ def draw_demo(folder: Path) -> str:
 
 def _timeline(title: str, holds: list[DemoHold], top: int) -> tuple[list[str], int]:
     """Draw one scene below `top`, and return its elements and where the next one begins."""
-    begin = min(each.asked for each in holds)
+    begin = min(each.requested for each in holds)
     ends = [each.ended for each in holds if each.ended != float("inf")]
     end = max([*ends, *(each.granted for each in holds)])
     scale = (WIDTH - 2 * MARGIN - NAMES) / (end - begin)
@@ -112,7 +112,7 @@ def _timeline(title: str, holds: list[DemoHold], top: int) -> tuple[list[str], i
     for who, row in rows.items():
         parts.append(f'<text x="{MARGIN}" y="{row + 13}">{escape(who)}</text>')
     for each in holds:
-        parts.append(bar("waiting", each, each.asked, each.granted))
+        parts.append(bar("waiting", each, each.requested, each.granted))
         parts.append(bar("held", each, each.granted, min(each.ended, end)))
     for each in holds:
         if each.killed:

@@ -17,8 +17,8 @@ from textwrap import dedent, fill, indent
 from tools.sync_table import (
     DOCS,
     FILES,
-    GIVE_BACK,
     PHRASES,
+    RELEASING,
     RULES,
     UNDO,
     WRAPPED,
@@ -229,7 +229,7 @@ def call(wrapper: Wrapper, member: Function, rule: str, *, gives: bool) -> str:
         return f"return self._handle(self._portal, self._portal.call({target}{passed}))"
     if kind == "plain":
         return f"return {direct}"
-    way = "give_back" if member.name in GIVE_BACK else "call"
+    way = "release" if member.name in RELEASING else "call"
     return f"{'return ' if gives else ''}self._portal.{way}({target}{passed})"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["DOCS", "FILES", "GIVE_BACK", "PHRASES", "RULES", "UNDO", "File", "Wrapper"]
+__all__ = ["DOCS", "FILES", "PHRASES", "RELEASING", "RULES", "UNDO", "File", "Wrapper"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class File:
 
 
 RULES = {
-    "Once[Lease]": ("Lease", "obtain:Lease:give_up"),
-    "Once[Leadership]": ("Leadership", "obtain:Leadership:give_up"),
+    "Once[Lease]": ("Lease", "obtain:Lease:undo_acquire"),
+    "Once[Leadership]": ("Leadership", "obtain:Leadership:undo_acquire"),
     "Once[Session]": ("Session", "obtain:Session:abandon_session"),
-    "Once[RunLease | None]": ("RunLease | None", "obtain:perhaps(RunLease):give_up"),
-    "Lease | None": ("Lease | None", "obtain:perhaps(Lease):give_up"),
+    "Once[RunLease | None]": ("RunLease | None", "obtain:perhaps(RunLease):undo_acquire"),
+    "Lease | None": ("Lease | None", "obtain:perhaps(Lease):undo_acquire"),
     "Once[Ticket[Lease]]": (
         "Ticket[Lease]",
         "obtain:lambda portal, ticket: Ticket(portal, ticket, Lease):abandon_ticket",
@@ -69,7 +69,7 @@ RULES = {
 WRAPPED = {"Attempts", "Changes", "Election", "Mutex", "Semaphore", "States", "Watch"}
 """Classes whose objects a plain method of the asynchronous API returns."""
 
-GIVE_BACK = {"aclose", "detach", "release", "resign", "withdraw"}
+RELEASING = {"aclose", "detach", "release", "resign", "withdraw"}
 """Methods that are carried out even inside the block of a lost lease."""
 
 UNDO = {"ClientCalls.session": "partial(abandon_session, detach=resume is not None)"}
@@ -148,7 +148,7 @@ FILES = {
 from typing import Generic, TypeVar
 from tenure._client import election as async_election
 from tenure._client import runs as async_runs
-from tenure.blocking.blocks import LeaseBlock, TicketBlock, give_up
+from tenure.blocking.blocks import LeaseBlock, TicketBlock, undo_acquire
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper, wrap
@@ -179,7 +179,7 @@ from tenure.model import Leader, SemaphoreDescription
         + """
 from tenure._client import mutex as async_mutex
 from tenure._client import semaphore as async_semaphore
-from tenure.blocking.blocks import give_up, abandon_ticket, perhaps
+from tenure.blocking.blocks import undo_acquire, abandon_ticket, perhaps
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper
@@ -218,7 +218,7 @@ from tenure.model import Recovered
         + """
 from typing import Any
 from tenure._client import session as async_session
-from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.blocks import undo_acquire, perhaps
 from tenure.blocking.wrapper import SyncWrapper
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.lease import Election, RunLease
@@ -309,7 +309,7 @@ from tenure.recipes import Change
         + """
 from typing import Generic, TypeAlias, TypeVar
 from tenure import recipes as async_recipes
-from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.blocks import undo_acquire, perhaps
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States

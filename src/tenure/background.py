@@ -96,15 +96,18 @@ class Failures:
             self._logged.clear()
         self._logged[cause] = now
         if isinstance(error, TenureError):
-            self._logger.warning("%s failed: %s", self._what, error)
+            self._logger.warning("background task failed: task=%r error=%s", self._what, error)
         else:
             self._logger.error(
-                "%s failed: %r; it is tried again", self._what, error, exc_info=error
+                "background task failed: task=%r error=%r", self._what, error, exc_info=error
             )
 
     def dropped(self, item: object) -> None:
-        """Log that an item was given up."""
-        self._logger.error("%s: %r failed %d times, and is dropped", self._what, item, ATTEMPTS)
+        """Log that an item was dropped."""
+        self._logger.error(
+            "item dropped after repeated failures: task=%r item=%r count=%d",
+            *(self._what, item, ATTEMPTS),
+        )
 
     @contextmanager
     def contained(self) -> Iterator[None]:
@@ -160,7 +163,7 @@ class BackgroundTimer:
         self._handle = self._loop.call_later(max(0.0, due - self._now()), self._run)
 
     def at(self, due: float) -> None:
-        """Run the step at that time, whatever the timer was armed for."""
+        """Run the step at that time, in the place of its present time."""
         self._disarm()
         self.by(due)
 

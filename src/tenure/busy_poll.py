@@ -11,7 +11,7 @@ its request; a server expects more after something has arrived. Rules:
 * Other processes and threads on this core run first (`os.sched_yield`). If yielding takes long,
   the core is busy, and a process that does not sleep is not woken before others. This counts like
   many fruitless polls.
-* Other work in the loop goes on as usual. A busy loop never sleeps anyway: polling then adds one
+* Other work in the loop is done as usual. A busy loop never sleeps anyway: polling then adds one
   reading of the clock to each turn.
 """
 

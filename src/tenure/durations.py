@@ -13,7 +13,7 @@ Duration = float | timedelta
 
 
 def seconds(value: Duration, what: str) -> float:
-    """A duration in seconds, zero or more; `what` names it in the error.
+    """Return a duration in seconds, zero or more; `what` names it in the error.
 
     Raises:
         InvalidArgument: it is negative, not finite, or not a number.
@@ -31,5 +31,5 @@ def seconds(value: Duration, what: str) -> float:
 
 
 def timeout_seconds(value: Duration | None) -> float | None:
-    """A timeout in seconds; ``None`` waits for ever."""
+    """Return a timeout in seconds; ``None`` waits for ever."""
     return None if value is None else seconds(value, "a timeout")

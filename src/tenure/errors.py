@@ -18,7 +18,7 @@
     ├── LeaseLost                          a lease ended before it was released
     ├── LeaseReleased                      a lease was used after its release
     ├── StaleToken                         a fence refused a write: a newer holder has written
-    ├── AcquireTimeout (TimeoutError)      not granted in time; __cause__ tells an outage
+    ├── AcquireTimeout (TimeoutError)      not granted in time; __cause__ has an outage
     ├── AuthenticationFailed (PermissionError)
     ├── EngineUnavailable (ConnectionError)  the store cannot be reached, or does not answer
     └── EngineError                        the store failed in a way that is not the caller's doing
@@ -128,7 +128,7 @@ class SessionExpired(TenureError):
     """The session is over without having been closed; everything held through it is lost.
 
     Attributes:
-        taken_over: it goes on elsewhere: another program has resumed it with its token.
+        taken_over: another program has resumed it with its token.
     """
 
     def __init__(

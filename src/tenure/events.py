@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Acquired(Event):
-    """A lease was granted, `waited` seconds after it was asked for."""
+    """A lease was granted, `waited` seconds after its request."""
 
     name: str
     fencing_token: int | None
@@ -55,7 +55,7 @@ class Acquired(Event):
 
 @dataclass(frozen=True, slots=True)
 class TimedOut(Event):
-    """A request was given up after `waited` seconds."""
+    """A request was withdrawn after `waited` seconds, its timeout."""
 
     name: str
     waited: float

@@ -9,7 +9,7 @@ from tenure.errors import Misuse
 __all__ = ["check", "generation"]
 
 generation = 0
-"""Number of forks between this process and the one that imported tenure. Read it anew each time."""
+"""Number of forks between this process and the one that imported tenure. Read it each time."""
 
 
 def _count() -> None:
@@ -26,5 +26,5 @@ def check(born: int, what: str) -> None:
     if born != generation:
         raise Misuse(
             f"{what} belongs to the parent of this forked process, which still uses it; "
-            "connect anew in the child"
+            "connect again in the child"
         )

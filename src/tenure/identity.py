@@ -170,7 +170,7 @@ def retold(stored: str, taking_over: str) -> str:
 
 
 def seen_from(text: str, host: str | None) -> str:
-    """Return the description of a client that tells no identity, with the host it connects from."""
+    """Return the description of a client without an identity, with the host it connects from."""
     if host is None or part(text)[1] is not None:
         return text
     return described(text, Identity(host))

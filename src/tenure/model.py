@@ -94,7 +94,7 @@ class SessionDescription:
         node: the path of its node.
         description: what its program said of itself.
         recovery_window: seconds it survives without contact.
-        attached: whether its program is connected, as far as the store can tell.
+        attached: whether its program is connected, where the store knows that.
         silent_for: seconds since its last contact with the store.
         pid: the process on `host`, where known.
         host: the name of the machine, where known.
@@ -122,7 +122,7 @@ class RequestDescription:
         count: how many of the semaphore's tokens it wants or has.
         data: what its session attached to it.
         since: seconds that it has been an owner (of a waiter: that it has waited).
-        timeout: of a waiter, the seconds until it gives up; ``None`` for never or unknown.
+        timeout: of a waiter, the seconds until it times out; ``None`` for never or unknown.
         remaining: seconds until its session expires if it is not renewed any more.
         session_description: what the session said of itself, where known.
         pid: the process on `host`, where known.
@@ -172,7 +172,7 @@ class SemaphoreDescription:
 
     Attributes:
         held: the sum of the owners' counts.
-        owners, waiters: in the order of their order ids; empty unless asked for.
+        owners, waiters: in the order of their order ids; empty unless requested.
         waiting: how many requests wait, where known.
     """
 
@@ -215,7 +215,7 @@ class LastRun:
     Attributes:
         started: when it was started, by the store's clock, in seconds since the Unix epoch.
         since: seconds from then until now, by the same clock.
-        succeeded: whether it ended well. A run that still goes on has not (yet).
+        succeeded: whether it ended well. A running one has not (yet).
         fencing_token: of its lease; 0 where the store has none.
         host, pid, program: the process that ran it; ``None`` is unknown.
         description: what its session said of itself.
@@ -237,7 +237,7 @@ class MutexHolder:
 
     Attributes:
         data: what the holder attached to its lease.
-        is_me: whether it is held through the asking session.
+        is_me: whether it is held through the calling session.
         fencing_token: the holder's fencing token.
         since: seconds it has been held, where known.
         remaining: seconds after which the holder's session would expire if it were not renewed
@@ -270,7 +270,7 @@ class Capabilities:
         lasting: semaphores can exist without requests, and sessions can create them.
         resume: sessions of liveness ``window`` with resume tokens.
         since: descriptions report since when.
-        waiter_timeout: descriptions tell how long a waiter will still wait.
+        waiter_timeout: descriptions have the remaining timeout of a waiter.
         durable: the state survives the end of every process.
         waiter_order: a request's order id is known while it waits, and not only with its grant.
         one_step: a session that ends leaves all its queues in one step. Where this is false, that

@@ -18,8 +18,8 @@ import pytest
 
 from tenure import blocking
 from tenure.blocking import portal
-from tenure.blocking.agent import Call
 from tenure.blocking.portal import Portal
+from tenure.blocking.worker import Call
 from tenure.errors import EngineError, LeaseReleased
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.guarantees import MEMORY, guarantee
@@ -320,9 +320,9 @@ def test_what_gives_back_does_so_at_whatever_moment_it_is_interrupted(
             eye.mutex("a").lock(timeout=10).release()
 
     for interruption in at_each_moment(Portal._call):
-        give_back = take(client)
+        release = take(client)
         with interruption.expected():
-            give_back()
+            release()
         check_that_it_is_free()
 
 
@@ -332,13 +332,13 @@ def test_the_first_call_of_a_thread_gives_back_at_whatever_moment_it_is_interrup
     for interruption in at_each_moment(Portal._call):
         lease = client.mutex("a").lock()
 
-        def give_back(
+        def release(
             interruption: Interruption = interruption, lease: blocking.Lease = lease
         ) -> None:
             with interruption.expected():
                 lease.release()
 
-        Thread(give_back).result()
+        Thread(release).result()
         eye.mutex("a").lock(timeout=10).release()
 
 
@@ -611,4 +611,4 @@ def test_an_interruption_says_when_giving_back_failed(
             client._portal.obtain(lambda *_: None, undo, obtain)
         return told.value
 
-    assert Thread(get).result().__notes__ == ["and giving back failed: no answer"]
+    assert Thread(get).result().__notes__ == ["and the release failed: no answer"]

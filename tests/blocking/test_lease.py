@@ -308,7 +308,9 @@ def test_a_leaders_work_runs_in_the_calling_thread_and_again_after_an_error(
 
     assert client.lead("scheduler", work, data=b"me") > 0
     assert threads == [threading.get_ident()] * 2
-    assert "leader's work failed on /default/scheduler" in caplog.text
+    assert (
+        "leader's work failed, leadership resigned: node=/default name='scheduler'" in caplog.text
+    )
     assert client.election("scheduler").leader() is None
 
 

@@ -16,9 +16,9 @@ import pytest
 import tenure
 from tenure import blocking
 from tenure.blocking import callers
-from tenure.blocking.agent import Agent, Call
+from tenure.blocking.loop_thread import SWITCH_INTERVAL
 from tenure.blocking.portal import the_portal
-from tenure.blocking.turning import SWITCH_INTERVAL
+from tenure.blocking.worker import Call, WorkerTask
 from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.guarantees import MEMORY, guarantee
@@ -57,15 +57,15 @@ def test_close_ends_the_thread_even_when_the_loop_lags_behind_the_caller(
 
     def lag(call: Call) -> None:
         """The caller goes on before the loop has put the call aside."""
-        agent.bell.ring()
+        worker.notifier.notify()
         if call.over and client._wrapped._core.closed:
             deadline = time.monotonic() + 5
-            until(lambda: portal._turning.thread is None or time.monotonic() > deadline)
+            until(lambda: portal._runner.thread is None or time.monotonic() > deadline)
             lagged.set()
         portal._finished(call)
 
-    agent = portal._agents.mine().next()
-    monkeypatch.setattr(agent, "_finished", lag)
+    worker = portal._workers.mine().next()
+    monkeypatch.setattr(worker, "_finished", lag)
     client.close()
     assert loop_threads() == 0
     assert lagged.is_set()
@@ -126,11 +126,11 @@ def test_a_call_that_the_last_turn_of_the_thread_carries_out_starts_none(
     client, portal = blocking.connect(url), the_portal()
     released = client.mutex("a").lock()
     released.release()
-    start = portal._turning.start
-    turning, ended = threading.Event(), threading.Event()
+    start = portal._runner.start
+    loop_thread, ended = threading.Event(), threading.Event()
 
     def stay() -> None:
-        turning.set()
+        loop_thread.set()
         ended.wait(30)
 
     def be_late(call: Call | None = None) -> None:
@@ -139,9 +139,9 @@ def test_a_call_that_the_last_turn_of_the_thread_carries_out_starts_none(
         start(call)
 
     portal._post(stay)
-    turning.wait(30)
+    loop_thread.wait(30)
     portal._discard(client._wrapped._core)  # the thread has no client, and is in its last turn
-    monkeypatch.setattr(portal._turning, "start", be_late)
+    monkeypatch.setattr(portal._runner, "start", be_late)
     released.release()
     monkeypatch.undo()
     until(lambda: loop_threads() == 0)
@@ -170,11 +170,11 @@ def test_calls_that_race_with_the_last_close_are_answered(url: str) -> None:
 def test_a_thread_that_has_ended_leaves_no_agent(client: blocking.Client) -> None:
     client.list_nodes()
     serving = the_portal()
-    before = len(serving._agents.all)
+    before = len(serving._workers.all)
     for _ in range(5):
         Thread(client.list_nodes).result()
     gc.collect()
-    until(lambda: client.list_nodes() and len(serving._agents.all) <= before)
+    until(lambda: client.list_nodes() and len(serving._workers.all) <= before)
 
 
 def test_a_result_is_not_kept_alive_by_how_it_came(client: blocking.Client) -> None:
@@ -470,7 +470,7 @@ def test_a_call_that_the_loop_could_not_take_is_taken_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with blocking.connect(url) as client:
-        raised = failing_once(monkeypatch, Agent, "take", error)
+        raised = failing_once(monkeypatch, WorkerTask, "take", error)
         with client.mutex("x").lock() as lease:
             assert is_held(lease)
         assert raised == ["take"]

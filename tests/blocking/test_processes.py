@@ -135,7 +135,7 @@ def test_a_loss_may_end_the_process(url: str, eye: blocking.Client) -> None:
         ends(process, LOSS_EXIT_STATUS, error="is lost")
 
 
-@guarantee("stopped", "told in time", "others go on", on=SQLITE)
+@guarantee("stopped", "loss reported", "others proceed", on=SQLITE)
 def test_a_program_that_was_stopped_for_too_long_is_told_at_its_next_call(
     url: str, eye: blocking.Client
 ) -> None:

@@ -1,7 +1,7 @@
 """`chaos.worker` with a defect: the leases do not lapse on the holder's own clock.
 
-A program that was stopped for longer than its window goes on as if it still held, until the store
-tells it otherwise.
+A program that was stopped for longer than its window still considers its leases held, until the
+store reports the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     Proof._measure = _measure  # type: ignore[method-assign]
     Proof.interval = property(lambda self: self._window / 3)  # type: ignore[assignment, method-assign]
     Proof.renew_at = property(  # type: ignore[assignment, method-assign]
-        lambda self: max(self.at + self._window / 3, self.asked + self._window / 12)
+        lambda self: max(self.at + self._window / 3, self.sent + self._window / 12)
     )
     worker.main()
 

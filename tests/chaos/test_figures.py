@@ -1,6 +1,5 @@
 from chaos.figures import ENOUGH, Figures, Spread, measure
 from tenure.testing.history import (
-    Asked,
     Continued,
     Crashed,
     Gone,
@@ -9,12 +8,13 @@ from tenure.testing.history import (
     Leaves,
     Paused,
     Record,
+    Requested,
     Revokes,
 )
 
 
-def asked(at: float, process: str, number: int, name: str = "job") -> Asked:
-    return Asked(at, process, f"{process}-{number}", "/n", name, 1, 1, 2.0)
+def asked(at: float, process: str, number: int, name: str = "job") -> Requested:
+    return Requested(at, process, f"{process}-{number}", "/n", name, 1, 1, 2.0)
 
 
 def figures(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.__main__ import main
-from tenure.testing.history import Asked, Gone, Granted, Leaves, Record, Truth, dump
+from tenure.testing.history import Gone, Granted, Leaves, Record, Requested, Truth, dump
 
 
 def run_of(
@@ -32,7 +32,7 @@ def run_of(
 def held(number: int, at: float, until: float) -> list[Record]:
     label = f"p0.1-{number}"
     return [
-        Asked(at, "p0.1", label, "/n", "job", 1, 1, 2.0),
+        Requested(at, "p0.1", label, "/n", "job", 1, 1, 2.0),
         Granted(at, label, number, at + 2.0),
         Leaves(until, label),
         Gone(until, label, "released", at + 2.0),

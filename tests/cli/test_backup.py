@@ -63,7 +63,7 @@ def test_a_store_in_use_is_refused_and_its_holder_goes_on(tenure: Tenure) -> Non
     assert holder.line().startswith("there")
     done = tenure("restore", str(tenure.folder / "b"), "--force")
     assert done.returncode == Status.STORE
-    assert "is in use; stop all programs" in done.stderr
+    assert "is in use. Stop all programs" in done.stderr
     assert "m" in tenure("ls").stdout
 
 

@@ -19,9 +19,11 @@ def history(*events: DemoEvent) -> History:
     return record
 
 
-def turn(who: str, token: int, asked: float, granted: float, released: float) -> list[DemoEvent]:
+def turn(
+    who: str, token: int, requested: float, granted: float, released: float
+) -> list[DemoEvent]:
     return [
-        DemoEvent(asked, who, "asked", NAME),
+        DemoEvent(requested, who, "requested", NAME),
         DemoEvent(granted, who, "granted", NAME, token),
         DemoEvent(released, who, "released", NAME, token),
     ]
@@ -51,17 +53,18 @@ def test_a_good_record_is_accepted() -> None:
     good = history(*in_turn())
     for finding in (
         good.check_limit(NAME, 1),
-        good.check_tokens(NAME),
+        good.check_tokens(NAME, 1),
         good.check_arrival(NAME),
     ):
         assert finding.holds, finding.text
     assert good.check_limit(NAME, 1).text == "nightly: 3 grants, at most 1 at once; overlaps: none"
 
 
-@pytest.mark.parametrize("check", ["check_tokens", "check_arrival", "check_looks"])
+@pytest.mark.parametrize("check", ["check_arrival", "check_looks"])
 def test_a_check_that_has_nothing_to_look_at_fails(check: str) -> None:
     assert not getattr(history(), check)(NAME).holds
     assert not history().check_limit(NAME, 1).holds
+    assert not history().check_tokens(NAME, 1).holds
     assert not history().check_takeover(NAME).holds
     assert not history().check_watchers(NAME, []).holds
 
@@ -88,13 +91,22 @@ def test_counts_are_added_up() -> None:
 
 @pytest.mark.parametrize("token", [10, 9])
 def test_a_token_that_does_not_rise_is_refused(token: int) -> None:
-    finding = moved("w2", "granted", token=token).check_tokens(NAME)
+    finding = moved("w2", "granted", token=token).check_tokens(NAME, 1)
     assert not finding.holds
     assert finding.text == f"nightly: w2 has token {token}, after w1 with 10"
 
 
-def test_whoever_overtakes_is_refused() -> None:
-    # w3 asked when w2 was in the queue, and has the lower token.
+def test_a_grant_among_several_may_be_recorded_late() -> None:
+    # Granted first, w1 records that after w2 has already released another slot.
+    late = history(*turn("w1", 10, 1.0, 3.0, 4.0), *turn("w2", 11, 1.1, 1.2, 2.0))
+    assert not late.check_tokens(NAME, 1).holds
+    later = history(*late.events, *turn("w3", 12, 2.1, 2.2, 5.0))
+    assert later.check_tokens(NAME, 2).holds
+    assert not moved("w3", "granted", token=9).check_tokens(NAME, 1).holds
+
+
+def test_a_request_that_overtakes_is_refused() -> None:
+    # w3 sent its request when w2 was in the queue, and has the lower token.
     planted = history(
         *turn("w1", 10, 1.0, 1.1, 2.0),
         *turn("w3", 11, 1.4, 2.1, 3.0),
@@ -106,7 +118,7 @@ def test_whoever_overtakes_is_refused() -> None:
         False,
         "nightly: w3 came after w2, and was served before",
     )
-    assert planted.check_tokens(NAME).holds
+    assert planted.check_tokens(NAME, 1).holds
     assert planted.check_limit(NAME, 1).holds
 
 
@@ -136,7 +148,7 @@ def test_a_look_into_a_queue(
 
 def test_a_takeover_is_measured_from_the_kill() -> None:
     events = [
-        DemoEvent(1.0, "w1", "asked", NAME),
+        DemoEvent(1.0, "w1", "requested", NAME),
         DemoEvent(1.1, "w1", "granted", NAME, 10),
         DemoEvent(2.0, "w1", "killed", NAME),
         *turn("w2", 11, 1.2, 2.025, 3.0),

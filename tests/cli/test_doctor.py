@@ -110,13 +110,13 @@ def dangling(file: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "what", "message", "remedy"),
     [
-        (damage, "contents", "damaged", "stop all programs"),
+        (damage, "contents", "damaged", "Stop all programs"),
         (foreign, "contents", "another program's SQLite database", "a file of its own"),
         (newer, "contents", "made by a newer tenure", ""),
         (lambda file: file.write_bytes(b"text" * 1000), "contents", "not an SQLite", "another"),
-        (replaced_by_a_folder, "file", "is a folder", "add the name of a file"),
-        (linked, "file", "is a symbolic link", "name the file itself"),
-        (dangling, "file", "is a symbolic link", "name the file itself"),
+        (replaced_by_a_folder, "file", "is a folder", "Add the name of a file"),
+        (linked, "file", "is a symbolic link", "Name the file itself"),
+        (dangling, "file", "is a symbolic link", "Name the file itself"),
         (lambda file: file.chmod(0o666), "file", "others can write to", ""),
         (lambda file: file.parent.chmod(0o777), "folder", "everyone can write", "of your own"),
     ],

@@ -128,7 +128,7 @@ ONE_OR_TWO = [
 ]
 
 
-@guarantee("killed", "one owner", "nothing leaks", "others go on", on=SQLITE)
+@guarantee("killed", "one owner", "nothing leaks", "others proceed", on=SQLITE)
 @pytest.mark.parametrize("contained", CONTAINED)
 @pytest.mark.parametrize("killed", ONE_OR_TWO)
 def test_what_is_left_of_the_guards_ends_everything_before_the_lock_passes_on(
@@ -188,7 +188,7 @@ STOPPED = [
 ]
 
 
-@guarantee("stopped", "one owner", "told in time", "others go on", on=SQLITE)
+@guarantee("stopped", "one owner", "loss reported", "others proceed", on=SQLITE)
 @pytest.mark.parametrize("contained", CONTAINED)
 @pytest.mark.parametrize("stopped", STOPPED)
 def test_who_is_not_stopped_ends_everything_at_the_deadline(

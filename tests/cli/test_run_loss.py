@@ -61,7 +61,7 @@ def test_a_killed_run_takes_all_of_its_command_with_it(tenure: Tenure) -> None:
     assert tenure(*LOCK, "--timeout", "20", "--", "true").returncode == 0
 
 
-@guarantee("killed", "one owner", "others go on", on=SQLITE)
+@guarantee("killed", "one owner", "others proceed", on=SQLITE)
 def test_the_lock_of_a_killed_run_passes_on_to_who_waits(tenure: Tenure) -> None:
     running = tenure.start(*listener())
     pid = pid_of(running.line())
@@ -90,7 +90,7 @@ def test_the_lock_stays_with_a_command_that_has_outlived_everybody(tenure: Tenur
     assert tenure(*LOCK, "--timeout", "20", "--", "true").returncode == 0
 
 
-@guarantee("stopped", "one owner", "told in time", "others go on", on=SQLITE)
+@guarantee("stopped", "one owner", "loss reported", "others proceed", on=SQLITE)
 def test_a_stopped_run_does_not_keep_its_command_from_being_ended(tenure: Tenure) -> None:
     running = tenure.start(*family(*SHORT))
     pids = [pid_of(running.line()) for _ in range(3)]
@@ -165,7 +165,7 @@ def test_a_lock_that_is_taken_away_ends_the_command_at_once(tenure: Tenure) -> N
     assert "the lease of 'gpu' on /default is lost: the semaphore was deleted" in said
 
 
-@guarantee("administrator", "told in time", on=SQLITE)
+@guarantee("administrator", "loss reported", on=SQLITE)
 async def test_an_evicted_holder_ends_its_command(tenure: Tenure) -> None:
     running = tenure.start(*listener())
     pid = pid_of(running.line())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.cli.programs import Tenure
@@ -50,6 +52,41 @@ def test_a_suspended_job_goes_on_in_the_foreground(tenure: Tenure, how: str) -> 
         screen.wait_for('"$@"')  # the shell says what it continues
         screen.enter("hello")
         screen.wait_for("got hello")
+        assert screen.prompt() == 0
+
+
+STALE = """
+import asyncio, os, signal, subprocess
+from tenure.cli.run.jobcontrol import JobControl
+
+class Command:
+    def __init__(self):
+        self.process = subprocess.Popen(["sleep", "60"], process_group=0)
+        self.group = self.process.pid
+        self.signals = []
+
+    def signal(self, number):
+        self.signals.append(number)
+
+async def main():
+    control = JobControl()
+    control.command = command = Command()
+    os.tcsetpgrp(0, command.group)  # as after `fg`
+    control.stopped(signal.SIGTTIN)  # of the time before it
+    print("foreground", os.tcgetpgrp(0) == command.group, "continued", command.signals == [18])
+    command.process.kill()
+    command.process.wait()
+    control.close()
+
+asyncio.run(main())
+"""
+
+
+def test_an_old_report_of_a_stop_does_not_suspend_a_job_in_the_foreground(tenure: Tenure) -> None:
+    (tenure.folder / "stale.py").write_text(STALE)
+    with shell(tenure.environment, tenure.folder) as screen:
+        screen.enter(f"{sys.executable} stale.py")
+        screen.wait_for("foreground True continued True")
         assert screen.prompt() == 0
 
 

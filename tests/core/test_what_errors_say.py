@@ -94,7 +94,7 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.store.node("/b"),
         NodeNotFound,
         "/b",
-        "there is no node /b; create it with client.create_node('/b') or 'tenure node create /b'",
+        "there is no node /b. Create it with client.create_node('/b') or 'tenure node create /b'",
     ),
     (
         lambda s: s.store.create_node("/app", NodeConfig(), exist_ok=False),
@@ -106,7 +106,7 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.store.drop_node("/app", force=False),
         NodeBusy,
         "/app",
-        "the node /app has 1 attached session(s); close them, or drop it by force, which ends them",
+        "the node /app has 1 attached session(s). Close them, or drop it by force, which ends them",
     ),
     (
         lambda s: s.store.drop_node("/default", force=True),
@@ -327,12 +327,12 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
         SemaphoreBusy,
         "pool",
         (
-            "'pool' on /app has owners or waiters; release it, or delete it by force, which takes "
+            "'pool' on /app has owners or waiters. Release it, or delete it by force, which takes "
             "it from them"
         ),
     ),
     *(
-        (call, SemaphoreNotFound, "no", "there is no semaphore 'no' on /app; create it first")
+        (call, SemaphoreNotFound, "no", "there is no semaphore 'no' on /app. Create it first")
         for call in (
             lambda s: s.store.update(s.node, "no", b""),
             lambda s: s.store.delete(s.node, "no", force=True),
@@ -391,5 +391,5 @@ def test_a_session_is_told_why_it_ended() -> None:
     silent = Scene()
     silent.store.expire(10.0)
     assert silent.store.effects == [
-        (silent.session, ENDED, "nothing was heard of it for its window of 10 s")
+        (silent.session, ENDED, "it was silent for its recovery window of 10 s")
     ]

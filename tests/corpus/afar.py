@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,15 +22,15 @@ from tenure._client.client import Client
 from tenure._client.request import Request
 from tenure.engines import connect_engine
 from tenure.engines.contract import Withdrawn
-from tenure.engines.native.connection import Connection
-from tenure.engines.native.operations import Operations
+from tenure.engines.native.connection import NativeConnection
+from tenure.engines.native.operation_queue import NativeOperationQueue
 from tenure.engines.native.session import NativeSession
-from tenure.engines.native.watches import Watches
+from tenure.engines.native.watches import NativeWatches
 from tenure.engines.redis.commands import Command
 from tenure.engines.redis.connection import RedisConnection
-from tenure.engines.ydb.members import Members
+from tenure.engines.ydb.members import GroupSession
 from tenure.engines.ydb.protocol import YdbProtocol
-from tests.corpus.asking import give_back_late
+from tests.corpus.asking import leave_late
 from tests.corpus.losing import believes_for_ever
 from tests.corpus.rows import does_nothing, replacing, row, together
 from tests.corpus.subjects import Scene, SystemClockThatSteps
@@ -45,7 +45,7 @@ DELAY = 0.05
 """Seconds that everything takes, in each direction, where answers are to be late."""
 
 
-@row(3, replacing(Request, "give_up_because", does_nothing), on=(*SERVERS, "dflockd"))
+@row(3, replacing(Request, "withdraw_because", does_nothing), on=(*SERVERS, "dflockd"))
 async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
@@ -58,7 +58,7 @@ async def an_acquire_that_is_cancelled_before_its_late_answer_leaves_nothing(sce
         await scene.queued("x", 0)
 
 
-@row(4, replacing(Request, "give_back", give_back_late), on=(*SERVERS, "dflockd"))
+@row(4, replacing(Request, "leave", leave_late), on=(*SERVERS, "dflockd"))
 async def a_release_that_is_cancelled_before_its_late_answer_takes_effect(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
@@ -80,32 +80,32 @@ class _FirstComeFirstServed(dict[int, Any]):
 
 
 def _plant_answers_by_order(patch: pytest.MonkeyPatch) -> None:
-    def begin(self: Connection, *arguments: Any) -> None:
+    def begin(self: NativeConnection, *arguments: Any) -> None:
         begin_soundly(self, *arguments)
         self.calls = _FirstComeFirstServed()
 
-    begin_soundly = Connection.__init__
-    patch.setattr(Connection, "__init__", begin)
+    begin_soundly = NativeConnection.__init__
+    patch.setattr(NativeConnection, "__init__", begin)
 
 
 def _plant_answers_by_order_in_members(patch: pytest.MonkeyPatch) -> None:
-    async def ask(self: Members, name: str, make: Callable[[int], Any]) -> Any:
-        there_before = set(self.main.protocol._asks)
+    async def ask(self: GroupSession, kind: str, name: str, **fields: Any) -> Any:
+        there_before = set(self.main.protocol._operations)
         try:
-            return await ask_soundly(self, name, make)
+            return await ask_soundly(self, kind, name, **fields)
         except asyncio.CancelledError:
-            for req_id in set(self.main.protocol._asks) - there_before:
-                del self.main.protocol._asks[req_id]
+            for req_id in set(self.main.protocol._operations) - there_before:
+                del self.main.protocol._operations[req_id]
             raise
 
     def answer(self: YdbProtocol, kind: str, body: Any) -> None:
-        for req_id in list(self._asks):
-            if self._asks[req_id].heard(kind, body):
-                del self._asks[req_id]
+        for req_id in list(self._operations):
+            if self._operations[req_id].answered(kind, body):
+                del self._operations[req_id]
             return
 
-    ask_soundly = Members.ask
-    patch.setattr(Members, "ask", ask)
+    ask_soundly = GroupSession.perform
+    patch.setattr(GroupSession, "perform", ask)
     patch.setattr(YdbProtocol, "_answer", answer)
 
 
@@ -113,9 +113,9 @@ def _plant_answers_by_order_in_members(patch: pytest.MonkeyPatch) -> None:
     5,
     {"native": _plant_answers_by_order, "ydb": _plant_answers_by_order_in_members},
     on=SERVERS,
-    shows=("cancelled", ("others go on",)),
+    shows=("cancelled", ("others proceed",)),
 )
-async def what_a_cancelled_command_is_answered_is_nobody_elses_answer(scene: Scene) -> None:
+async def the_answer_of_a_cancelled_command_goes_to_no_other(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
         for limit, name in enumerate("abc", start=1):
@@ -159,9 +159,9 @@ def _plant_answers_by_order_on_a_wire(patch: pytest.MonkeyPatch) -> None:
     5,
     {"redis": _plant_answers_by_order_on_a_wire},
     on=("redis",),
-    shows=("cancelled", ("others go on",)),
+    shows=("cancelled", ("others proceed",)),
 )
-async def what_a_cancelled_command_is_answered_on_a_slow_wire_is_nobody_elses(scene: Scene) -> None:
+async def the_late_answer_of_a_cancelled_command_goes_to_no_other(scene: Scene) -> None:
     server = urlsplit(scene.url).path
     async with Proxy(server, f"{server}.slow") as proxy:
         url = scene.url.replace(server, proxy.path)
@@ -208,7 +208,7 @@ async def the_bodys_error_is_raised_though_the_release_reaches_nobody(scene: Sce
         network.start()
 
 
-@row(7, believes_for_ever, on=SERVERS, shows=("cut off", ("told in time", "kept")))
+@row(7, believes_for_ever, on=SERVERS, shows=("cut off", ("loss reported", "kept")))
 async def a_silence_costs_a_lease_at_its_deadline_and_not_before(scene: Scene) -> None:
     clock = scene.clock
     client, network = scene.afar()
@@ -233,7 +233,7 @@ async def a_silence_costs_a_lease_at_its_deadline_and_not_before(scene: Scene) -
         network.flow()
 
 
-@row(8, replacing(Request, "fail", does_nothing), on=SERVERS, shows=("cut off", ("told in time",)))
+@row(8, replacing(Request, "fail", does_nothing), on=SERVERS, shows=("cut off", ("loss reported",)))
 async def a_waiter_learns_after_a_cut_that_its_session_is_over(scene: Scene) -> None:
     client, network = scene.afar()
     async with scene.client() as other, other.mutex("x").lock(), client:
@@ -249,9 +249,9 @@ async def a_waiter_learns_after_a_cut_that_its_session_is_over(scene: Scene) -> 
 
 @row(
     9,
-    together(believes_for_ever, replacing(NativeSession, "_give_up", does_nothing)),
+    together(believes_for_ever, replacing(NativeSession, "_expire", does_nothing)),
     on=SERVERS,
-    shows=("cut off", ("one owner", "told in time", "others go on")),
+    shows=("cut off", ("one owner", "loss reported", "others proceed")),
 )
 async def a_leader_behind_a_half_open_connection_has_gone_when_the_next_one_leads(
     scene: Scene,
@@ -273,13 +273,13 @@ async def a_leader_behind_a_half_open_connection_has_gone_when_the_next_one_lead
         assert following_lease.fencing_token > leadership.fencing_token
 
 
-def _asks_nothing_again(self: Operations, call: Any) -> None:
-    return None
+def _sends_nothing_again(self: NativeOperationQueue, call: Any) -> bool:
+    return False
 
 
 def _forget_what_was_asked(self: YdbProtocol, session_id: int) -> None:
     if self.id:
-        self._asks.clear()
+        self._operations.clear()
     _start(self, session_id)
 
 
@@ -289,7 +289,7 @@ _start = YdbProtocol._start
 @row(
     10,
     {
-        "native": replacing(Operations, "_renewed", _asks_nothing_again),
+        "native": replacing(NativeOperationQueue, "_in_time", _sends_nothing_again),
         "ydb": replacing(YdbProtocol, "_start", _forget_what_was_asked),
     },
     on=SERVERS,
@@ -361,24 +361,24 @@ def _prove_from_arrival(self: NativeSession, at: float) -> None:
 _prove = NativeSession._prove
 
 
-def _prove_members_from_arrival(self: Members) -> None:
+def _prove_members_from_arrival(self: GroupSession) -> None:
     _member_proven(self)
-    if self.events is not None:
+    if not self.over:
         self.events.proven(self.now())
 
 
-_member_proven = Members.member_proven
+_member_proven = GroupSession.member_proven
 
 
 @row(
     14,
     {
         "native": replacing(NativeSession, "_prove", _prove_from_arrival),
-        "ydb": replacing(Members, "member_proven", _prove_members_from_arrival),
+        "ydb": replacing(GroupSession, "member_proven", _prove_members_from_arrival),
     },
     on=SERVERS,
 )
-async def a_slow_network_makes_nobody_believe_for_longer(scene: Scene) -> None:
+async def a_slow_network_extends_no_lease(scene: Scene) -> None:
     window, way = 2.0, 0.1
     client, network = scene.afar()
     async with client, client.session():
@@ -396,7 +396,7 @@ async def a_slow_network_makes_nobody_believe_for_longer(scene: Scene) -> None:
 @row(
     24,
     {
-        "native": replacing(Watches, "begin_anew", does_nothing),
+        "native": replacing(NativeWatches, "resume", does_nothing),
         "ydb": replacing(YdbProtocol, "_start", _forget_what_was_asked),
     },
     on=SERVERS,

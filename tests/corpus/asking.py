@@ -22,7 +22,7 @@ from tests.primitives.helpers import is_held, this_task, turns
 
 @row(
     3,
-    replacing(Request, "give_up_because", does_nothing),
+    replacing(Request, "withdraw_because", does_nothing),
     not_on={"dflockd": "tests/corpus/afar.py asks it, across a slow network"},
     shows=("cancelled", ("nothing leaks",)),
 )
@@ -40,15 +40,15 @@ async def a_cancelled_acquire_leaves_nothing_in_the_queue(scene: Scene) -> None:
             await scene.queued("x", 0)
 
 
-async def give_back_late(self: Request) -> None:
+async def leave_late(self: Request) -> None:
     await asyncio.sleep(0)
-    await _give_back(self)
+    await _leave(self)
 
 
-_give_back = Request.give_back
+_leave = Request.leave
 
 
-@row(4, replacing(Request, "give_back", give_back_late), shows=("cancelled", ("nothing leaks",)))
+@row(4, replacing(Request, "leave", leave_late), shows=("cancelled", ("nothing leaks",)))
 async def a_cancelled_release_takes_effect(scene: Scene) -> None:
     client, _ = scene.slow(2)
     async with client:
@@ -62,7 +62,7 @@ async def a_cancelled_release_takes_effect(scene: Scene) -> None:
 
 def _deal_out_answers(self: Committer) -> None:
     """Answer the callers that still wait, one after the other."""
-    for operations, _ in self._carried_out:
+    for operations, _ in self._finished:
         answers = [(each.result, each.error) for each in operations]
         for operation in operations:
             if operation.future is None or not operation.future.cancelled():
@@ -129,8 +129,8 @@ async def _wait_in_the_thread(self: Request) -> None:
     raise tenure.AcquireTimeout("not granted while it waited")
 
 
-@row(21, replacing(Request, "change", _wait_in_the_thread), shows=("none", ("others go on",)))
-async def who_waits_lets_the_other_tasks_of_its_thread_go_on(scene: Scene) -> None:
+@row(21, replacing(Request, "change", _wait_in_the_thread), shows=("none", ("others proceed",)))
+async def other_tasks_of_the_thread_run_while_one_waits(scene: Scene) -> None:
     async with scene.client() as client:
         lease = await client.mutex("x").lock()
         waiting = asyncio.create_task(client.mutex("x").lock())

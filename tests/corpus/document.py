@@ -1,4 +1,4 @@
-"""docs/evidence/pains.md, made of the corpus itself: `python -m tests.corpus` writes it."""
+"""Text of docs/evidence/pains.md, made from the corpus. `python -m tests.corpus` writes it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ THEMES = (losing, asking, queueing, outside, afar, lines)
 ROWS.sort(key=lambda row: row.number)
 
 _BEGINNING = """\
-# What hurts the users of other locks
+# Defects of other locks
 
-<!-- `python -m tests.corpus` writes this file, out of tests/corpus; a test says when it is old. -->
+<!-- `python -m tests.corpus` writes this file, and a test fails when it is out of date. -->
 
-Each row is a defect that released projects had, as their issue trackers tell (the numbers), or as
-was seen by running them. Tenure has a test for each, on every engine that the row concerns, and
-that test is known to see the defect: it is planted into tenure, and the test must fail then, by
-what it asserts. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `redis`,
+Each row is a defect of a released project: the numbers are those of its issue tracker, and the
+other defects were found by running it. Tenure has a test for each, on every engine that the row
+concerns. The test is known to detect the defect: with the defect planted into tenure, an assertion
+of the test must fail. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `redis`,
 `etcd`, and the server with `memory` behind it: as `tenure` over its native protocol, as `ydb` over
 YDB's, as `dflockd` over dflockd's, where a check sees the queues in the store behind the server.
 `make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
 
-| # | the pain | where others had it | tenure's answer | our test |
+| # | the defect | found in | tenure's answer | our test |
 |---|---|---|---|---|
 """
 
@@ -44,7 +44,7 @@ def document() -> str:
 def _line(pain: Pain) -> str:
     tests = [f"`{row.place}`{_where(row)}" for row in ROWS if row.number == pain.number]
     if pain.awaits:
-        tests.append(f"*waits for its engine:* {pain.awaits}")
+        tests.append(f"*needs an engine that does not exist yet:* {pain.awaits}")
     cells = (str(pain.number), pain.what, pain.others, pain.answer, "; ".join(tests))
     return f"| {' | '.join(cells)} |\n"
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure.engines.etcd import semaphores, transactions, wire
+from tenure.engines.etcd import request as request_module
+from tenure.engines.etcd import semaphores, wire
 from tenure.engines.etcd.answers import WatchEvent
-from tenure.engines.etcd.attachment import Attachment
+from tenure.engines.etcd.attachment import EtcdAttachment
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.waiting import Waiting
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 
-def numbered_by_the_hour(self: Attachment, request: EtcdRequest) -> int:
+def numbered_by_the_hour(self: EtcdAttachment, request: EtcdRequest) -> int:
     """An order id."""
     return int(self.engine.clock.wall() // 3600)
 
@@ -59,7 +60,7 @@ class _WireWithoutLeases:
 
 def plant_requests_under_no_lease(patch: pytest.MonkeyPatch) -> None:
     """EtcdRequests stay when their session is over."""
-    patch.setattr(transactions, "wire", _WireWithoutLeases())
+    patch.setattr(request_module, "wire", _WireWithoutLeases())
 
 
 async def create_whatever_is_there(*arguments: Any, **named: Any) -> None:

@@ -18,7 +18,7 @@ from tenure.core import rules
 from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.engines.dflockd.request import DflockdRequest
 from tenure.server.dflockd.locks import Locks
-from tenure.wire.lines import asking
+from tenure.wire.lines import requesting
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held
@@ -62,7 +62,7 @@ _match = DflockdConnection._match
 
 
 @row(5, replacing(DflockdConnection, "_match", _match_with_who_still_waits), on=DFLOCKD)
-async def what_a_cancelled_request_is_replied_is_nobody_elses_token(scene: Scene) -> None:
+async def the_reply_to_a_cancelled_request_goes_to_no_other(scene: Scene) -> None:
     client, network = scene.afar()
     async with client, client.session() as session:
         network.delay(DELAY)
@@ -142,11 +142,11 @@ def _ask_with_the_limit_of_the_first(key: str, *terms: Any, limit: int | None = 
     return _acquire(key, *terms, limit=limit and _limits.setdefault(key, limit))
 
 
-_acquire = asking.acquire
+_acquire = requesting.acquire
 _limits: dict[str, int] = {}
 
 
-@row(18, replacing(asking, "acquire", _ask_with_the_limit_of_the_first), on=DFLOCKD)
+@row(18, replacing(requesting, "acquire", _ask_with_the_limit_of_the_first), on=DFLOCKD)
 async def a_peer_with_another_limit_is_refused(scene: Scene) -> None:
     async with scene.client() as one, scene.client() as two:
         await one.semaphore("pool").create(limit=4)

@@ -27,7 +27,7 @@ from tests.primitives.helpers import is_held
     1,
     replacing(scope.Scope, "trigger", does_nothing),
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
-    shows=("administrator", ("told in time",)),
+    shows=("administrator", ("loss reported",)),
 )
 async def the_body_of_a_lost_lease_is_cancelled(scene: Scene) -> None:
     went_on = False
@@ -108,7 +108,7 @@ believes_for_ever = together(
 )
 
 
-@row(7, believes_for_ever, shows=("cut off", ("told in time", "kept")))
+@row(7, believes_for_ever, shows=("cut off", ("loss reported", "kept")))
 async def renewals_that_fail_end_the_lease_at_its_deadline_and_not_before(scene: Scene) -> None:
     client, engine = scene.slow(1)
     async with client:
@@ -128,7 +128,7 @@ async def renewals_that_fail_end_the_lease_at_its_deadline_and_not_before(scene:
     9,
     replacing(Request, "lose", does_nothing),
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
-    shows=("administrator", ("tokens rise", "told in time")),
+    shows=("administrator", ("tokens rise", "loss reported")),
 )
 async def a_lease_of_an_earlier_session_is_not_held(scene: Scene) -> None:
     async with scene.client() as client:

@@ -33,7 +33,7 @@ _WITH_A_DEAF_GUARDIAN = [sys.executable, str(_HERE / "deaf_guardian.py"), "tenur
     replacing(programs, "TENURE", _WITH_A_DEAF_GUARDIAN),
     not_on={"memory": "a command line has nobody to share it with"},
     real_time=True,
-    shows=("stopped", ("one owner", "others go on")),
+    shows=("stopped", ("one owner", "others proceed")),
 )
 async def a_command_is_dead_before_another_has_the_lock(scene: Scene) -> None:
     folder = TemporaryDirectory(prefix="tenure-")
@@ -94,8 +94,8 @@ def _plant_forgetful_news(patch: pytest.MonkeyPatch) -> None:
         if told == 1:
             tell(self, *arguments)
 
-    tell = SqliteWatches.tell
-    patch.setattr(SqliteWatches, "tell", tell_once)
+    tell = SqliteWatches.changed
+    patch.setattr(SqliteWatches, "changed", tell_once)
 
 
 @row(
@@ -129,10 +129,10 @@ async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
 
 @row(
     25,
-    replacing(SessionCore, "tell", does_nothing),
+    replacing(SessionCore, "emit", does_nothing),
     not_on={"dflockd": "its protocol does not name holders and waiters"},
 )
-async def who_waits_for_whom_and_for_how_long_can_be_seen(scene: Scene) -> None:
+async def waiters_and_holders_are_listed_with_their_times(scene: Scene) -> None:
     async with scene.client() as client, client.events() as stream:
         session = await client.session(description="the nightly import")
         lease = await session.mutex("x").lock()

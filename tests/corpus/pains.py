@@ -1,4 +1,4 @@
-"""The pains: what hurt, where, and what tenure does instead.
+"""The pains: defects of other locks, where they were reported, and what tenure does instead.
 
 They keep their numbers for ever, so that documents can name them.
 """
@@ -35,14 +35,14 @@ PAINS = (
         "A lock is lost, and the code that relies on it is not notified.",
         "redisson 3854, 4698; kazoo 565; etcd 6127",
         "The body of the block is cancelled and the block raises `LeaseLost`. Code outside of a "
-        "block asks `lease.held`, or awaits `lease.wait_lost()`.",
+        "block reads `lease.held`, or awaits `lease.wait_lost()`.",
     ),
     Pain(
         2,
         "A busy event loop does not get to renew, and a healthy program loses its lock.",
         "python-redis-lock 85, 91",
         "A thread renews when the loop does not. It stops after `max_stall`, so that a program "
-        "that is wedged for good does not hold for ever, and the stall is reported.",
+        "that hangs does not hold for ever. The stall is reported.",
     ),
     Pain(
         3,
@@ -51,14 +51,14 @@ PAINS = (
         "redis-py (seen in 8.1: with 100 ms of delay and a timeout of 50 ms the key stays, without "
         "an expiry)",
         "A request has its number before it is sent, so that it can be withdrawn without having "
-        "been answered. Whatever is stored belongs to a session, which ends.",
+        "been answered. Every stored request belongs to a session, which ends.",
     ),
     Pain(
         4,
         "A release that is cancelled leaves the lock held.",
         "redis-py 3847",
-        "A release that has begun is the session's business and goes through, whatever becomes of "
-        "its caller. It may be repeated.",
+        "The session owns a release once it has started, and completes it even if the caller is "
+        "cancelled. A release may be repeated.",
     ),
     Pain(
         5,
@@ -75,7 +75,7 @@ PAINS = (
     ),
     Pain(
         7,
-        "One failed renewal gives everything up; or all of them fail, and the holder goes on.",
+        "One failed renewal ends every lease; or all renewals fail, and the holder continues.",
         "PostHog 56781",
         "Renewals are repeated until the deadline, which lies before the end of the window by a "
         "margin. A lease is lost then, or when the store says so, and not otherwise.",
@@ -94,10 +94,10 @@ PAINS = (
     ),
     Pain(
         10,
-        "A contender that has given up, or whose answer was lost, stays in the queue.",
+        "A contender that has timed out, or whose answer was lost, stays in the queue.",
         "kazoo 760",
-        "What was perhaps carried out is withdrawn by its number, again and again, until that has "
-        "worked or the session has ended.",
+        "A request with an unknown outcome is withdrawn by its number. The withdrawal is repeated "
+        "until it is confirmed or the session has ended.",
     ),
     Pain(
         11,
@@ -117,11 +117,12 @@ PAINS = (
         13,
         "A clock is set, and locks end.",
         "valkey 2651",
-        "A holder's deadline is on a clock that cannot be set; it counts from when it asked.",
+        "A holder's deadline is on a clock that cannot be set; it counts from the moment when the "
+        "request was sent.",
     ),
     Pain(
         14,
-        "The client may be configured to believe for longer than the store does.",
+        "A client may be configured to consider a lease held for longer than the store does.",
         "ydb-rs-sdk 402; kubernetes 44887",
         "Intervals and margins are derived from the window, and what cannot fit is refused.",
     ),
@@ -139,7 +140,7 @@ PAINS = (
     ),
     Pain(
         17,
-        "The permits of a holder that has crashed never come back.",
+        "The permits of a crashed holder are never released.",
         "redisson 2045, 4462",
         "A permit belongs to a session, and is free when that is over.",
     ),
@@ -151,7 +152,8 @@ PAINS = (
     ),
     Pain(
         19,
-        "The command that was started under a lock outlives it, and its exit code tells nothing.",
+        "The command that was started under a lock outlives it, and its exit code does not show "
+        "the loss.",
         "`etcdctl lock` (two holders after a revoked lease, exit code 0); consul 873, 9788",
         "A guardian ends the command, with all that it has started, by a deadline of its own; the "
         "exit code says that the lock was lost.",
@@ -191,7 +193,7 @@ PAINS = (
         25,
         "Contention cannot be seen: which program waits, for which holder, and for how long.",
         "opencti 17341; codex-lb 1682",
-        "Every queue can be listed with its owners and waiters, and events tell how long each "
-        "lease was waited for and held.",
+        "Every queue can be listed with its owners and waiters, and events have the time "
+        "for which each lease was waited for and held.",
     ),
 )

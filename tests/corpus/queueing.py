@@ -16,9 +16,9 @@ from tenure.core.deadlines import Deadlines
 from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.core.store import Store
 from tenure.engines.etcd import semaphores as semaphores_of_etcd
-from tenure.engines.etcd.attachment import Attachment as AttachmentOfEtcd
+from tenure.engines.etcd.attachment import EtcdAttachment
 from tenure.engines.etcd.waiting import Waiting as WaitingOfEtcd
-from tenure.engines.sqlite import nodes, over, requests, sessions
+from tenure.engines.sqlite import expiry, nodes, participants, requests
 from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tests.corpus import etcd
 from tests.corpus.lua import in_lua
@@ -30,7 +30,7 @@ from tests.corpus.subjects import Scene
     8,
     replacing(ClientRequest, "fail", does_nothing),
     not_on={"dflockd": "who waits has no session that is over: it joins the queue anew"},
-    shows=("administrator", ("told in time",)),
+    shows=("administrator", ("loss reported",)),
 )
 async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
     async with scene.client() as client, client.mutex("x").lock():
@@ -48,7 +48,7 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
         "redis": in_lua("math.max(order + 1, now)", "math.floor(now / 3.6e9)"),
-        "etcd": replacing(AttachmentOfEtcd, "order_id", etcd.numbered_by_the_hour),
+        "etcd": replacing(EtcdAttachment, "order_id", etcd.numbered_by_the_hour),
     },
     not_on={"dflockd": "it has one node; tests/corpus/lines.py asks the rest"},
     shows=("none", ("tokens rise",)),
@@ -136,7 +136,7 @@ def _leave_waiting_rows_behind(tx: Transaction, over: Iterable[Any], why: str | 
         if tx.execute(waits, one[:1]).fetchone() is None:
             _remove_sessions(tx, [one], why)
         elif why is not None:
-            tx.tell(one[2], ENDED, one[0], why=why)
+            tx.send(one[2], ENDED, one[0], why=why)
 
 
 _remove_sessions = requests.remove_sessions
@@ -148,7 +148,7 @@ _remove_sessions = requests.remove_sessions
         "memory": replacing(Store, "_remove_session", _leave_requests_behind),
         "sqlite": together(
             replacing(requests, "remove_sessions", _leave_waiting_rows_behind),
-            replacing(sessions, "remove_sessions", _leave_waiting_rows_behind),
+            replacing(participants, "remove_sessions", _leave_waiting_rows_behind),
         ),
         "redis": in_lua(
             "if r then\n        leave(m, order, r)",
@@ -157,7 +157,7 @@ _remove_sessions = requests.remove_sessions
         "etcd": etcd.plant_requests_under_no_lease,
     },
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
-    shows=("administrator", ("in order", "others go on")),
+    shows=("administrator", ("in order", "others proceed")),
 )
 async def a_dead_waiter_is_passed_over(scene: Scene) -> None:
     async with scene.client() as client:
@@ -186,12 +186,12 @@ _add = Deadlines.add
     17,
     {
         "memory": replacing(Deadlines, "add", _add_but_for_sessions),
-        "sqlite": replacing(over, "is_silent", lambda tx, suspect: False),
+        "sqlite": replacing(expiry, "is_silent", lambda tx, suspect: False),
         "redis": in_lua("tonumber(x[2] or math.huge), ", "math.huge, "),
         "etcd": etcd.plant_requests_under_no_lease,
     },
     not_on={"dflockd": "a request has one token; tests/corpus/lines.py asks for three"},
-    shows=("cut off", ("others go on",)),
+    shows=("cut off", ("others proceed",)),
 )
 async def permits_of_a_silent_session_return_after_its_window(scene: Scene) -> None:
     client, engine = scene.slow(1)

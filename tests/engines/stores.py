@@ -219,7 +219,7 @@ VARIANTS = (
         title="`dflockd://`",
         inapplicable={
             "disk full": "a dflockd server writes nothing; of tenure's see its store",
-            "administrator": "dflockd's protocol has no words for that",
+            "administrator": "dflockd's protocol has no such operations",
             "taken over": "its sessions cannot be resumed",
         },
         behaviours=None,
@@ -247,8 +247,8 @@ VARIANTS = (
         lambda: _ydb(MEMORY_IN_REAL_TIME),
         title="`ydb://`: the server, over YDB's API",
         inapplicable={
-            "taken over": "no session can be resumed: the API does not tell when the former "
-            "program has learned of it",
+            "taken over": "no session can be resumed: the API does not report when the former "
+            "program has detected it",
         },
         shows="ydb",
         histories=Histories(6, False, lambda: _ydb(MEMORY_IN_REAL_TIME, "?siblings=1000")),

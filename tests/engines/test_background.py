@@ -11,7 +11,7 @@ from tenure import background
 from tenure.clock import SystemClock
 from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import Watching
-from tenure.engines.native.connection import Connection
+from tenure.engines.native.connection import NativeConnection
 from tenure.engines.redis.engine import RedisEngine
 from tenure.engines.sqlite import monitor
 from tenure.server.sessions.session import ServerSession
@@ -61,7 +61,7 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
 
 STEPS = [
     pytest.param(stores("etcd"), Waiting, "place", id="etcd: looking at a queue"),
-    pytest.param(stores("etcd"), Watching, "_hear", id="etcd: reading the stream of watches"),
+    pytest.param(stores("etcd"), Watching, "_process", id="etcd: reading the stream of watches"),
     pytest.param(stores("redis"), RedisEngine, "_deliver_own", id="redis: delivering"),
     pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
     pytest.param(
@@ -103,7 +103,7 @@ async def test_a_connection_that_cannot_be_looked_after_is_replaced(
         async with Stage(stores("tenure"), url, SystemClock()) as stage:
             holder, waiter = await stage.programs(2)
             held = await holder.lock("x")
-            raised = failing_once(monkeypatch, Connection, "_beat", error)
+            raised = failing_once(monkeypatch, NativeConnection, "_beat", error)
             short = await stage.program(engine=waiter.engine, window=3.0)
             waiting = await waiter.lock("x")
 

@@ -66,7 +66,7 @@ async def test_an_engine_that_is_not_open_says_so() -> None:
         await engine.list_nodes()
 
 
-@guarantee("none", "nothing leaks", "others go on", on=MEMORY)
+@guarantee("none", "nothing leaks", "others proceed", on=MEMORY)
 async def test_closing_a_client_releases_what_it_holds_to_the_others() -> None:
     async with tenure.connect("memory://closing") as other:
         holder = tenure.connect("memory://closing")

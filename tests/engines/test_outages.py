@@ -176,8 +176,8 @@ async def test_an_outage_is_logged_once_however_many_sessions_there_are(
         told = [(each.levelname, each.getMessage()) for each in caplog.records]
     assert [level for level, _ in told] == ["WARNING", "INFO"], told
     (_, lost), (_, found) = told
-    assert lost.startswith(f"lost contact to {client.url} (")
-    assert found.startswith(f"re-established contact to {client.url} after ")
+    assert lost.startswith(f"lost contact, nothing is granted meanwhile: url={client.url} error=")
+    assert found.startswith(f"re-established contact: url={client.url} seconds=")
 
 
 async def five(stream: events.EventStream, kind: type[events.Event]) -> None:

@@ -159,6 +159,35 @@ def test_the_first_connection_is_to_any_host_or_to_none() -> None:
     play(scenario())
 
 
+def test_it_may_open_without_a_connection() -> None:
+    async def scenario() -> None:
+        owner = Owner()
+        owner.fails = {host: EngineUnavailable(f"{host} is down") for host in "ab"}
+        reconnector = made(owner)
+        await reconnector.open(required=False)
+        assert (owner.hosts, reconnector.connection) == ("ab", None)
+        owner.fails.clear()
+        assert await reconnector.connected(None) == "a3"
+        await reconnector.aclose()
+
+    play(scenario())
+
+
+def test_a_host_comes_first_if_its_connection_lasted() -> None:
+    async def scenario() -> None:
+        owner = Owner()
+        reconnector = made(owner)
+        await reconnector.open()
+        for lasts in (0.0, 2 * LONGEST_PAUSE):
+            await asyncio.sleep(lasts)
+            reconnector.lost(await reconnector.connected(10), DOWN, first=None)
+        await reconnector.connected(10)
+        assert owner.hosts == "abb"
+        await reconnector.aclose()
+
+    play(scenario())
+
+
 def test_attempts_go_on_with_pauses_whatever_they_fail_with(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -180,7 +209,7 @@ def test_attempts_go_on_with_pauses_whatever_they_fail_with(
 
     with caplog.at_level(logging.INFO, logger="tenure"):
         play(scenario())
-    assert caplog.text.count("trying again: wrong token") == 1
+    assert caplog.text.count("error=wrong token") == 1
     assert caplog.text.count("ZeroDivisionError('a fault')") == 1
 
 

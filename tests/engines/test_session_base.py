@@ -71,7 +71,7 @@ def answers(session: Session, *seconds: float) -> Callable[[], Awaitable[float]]
     left = list(seconds)
 
     async def remaining() -> float:
-        session.news.set()
+        session.recheck.set()
         return left.pop(0)
 
     return remaining
@@ -113,7 +113,7 @@ async def test_only_an_end_by_the_stores_word_is_reported() -> None:
         session = Session()
         end(session)
         assert session.over
-        assert session.news.is_set()
+        assert session.recheck.is_set()
         reported[name] = [kind for kind, *_ in session.seen.seen]
     assert reported == {
         "end": ["ended"],

@@ -107,7 +107,7 @@ class TestEveryScheme:
         for each in known:
             why = refusal(f"{url}?{each.name}x=1")
             assert f"there is no parameter '{each.name}x' here; did you mean " in why
-        assert f"There are {known[0].name}, " in refusal(f"{url}?zzzzz=1")
+        assert f"there are {known[0].name}, " in refusal(f"{url}?zzzzz=1")
         assert "did you mean" not in refusal(f"{url}?zzzzz=1")
 
     def test_a_parameter_is_given_once_and_has_a_value(self, url: str) -> None:

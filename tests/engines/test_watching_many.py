@@ -33,7 +33,7 @@ KEEP_WATCHES = {
         "engine.py",
         "lookout.py",
         "monitor.py",
-        "news.py",
+        "delivery.py",
         "node.py",
         "store.py",
         "watchers.py",

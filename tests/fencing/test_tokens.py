@@ -73,7 +73,7 @@ def test_a_refusal_says_what_happened_and_what_to_do() -> None:
     assert "'invoices'" in text
     assert "token 33" in text
     assert "token 34" in text
-    assert "acquire anew" in text
+    assert "acquire again" in text
     assert "a newer token" in str(stale("invoices", 33, None))
 
 

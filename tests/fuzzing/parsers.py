@@ -14,8 +14,8 @@ from tenure.engines import split_answer_timeout
 from tenure.engines.dflockd import url as dflockd_url
 from tenure.engines.etcd import answers
 from tenure.engines.etcd import url as etcd_url
-from tenure.engines.etcd.calls import StreamCall
 from tenure.engines.etcd.frames import head
+from tenure.engines.etcd.grpc import StreamCall
 from tenure.engines.etcd.http2 import Http2Connection
 from tenure.engines.etcd.wire import WATCH
 from tenure.engines.native import url as native_url

@@ -2,7 +2,7 @@
 
 A test says what it shows, beside its name::
 
-    @guarantee("killed", "others go on", "nothing leaks", on=SQLITE)
+    @guarantee("killed", "others proceed", "nothing leaks", on=SQLITE)
     async def test_a_killed_holder_is_followed_at_once(workers): ...
 
 `python -m tests.guarantees` runs all tests that say so, and writes the table of what came of it.

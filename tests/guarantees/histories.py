@@ -17,25 +17,37 @@ __all__ = ["by_chaos", "by_simulation"]
 T = TypeVar("T", bound=Callable[..., object])
 
 _SIMULATED: dict[Fault, tuple[Promise, ...]] = {
-    "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
-    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
-    "stopped": ("one owner", "tokens rise", "told in time", "others go on"),
-    "stalled": ("one owner", "told in time", "others go on"),
-    "cancelled": ("one owner", "in order", "nothing leaks", "others go on"),
-    "cut off": ("one owner", "told in time", "nothing leaks", "others go on"),
-    "wall clock": ("tokens rise", "told in time"),
-    "clocks drift": ("one owner", "told in time"),
-    "administrator": ("in order", "tokens rise", "told in time", "nothing leaks", "others go on"),
-    "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
+    "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others proceed"),
+    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others proceed"),
+    "stopped": ("one owner", "tokens rise", "loss reported", "others proceed"),
+    "stalled": ("one owner", "loss reported", "others proceed"),
+    "cancelled": ("one owner", "in order", "nothing leaks", "others proceed"),
+    "cut off": ("one owner", "loss reported", "nothing leaks", "others proceed"),
+    "wall clock": ("tokens rise", "loss reported"),
+    "clocks drift": ("one owner", "loss reported"),
+    "administrator": (
+        "in order",
+        "tokens rise",
+        "loss reported",
+        "nothing leaks",
+        "others proceed",
+    ),
+    "taken over": ("one owner", "in order", "tokens rise", "loss reported", "others proceed"),
 }
 
 _CHAOS: dict[Fault, tuple[Promise, ...]] = {
-    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
-    "stopped": ("one owner", "tokens rise", "told in time", "others go on"),
-    "stalled": ("one owner", "told in time", "others go on"),
+    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others proceed"),
+    "stopped": ("one owner", "tokens rise", "loss reported", "others proceed"),
+    "stalled": ("one owner", "loss reported", "others proceed"),
     "restarted": ("tokens rise", "nothing leaks"),
-    "administrator": ("in order", "tokens rise", "told in time", "nothing leaks", "others go on"),
-    "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
+    "administrator": (
+        "in order",
+        "tokens rise",
+        "loss reported",
+        "nothing leaks",
+        "others proceed",
+    ),
+    "taken over": ("one owner", "in order", "tokens rise", "loss reported", "others proceed"),
 }
 """Those of its faults that come in every run, on every machine."""
 

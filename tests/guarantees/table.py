@@ -26,22 +26,22 @@ RUN = "Last run: "
 """How the one line begins that depends on when and where the tests were run."""
 
 _BEGINNING = """\
-# What holds under which fault
+# Guarantees under each fault
 
 <!-- `python -m tests.guarantees` writes this file, by running the tests that it names. -->
 
-Engine by engine: what goes wrong, and what holds all the same. Nothing in these tables is stated by
-hand: a cell counts the tests that show it, which are named below the tables, and which passed when
-this was written. [Guarantees](../explanation/guarantees.md) says why it holds.
+These tables show for each engine which guarantees hold under which fault. No cell is written by
+hand: it counts the tests that show the guarantee. They are named below the tables, and passed when
+this page was written. [Guarantees](../explanation/guarantees.md) says why they hold.
 
 | cell | meaning |
 |---|---|
 | **yes** 3 | 3 tests show that it holds |
 | **no** 1 | a test shows that it does *not* hold, as the documents say |
 | FAILED, skipped | it should hold, and a test of it failed, or could not be run here |
-| ? | not shown: perhaps it holds, but no test says so |
-| · | cannot be asked of this engine; the reason is below the table |
-| (blank) | that fault does not bear on it |
+| ? | not shown: it may hold, but no test shows it |
+| · | does not apply to this engine; the reason is below the table |
+| (blank) | the fault cannot affect it |
 
 """
 
@@ -59,7 +59,7 @@ def table(shown: Shown, run: str) -> str:
 
 
 def _legend() -> Iterator[str]:
-    yield "| column | what holds |\n|---|---|\n"
+    yield "| column | guarantee |\n|---|---|\n"
     for promise, meaning in PROMISES.items():
         yield f"| {promise} | {meaning} |\n"
 
@@ -74,7 +74,7 @@ def _of_engine(engine: Engine, title: str, shown: Shown) -> Iterator[str]:
         if concerned == engine:
             reasons.setdefault(reason, []).append(FAULTS[fault])
     for reason, faults in reasons.items():
-        yield f"\nNot asked ({'; '.join(faults)}): {reason}.\n"
+        yield f"\nDoes not apply ({'; '.join(faults)}): {reason}.\n"
 
 
 def _cell(engine: Engine, fault: Fault, promise: Promise, shown: Shown) -> str:

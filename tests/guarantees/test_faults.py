@@ -42,7 +42,7 @@ def on_each_engine(
     return make
 
 
-@on_each_engine("cut off", "one owner", "told in time", "others go on")
+@on_each_engine("cut off", "one owner", "loss reported", "others proceed")
 async def test_who_is_out_of_reach_believes_no_more_when_the_next_holds(scene: Scene) -> None:
     client, engine = scene.slow(1)
     async with scene.client() as other, client:
@@ -77,7 +77,7 @@ async def test_a_silence_within_the_window_costs_nothing(scene: Scene) -> None:
         assert await other.mutex("m").try_lock() is None
 
 
-@on_each_engine("cancelled", "one owner", "in order", "kept", "others go on")
+@on_each_engine("cancelled", "one owner", "in order", "kept", "others proceed")
 async def test_waiters_that_are_cancelled_leave_the_others_alone_and_in_order(
     scene: Scene,
 ) -> None:
@@ -107,7 +107,7 @@ async def test_waiters_that_are_cancelled_leave_the_others_alone_and_in_order(
     assert served == [0, 1, 4]
 
 
-@on_each_engine("suspended", "one owner", "told in time", "others go on")
+@on_each_engine("suspended", "one owner", "loss reported", "others proceed")
 async def test_after_a_long_suspension_nothing_is_held_and_all_is_free(scene: Scene) -> None:
     async with scene.client() as client, scene.client() as other:
         session = await client.session(recovery_window=scene.window)
@@ -140,7 +140,7 @@ async def test_a_suspension_within_the_window_costs_nothing(scene: Scene) -> Non
         assert is_held(lease)
 
 
-@on_each_engine("stalled", "one owner", "told in time", "others go on", real_time=True)
+@on_each_engine("stalled", "one owner", "loss reported", "others proceed", real_time=True)
 async def test_a_wedged_program_believes_no_more_when_the_next_holds(scene: Scene) -> None:
     held: list[tenure.Lease] = []
     begun, may_end = threading.Event(), threading.Event()
@@ -167,7 +167,7 @@ async def test_a_wedged_program_believes_no_more_when_the_next_holds(scene: Scen
         await asyncio.to_thread(wedged.join)
 
 
-@on_each_engine("wall clock", "told in time")
+@on_each_engine("wall clock", "loss reported")
 async def test_a_wall_clock_that_is_set_back_prolongs_no_belief(scene: Scene) -> None:
     client, engine = scene.slow(1)
     async with client:
@@ -238,7 +238,7 @@ async def test_tokens_rise_through_a_restart_although_the_wall_clock_was_set_bac
     assert tokens == sorted(set(tokens))
 
 
-@on_each_engine("taken over", "in order", "tokens rise", "others go on")
+@on_each_engine("taken over", "in order", "tokens rise", "others proceed")
 async def test_who_waits_behind_a_session_that_is_taken_over_is_granted_next(
     scene: Scene,
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_mark_says_what_can_be_so() -> None:
     assert [each.engine for each in mark.kwargs["claims"]] == [SQLITE, DURABLE_SQLITE]
     assert not broken("killed", "one owner", on=SQLITE).mark.kwargs["claims"][0].holds
     with pytest.raises(AssertionError, match="not at stake"):
-        guarantee("killed", "told in time", on=SQLITE)
+        guarantee("killed", "loss reported", on=SQLITE)
     with pytest.raises(AssertionError, match="said not to concern"):
         guarantee("killed", "one owner", on=MEMORY)
     with pytest.raises(AssertionError, match="what holds"):

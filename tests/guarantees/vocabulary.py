@@ -1,4 +1,4 @@
-"""The words of the guarantee table: engines, faults, what may hold; and the marks made of them."""
+"""Vocabulary of the guarantee table: engines, faults and promises, and the marks made of them."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ Promise: TypeAlias = Literal[
     "one owner",
     "in order",
     "tokens rise",
-    "told in time",
+    "loss reported",
     "kept",
     "nothing leaks",
-    "others go on",
-    "told stands",
+    "others proceed",
+    "answers stand",
     "fenced",
 ]
 
 PROMISES: dict[Promise, str] = {
-    "one owner": "never do more believe that they hold than the limit allows",
-    "in order": "grants go by the order of the requests",
+    "one owner": "no more requests are held at once than the limit allows",
+    "in order": "requests are granted in the order of their arrival",
     "tokens rise": "a later grant has a higher fencing token",
-    "told in time": "who loses a lease, or its place in the queue, knows by the deadline at the "
-    "latest, and is told at once when the store can reach it",
-    "kept": "who is well, or is well again within its window, loses nothing; a session that can be "
-    "resumed has everything",
-    "nothing leaks": "what is given up, or was its holder's alone, is free",
-    "others go on": "the next in line is granted: at once, or after the window where the "
-    "store cannot know sooner",
-    "told stands": "what a program was told by the store is still so",
-    "fenced": "what a former holder still writes is refused, where the data has a fence",
+    "loss reported": "a program that loses a lease or its place in a queue detects that by the "
+    "deadline at the latest, and is notified at once when the store can reach it",
+    "kept": "a program that works, or works again within its recovery window, loses nothing; a "
+    "resumed session has everything",
+    "nothing leaks": "what was withdrawn, or belonged to an ended session, is free",
+    "others proceed": "the next waiter is granted: at once, or after the recovery window where the "
+    "store cannot detect the end sooner",
+    "answers stand": "what the store has answered to a program is still true",
+    "fenced": "late writes of a former holder are refused, where the data has a fence",
 }
 
 Fault: TypeAlias = Literal[
@@ -90,46 +90,46 @@ Fault: TypeAlias = Literal[
 ]
 
 FAULTS: dict[Fault, str] = {
-    "none": "contention, and nothing else",
+    "none": "contention alone",
     "killed": "a holder's or waiter's process is killed (`kill -9`)",
     "stopped": "a process is stopped (`SIGSTOP`), for less or more than its window",
     "stalled": "an event loop is stuck",
     "suspended": "the machine is suspended",
-    "cancelled": "a task is cancelled, at whatever step",
+    "cancelled": "a task is cancelled, at any step",
     "cut off": "the store is out of reach, or its answers are lost",
     "stuck peer": "another process is stopped or hangs while it uses the store",
     "disk full": "the disk is full",
     "restarted": "a program is restarted, or no program has it open for a while",
-    "power cut": "the machine crashes or is started anew",
+    "power cut": "the machine crashes or is restarted",
     "wall clock": "the wall clock jumps",
     "clocks drift": "the clocks of the clients disagree",
     "fork": "a process forks",
     "administrator": "a session is ended, a request evicted, a semaphore deleted by force",
-    "taken over": "a session is resumed elsewhere while its program lives",
+    "taken over": "a session is resumed by another process while its own still runs",
 }
 
 CONCERNS: dict[Fault, tuple[Promise, ...]] = {
-    "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
-    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others go on"),
-    "stopped": ("one owner", "tokens rise", "told in time", "kept", "others go on", "fenced"),
-    "stalled": ("one owner", "told in time", "kept", "others go on"),
-    "suspended": ("one owner", "told in time", "kept", "others go on"),
-    "cancelled": ("one owner", "in order", "kept", "nothing leaks", "others go on"),
-    "cut off": ("one owner", "told in time", "kept", "nothing leaks", "others go on"),
-    "stuck peer": ("in order", "kept", "others go on"),
-    "disk full": ("kept", "nothing leaks", "others go on", "told stands"),
-    "restarted": ("tokens rise", "kept", "nothing leaks", "told stands"),
-    "power cut": ("tokens rise", "kept", "nothing leaks", "others go on", "told stands"),
-    "wall clock": ("tokens rise", "told in time", "kept"),
-    "clocks drift": ("one owner", "told in time", "kept"),
-    "fork": ("one owner", "kept", "nothing leaks", "others go on"),
+    "none": ("one owner", "in order", "tokens rise", "nothing leaks", "others proceed"),
+    "killed": ("one owner", "in order", "tokens rise", "nothing leaks", "others proceed"),
+    "stopped": ("one owner", "tokens rise", "loss reported", "kept", "others proceed", "fenced"),
+    "stalled": ("one owner", "loss reported", "kept", "others proceed"),
+    "suspended": ("one owner", "loss reported", "kept", "others proceed"),
+    "cancelled": ("one owner", "in order", "kept", "nothing leaks", "others proceed"),
+    "cut off": ("one owner", "loss reported", "kept", "nothing leaks", "others proceed"),
+    "stuck peer": ("in order", "kept", "others proceed"),
+    "disk full": ("kept", "nothing leaks", "others proceed", "answers stand"),
+    "restarted": ("tokens rise", "kept", "nothing leaks", "answers stand"),
+    "power cut": ("tokens rise", "kept", "nothing leaks", "others proceed", "answers stand"),
+    "wall clock": ("tokens rise", "loss reported", "kept"),
+    "clocks drift": ("one owner", "loss reported", "kept"),
+    "fork": ("one owner", "kept", "nothing leaks", "others proceed"),
     "administrator": (
-        *("one owner", "in order", "tokens rise", "told in time", "nothing leaks"),
-        *("others go on", "fenced"),
+        *("one owner", "in order", "tokens rise", "loss reported", "nothing leaks"),
+        *("others proceed", "fenced"),
     ),
-    "taken over": ("one owner", "in order", "tokens rise", "told in time", "others go on"),
+    "taken over": ("one owner", "in order", "tokens rise", "loss reported", "others proceed"),
 }
-"""What a fault could break. The rest of its line is left blank."""
+"""Promises that a fault could break. The other cells of its line are blank."""
 
 _NO_DISK = "a simulated machine has no disk, and its processes do not fork"
 
@@ -144,12 +144,12 @@ INAPPLICABLE: dict[tuple[Engine, Fault], str] = {
         for fault in ("stuck peer", "disk full", "restarted", "power cut", "fork")
     },
 }
-"""What cannot be asked of an engine, and why."""
+"""Faults that an engine cannot have, with the reason."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That something holds, or is known not to, under a fault on an engine."""
+    """A promise that holds, or is known not to hold, under a fault on an engine."""
 
     engine: Engine
     fault: Fault

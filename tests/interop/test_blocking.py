@@ -45,7 +45,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def is_held(what: blocking.ExclusiveLock | blocking.Permits) -> bool:
-    """The same as asking it, without a type checker taking the answer for lasting."""
+    """The same as requesting it, without a type checker taking the answer for lasting."""
     return what.held
 
 
@@ -146,7 +146,7 @@ def test_permits_are_held_for_a_block(
         assert two.with_permits(1, two.current_count) == 3
     assert one.current_count() == 0
     assert not is_held(permits)
-    with pytest.raises(Misuse, match="anew"), taking:
+    with pytest.raises(Misuse, match="again for another"), taking:
         raise AssertionError("the block must not begin")
     with pytest.raises(KeyError), one.take(1):
         raise KeyError

@@ -62,7 +62,7 @@ def backings(request: pytest.FixtureRequest) -> Backings:
 
 
 def is_held(permits: Permits) -> bool:
-    """The same as asking them, without a type checker taking the answer for lasting."""
+    """The same as requesting them, without a type checker taking the answer for lasting."""
     return permits.held
 
 

@@ -121,7 +121,7 @@ async def test_the_same_identifier_is_not_the_same_acquisition(connected: Connec
 async def test_a_block_of_lost_permits_ends_even_if_the_store_never_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(permits_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(permits_module, "UNDO_TIMEOUT", 0.05)
     async with a_place() as place:
         semaphore = DistributedSemaphore(
             "interrupted", RedisBacking(place.client), ttl=0.6, refresh_interval=0.05
@@ -139,7 +139,7 @@ async def test_a_block_of_lost_permits_ends_even_if_the_store_never_answers(
 async def test_a_block_ends_when_its_permits_have_expired_while_they_are_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(permits_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(permits_module, "UNDO_TIMEOUT", 0.05)
     async with a_place() as place:
         semaphore = DistributedSemaphore("interrupted", RedisBacking(place.client), ttl=0.6)
         async with asyncio.timeout(10):
@@ -166,7 +166,7 @@ async def test_whoever_waits_for_a_loss_is_told_of_the_end() -> None:
     async with DistributedSemaphore("pool", Broken()).take(1) as permits:
         waiting = asyncio.create_task(permits.wait_lost())
         await asyncio.sleep(0)
-    with pytest.raises(LeaseReleased, match="given back"):
+    with pytest.raises(LeaseReleased, match="were released"):
         await waiting
 
 

@@ -39,7 +39,7 @@ class Original:
 
 
 def is_held(lock: ExclusiveLock) -> bool:
-    """The same as asking the lock, without a type checker taking the answer for lasting."""
+    """The same as requesting the lock, without a type checker taking the answer for lasting."""
     return lock.held
 
 

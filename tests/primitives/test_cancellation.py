@@ -257,7 +257,7 @@ async def nothing_is_left(place: Place) -> None:
         await lease.release()
 
 
-@guarantee("cancelled", "nothing leaks", "others go on", on=MEMORY)
+@guarantee("cancelled", "nothing leaks", "others proceed", on=MEMORY)
 @pytest.mark.parametrize("engine_turns", [None, 0, 1, 2, 3])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 async def test_cancelled_at_any_step_it_leaves_nothing(
@@ -308,7 +308,7 @@ WAITING = [
 ]
 
 
-@guarantee("cancelled", "nothing leaks", "others go on", on=MEMORY)
+@guarantee("cancelled", "nothing leaks", "others proceed", on=MEMORY)
 @pytest.mark.no_debug
 @pytest.mark.parametrize("engine_turns", [None, 0, 1, 2])
 @pytest.mark.parametrize("operation", WAITING, ids=lambda operation: operation.__name__)

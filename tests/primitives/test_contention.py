@@ -125,7 +125,7 @@ async def test_what_was_released_meanwhile_is_said_to_be_free(
 
         def release_first(kind: str, operation: Callable[[], Any]) -> Any:
             if kind == "describe" and "describe" in engine.calls:  # after the probe
-                held._request.give_up()
+                held._request.withdraw()
             return asking(kind, operation)
 
         engine.operate = release_first  # type: ignore[method-assign]
@@ -201,7 +201,7 @@ async def test_a_store_that_does_not_tell_is_not_asked(world: World) -> None:
         other.mutex("m").lock(),
     ):
         assert await said(session.mutex("m").lock(timeout=2)) == (
-            "this store does not tell the holder"
+            "this store does not list holders"
         )
         assert engine.calls.count("describe") == 1  # the probe
 

@@ -26,7 +26,7 @@ PROGRAM = """
             call()
         except tenure.Misuse as error:
             assert "belongs to the parent of this forked process" in str(error), error
-            assert "connect anew in the child" in str(error), error
+            assert "connect again in the child" in str(error), error
         else:
             raise AssertionError(f"{what} did not raise")
 
@@ -143,7 +143,7 @@ def test_a_child_that_leaves_the_blocks_keeps_its_error_and_ends(leave: str) -> 
     )
 
 
-@guarantee("fork", "others go on", on=MEMORY)
+@guarantee("fork", "others proceed", on=MEMORY)
 def test_a_child_may_use_a_client_of_its_own_and_drop_its_parent_s() -> None:
     run(
         """

@@ -285,7 +285,7 @@ async def test_a_renewal_that_fails_is_logged_and_costs_no_other_session_its_own
     await asyncio.sleep(8)
     assert len(other.renewals) == 2
     assert [each.getMessage() for each in caplog.records] == [
-        f"renewing sessions failed: {error!r}; it is tried again"
+        f"background task failed: task='renewing sessions' error={error!r}"
     ]
     failing.error = None
     before = len(failing.renewals)
@@ -304,7 +304,7 @@ async def test_the_thread_renews_others_when_one_renewal_fails(
     clock.advance(5)
     kept._watch_over([failing, other])
     assert len(other.renewals) == 1
-    assert caplog.text.count("renewing sessions failed: ") == 1
+    assert caplog.text.count("task='renewing sessions'") == 1
     await kept.aclose()
 
 
@@ -434,7 +434,7 @@ async def test_a_loop_busy_in_slices_of_a_millisecond_keeps_its_lease() -> None:
             assert lease.held
 
 
-@guarantee("stalled", "told in time", on=MEMORY)
+@guarantee("stalled", "loss reported", on=MEMORY)
 @in_real_time
 async def test_a_wedged_program_loses_its_lease_and_the_policy_acts_in_time() -> None:
     acted: list[tuple[float, threading.Thread]] = []

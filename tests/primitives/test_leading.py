@@ -50,7 +50,8 @@ async def test_an_error_of_the_work_is_logged_and_the_next_campaign_follows(
     logged = [record for record in caplog.records if "leader's work failed" in record.message]
     assert len(logged) == 3
     assert all(record.levelno == logging.ERROR and record.exc_info for record in logged)
-    assert "on /default/scheduler: ValueError('failure 1')" in logged[0].message
+    assert "name='scheduler'" in logged[0].message
+    assert "ValueError('failure 1')" in logged[0].message
     pauses = [after - before for before, after in itertools.pairwise(began)]
     assert 0.5 * FIRST_PAUSE <= pauses[0] <= FIRST_PAUSE
     assert 2 * FIRST_PAUSE <= pauses[2] <= 4 * FIRST_PAUSE
@@ -106,9 +107,9 @@ async def test_a_loss_cancels_the_work_and_the_next_campaign_follows(
             (leader,) = await world.queue("scheduler")
             await client.evict("/default", "scheduler", leader.order_id)
     assert ended == ["first"]
-    (record,) = (record for record in caplog.records if "Next campaign" in record.message)
+    (record,) = (record for record in caplog.records if "next campaign after" in record.message)
     assert record.levelno == logging.WARNING
-    assert "leadership lost on /default/scheduler" in record.message
+    assert "node=/default name='scheduler'" in record.message
 
 
 @pytest.mark.parametrize("retry", [False, lambda error: not isinstance(error, KeyError)])

@@ -145,7 +145,7 @@ async def test_a_change_whose_caller_was_cancelled_is_known_when_it_is_done(worl
 # How it is lost
 
 
-@guarantee("cut off", "one owner", "told in time", on=MEMORY)
+@guarantee("cut off", "one owner", "loss reported", on=MEMORY)
 async def test_a_silent_store_cancels_the_body_before_the_lease_can_have_expired(
     world: World, clock: VirtualClock
 ) -> None:
@@ -172,7 +172,7 @@ async def test_a_silent_store_cancels_the_body_before_the_lease_can_have_expired
     assert this_task().cancelling() == 0
 
 
-@guarantee("cut off", "told in time", on=MEMORY)
+@guarantee("cut off", "loss reported", on=MEMORY)
 async def test_a_store_that_answers_nothing_any_more_is_a_silent_one(
     world: World, clock: VirtualClock
 ) -> None:
@@ -228,7 +228,7 @@ async def test_a_proof_that_comes_too_late_revives_nothing(
         assert session.state == "expired"
 
 
-@guarantee("suspended", "told in time", on=MEMORY)
+@guarantee("suspended", "loss reported", on=MEMORY)
 async def test_a_suspended_machine_finds_its_leases_lost_at_once(
     world: World, clock: VirtualClock
 ) -> None:
@@ -245,7 +245,7 @@ async def test_a_suspended_machine_finds_its_leases_lost_at_once(
                     assert clock.now() - resumed <= 1.0
 
 
-@guarantee("suspended", "told in time", on=MEMORY)
+@guarantee("suspended", "loss reported", on=MEMORY)
 async def test_a_suspension_is_noticed_within_a_second_by_whoever_waits(
     world: World, clock: VirtualClock
 ) -> None:
@@ -261,7 +261,7 @@ async def test_a_suspension_is_noticed_within_a_second_by_whoever_waits(
         assert noticed - 1000.0 <= 3600 + 1.0
 
 
-@guarantee("administrator", "told in time", on=MEMORY)
+@guarantee("administrator", "loss reported", on=MEMORY)
 async def test_the_store_s_word_loses_it_at_once(world: World) -> None:
     async with world.client() as client:
         session = await client.session()
@@ -273,7 +273,7 @@ async def test_the_store_s_word_loses_it_at_once(world: World) -> None:
     assert this_task().cancelling() == 0
 
 
-@guarantee("administrator", "told in time", on=MEMORY)
+@guarantee("administrator", "loss reported", on=MEMORY)
 async def test_evicted_it_is_lost_and_the_session_is_not(world: World) -> None:
     async with world.client() as client, client.session() as session:
         with pytest.raises(LeaseLost, match="evicted by an administrator") as raised:
@@ -286,7 +286,7 @@ async def test_evicted_it_is_lost_and_the_session_is_not(world: World) -> None:
             pass
 
 
-@guarantee("administrator", "told in time", on=MEMORY)
+@guarantee("administrator", "loss reported", on=MEMORY)
 async def test_deleted_by_force_it_is_lost(world: World) -> None:
     async with world.client() as client, client.session() as session:
         pool = session.semaphore("s")

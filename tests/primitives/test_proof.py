@@ -14,7 +14,7 @@ def test_it_renews_well_before_the_deadline_and_that_lies_before_the_window_s_en
     window: float, stop_share: float
 ) -> None:
     proof = Proof(window)
-    proof.at = proof.asked = 100.0
+    proof.at = proof.sent = 100.0
     proof.add_stop_time(1, stop_share * window)
     assert proof.renew_at < proof.deadline < 100.0 + window
     assert proof.renew_at - 100.0 <= (proof.deadline - 100.0) / 3 + 1e-9
@@ -46,5 +46,5 @@ def test_an_unanswered_renewal_is_repeated_after_a_quarter_of_the_interval() -> 
     proof.at = 100.0
     assert proof.interval == pytest.approx(9.5)
     assert proof.renew_at == pytest.approx(109.5)
-    proof.asked = 109.5
+    proof.sent = 109.5
     assert proof.renew_at == pytest.approx(109.5 + 9.5 / 4)

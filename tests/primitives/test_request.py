@@ -252,7 +252,7 @@ async def test_what_the_store_refuses_is_raised_and_forgotten(
     world: World, engine_turns: int | None
 ) -> None:
     async with world.connect(engine_turns) as client, client.session() as session:
-        with pytest.raises(SemaphoreNotFound, match="create it first"):
+        with pytest.raises(SemaphoreNotFound, match="Create it first"):
             await session.semaphore("none").acquire()
         with pytest.raises(SemaphoreNotFound):
             await session.semaphore("none").enqueue()

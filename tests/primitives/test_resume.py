@@ -306,7 +306,7 @@ async def test_a_session_of_the_client_itself_recovers_nothing(world: World) -> 
 # The former program
 
 
-@guarantee("taken over", "one owner", "told in time", on=MEMORY)
+@guarantee("taken over", "one owner", "loss reported", on=MEMORY)
 async def test_whoever_is_inside_a_lease_is_stopped_before_the_successor_has_it(
     world: World,
 ) -> None:

@@ -414,7 +414,7 @@ asyncio.run(main())
 """
 
 
-@guarantee("killed", "others go on", on=SQLITE)
+@guarantee("killed", "others proceed", on=SQLITE)
 async def test_a_killed_party_leaves_and_another_takes_its_place(sqlite_url: str) -> None:
     async with tenure.connect(sqlite_url) as client, program(PARTY, sqlite_url) as doomed:
         async with asyncio.timeout(20):

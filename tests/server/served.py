@@ -68,7 +68,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work(self._listener), self._loop).result(PATIENCE)
 
     def drain(self) -> None:
-        """Tell its clients to go elsewhere."""
+        """Send its clients to other servers."""
         self.on_its_loop(lambda listener: listener.drain())
 
     def _run(self) -> None:

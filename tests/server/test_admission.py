@@ -40,9 +40,9 @@ class Place:
         self.admission = Admission(chosen, self.connections, self.greetings, self.clock)
 
     def greet(self, host: str, *, local: bool = False) -> Waiting:
-        guest = Waiting(Source(host, local=True) if local else source_at(host))
-        self.admission.greet(guest)
-        return guest
+        pending = Waiting(Source(host, local=True) if local else source_at(host))
+        self.admission.greet(pending)
+        return pending
 
     def let_in(
         self,
@@ -100,8 +100,8 @@ def test_a_quiet_source_displaces_the_greediest_ones_oldest_greeting() -> None:
 
 def test_among_equal_sources_the_first_one_yields() -> None:
     place = Place(greetings=2)
-    guests = [place.greet(f"192.0.2.{number}") for number in range(4)]
-    assert [each.displaced for each in guests] == [True, True, False, False]
+    pendings = [place.greet(f"192.0.2.{number}") for number in range(4)]
+    assert [each.displaced for each in pendings] == [True, True, False, False]
 
 
 def test_addresses_of_one_ipv6_network_are_one_source() -> None:
@@ -154,8 +154,8 @@ def test_the_one_that_yields_is_always_of_a_source_with_the_most(data: st.DataOb
     for _ in range(data.draw(st.integers(1, 40))):
         over = data.draw(st.booleans())
         if present and over:
-            guest = present.pop(data.draw(st.integers(0, len(present) - 1)))
-            place.admission.stop_greeting(guest)
+            pending = present.pop(data.draw(st.integers(0, len(present) - 1)))
+            place.admission.stop_greeting(pending)
         else:
             present.append(place.greet(f"192.0.2.{data.draw(st.integers(1, 3))}"))
         gone = [each for each in present if each.displaced]

@@ -57,7 +57,7 @@ def test_a_count_refuses_beyond_its_limit_and_names_it() -> None:
     assert caught.value.limit == "sessions"
     assert caught.value.node == "/default"
     assert count.taken == 1
-    count.give_back()
+    count.release()
     count.take()
 
 
@@ -66,7 +66,7 @@ def test_what_exists_already_is_counted_and_never_refused() -> None:
     count.take_anyway()
     count.take_anyway()
     assert count.taken == 2
-    count.give_back()
+    count.release()
     with pytest.raises(LimitReached):
         count.take()
 

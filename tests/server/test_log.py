@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from tenure.server.log import LOGGER, LogFormat, LogLevel, log_uncaught, set_up, tell
+from tenure.server.log import LOGGER, LogFormat, LogLevel, log_event, log_uncaught, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def logging_to(stream: io.StringIO, form: LogFormat, level: LogLevel = "info") -
 def written(form: LogFormat, *, level: int = logging.INFO, **facts: object) -> str:
     stream = io.StringIO()
     with logging_to(stream, form):
-        tell(LOGGER, level, "something happened", **facts)
+        log_event(LOGGER, level, "something happened", **facts)
     return stream.getvalue()
 
 
@@ -124,10 +124,10 @@ def test_what_clients_can_cause_without_end_is_said_a_few_times_then_counted() -
     with logging_to(stream, "json"):
         with at(1000):
             for _ in range(1000):
-                tell(LOGGER, logging.WARNING, "refused")
-            tell(LOGGER, logging.WARNING, "something else")
+                log_event(LOGGER, logging.WARNING, "refused")
+            log_event(LOGGER, logging.WARNING, "something else")
         with at(1011):
-            tell(LOGGER, logging.WARNING, "refused")
+            log_event(LOGGER, logging.WARNING, "refused")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == [
         *["refused"] * 20,

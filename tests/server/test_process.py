@@ -263,7 +263,7 @@ async def test_only_who_has_a_token_comes_in_and_no_token_is_ever_shown(tmp_path
 
         tokens.write_text("")
         server.send(signal.SIGHUP)
-        said = await server.until("not reloaded, and all goes on as before")
+        said = await server.until("not reloaded, settings kept")
         assert "has no token" in said["why"]
         await token_of_a_lock(f"tenure://{TWO}@{place}")
 
@@ -339,7 +339,7 @@ async def test_tls_lets_in_who_trusts_the_server_and_whom_the_server_trusts(
 
         await asyncio.to_thread(Path(pair.cert).write_text, "no certificate")
         server.send(signal.SIGHUP)
-        said = await server.until("not reloaded, and all goes on as before")
+        said = await server.until("not reloaded, settings kept")
         assert said["why"].count("server.test.pem has no certificate") == 1  # of two listeners
 
         renewed = ours.signs("server.test")  # into the same files

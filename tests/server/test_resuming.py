@@ -20,9 +20,9 @@ from tenure.wire.messages import (
     Detach,
     Done,
     Ended,
+    EndReceived,
     Failed,
     Granted,
-    Heard,
     Ping,
     Pong,
     Renew,
@@ -118,7 +118,7 @@ async def test_a_resume_waits_until_the_former_program_has_heard(clock: VirtualC
             await former.hear(Ended)
             await asyncio.sleep(3)
             assert client.unread == []
-            former.say(Heard(1))
+            former.say(EndReceived(1))
             asked = clock.now()
             attached = await client.hear(Attached)
             assert clock.now() == asked
@@ -157,7 +157,7 @@ async def test_a_former_program_that_comes_back_meanwhile_is_told_and_sets_it_fr
             assert (await former.hear(Ended)).channel == 5
             assert (await former.hear(Failed)).error.kind == "SessionExpired"
             asked = clock.now()
-            former.say(Heard(5))
+            former.say(EndReceived(5))
             await client.hear(Attached)
             assert clock.now() == asked
 
@@ -224,7 +224,7 @@ async def test_of_three_programs_the_last_waits_for_all_before_it(clock: Virtual
                 assert (await second.hear(Failed)).error.kind == "SessionExpired"
                 await asyncio.sleep(1)
                 assert third.unread == []
-                first.say(Heard(1))
+                first.say(EndReceived(1))
                 await third.hear(Attached)
 
 
@@ -254,7 +254,7 @@ async def test_what_is_known_of_belief_outlasts_a_resume_that_is_given_up(
             await asyncio.sleep(after)
         async with resuming(listener, first.session_id) as client:
             await former.hear(Ended)
-            former.say(Heard(1))
+            former.say(EndReceived(1))
             await client.hear(Attached)
             assert clock.now() - asked < after + 1.0
 
@@ -274,7 +274,7 @@ async def test_of_many_that_resume_at_once_the_last_has_the_session(clock: Virtu
             for client in (one, two):
                 if isinstance(await client.listen(), Attached):
                     await client.hear(Ended)
-                    client.say(Heard(1))
+                    client.say(EndReceived(1))
             await three.hear(Attached)
             assert clock.now() - asked < 2.0
             assert (await mutex(three, 1, 1)).place == 0

@@ -140,7 +140,7 @@ def test_an_empty_variable_says_nothing(sources: Sources) -> None:
             "max-conections = 1",
             "there is no setting 'max-conections'; did you mean max-connections?",
         ),
-        ("whatever = 1", "there is no setting 'whatever'; 'tenure serve --help' tells all"),
+        ("whatever = 1", "there is no setting 'whatever'; 'tenure serve --help' lists all"),
         ("[limits]\nconnections = 1", "there is no setting 'limits'"),
         ('max-connections = "many"', "max-connections is a whole number, one or more, not 'many'"),
         ("max-connections = true", "max-connections is a whole number, one or more, not True"),
@@ -238,7 +238,7 @@ def test_all_mistakes_are_told_at_once(sources: Sources) -> None:
         ({"tls-client-ca": "ca"}, "tls-client-ca is set, and no listener has TLS"),
         (
             {"listen": ["tenures://:1?tls-cert=c&tls-key=k&tls-client-crl=r"]},
-            "has a revocation list of client certificates and asks for none; add --tls-client-ca",
+            "has a revocation list of client certificates and requires none; add --tls-client-ca",
         ),
         ({"advertise": "here:1"}, "advertise is for YDB's clients, and no listener is for them"),
         ({"database": "/x"}, "database is for YDB's clients"),

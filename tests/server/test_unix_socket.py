@@ -21,8 +21,8 @@ from tenure.server.native import listener as native
 from tenure.server.sockets import SocketFile, bind_unix
 from tests.server.talking import PATIENCE, Caller, serving
 
-ANEW = "the socket file was gone, and is made anew"
-CANNOT = "the socket file is gone, and cannot be made anew"
+ANEW = "the socket file was deleted, and is created again"
+CANNOT = "the socket file was deleted, and cannot be created again"
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_file_that_another_one_has_replaced_is_not_removed(path: Path) -> None
         file.remove()
         assert path.exists()
         with pytest.raises(EngineUnavailable, match="a file that is no socket"):
-            file.bind(patience=0)
+            file.bind(timeout=0)
 
 
 def test_a_busy_server_is_not_waited_for(path: Path) -> None:
@@ -180,4 +180,4 @@ def test_a_busy_server_is_not_waited_for(path: Path) -> None:
                 taken = client.connect_ex(str(path))
             assert taken == errno.EAGAIN
             with pytest.raises(EngineUnavailable, match="another server listens there"):
-                SocketFile(str(path), 0o600).bind(patience=0)
+                SocketFile(str(path), 0o600).bind(timeout=0)

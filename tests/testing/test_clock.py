@@ -264,12 +264,12 @@ def test_a_thread_is_refused_where_nobody_would_wait_for_it() -> None:
     async def scenario() -> None:
         await asyncio.to_thread(print)
 
-    with pytest.raises(RuntimeError, match="patience"):
+    with pytest.raises(RuntimeError, match="real_wait"):
         run(scenario())
 
 
 def test_with_patience_a_thread_is_waited_for() -> None:
-    assert run(asyncio.to_thread(lambda: 42), patience=30) == 42
+    assert run(asyncio.to_thread(lambda: 42), real_wait=30) == 42
 
 
 def test_with_patience_what_a_thread_calls_arrives_before_time_jumps() -> None:
@@ -283,4 +283,4 @@ def test_with_patience_what_a_thread_calls_arrives_before_time_jumps() -> None:
         thread.join()
         return loop.time() - began
 
-    assert run(scenario(), patience=30) == 0
+    assert run(scenario(), real_wait=30) == 0

@@ -3,8 +3,8 @@
 However the wait ends (by a grant, a timeout, a cancellation or a loss), the request either became a
 held lease that the caller was given, or it has left the queue.
 
-Giving up does not wait for the store: a timeout or a cancellation takes effect even when the store
-is out of reach, and the session withdraws the request in the background.
+A timeout or a cancellation takes effect even when the store is out of reach: the session withdraws
+the request in the background.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def acquire(source: SessionSource, options: RequestOptions[L], timeout: fl
                 if request.state is WAITING:
                     await settled(request, for_ever=True)
             except BaseException as error:
-                request.give_up_because(error)
+                request.withdraw_because(error)
                 raise
             if not request.held:
                 request = _outcome(request, timeout, Probe(request, 0.0))
@@ -86,7 +86,7 @@ async def join(source: SessionSource, options: RequestOptions[object]) -> Reques
         while request.state is SENT:
             await request.change()
     except BaseException as error:
-        request.give_up_because(error)
+        request.withdraw_because(error)
         raise
     if request.state is WAITING or request.held:
         return request
@@ -149,23 +149,23 @@ async def _in_time(
     """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
     # With timeout 0 the store rejects the request, and reaching it may take a while.
     contact = source.contact
-    patience = timeout or contact.answer_timeout
-    expiry = asyncio.timeout(patience)
+    limit = timeout or contact.answer_timeout
+    expiry = asyncio.timeout(limit)
     probe: Probe | None = None
     answered = False
     try:
         async with expiry:
             request = request or _send(await source.obtain(), options, timeout)
-            probe = Probe(request, patience)
+            probe = Probe(request, limit)
             await settled(request, for_ever=False)
     except BaseException as error:
         if request is not None:
             answered = request.state is not SENT
-            request.give_up_because(error)
+            request.withdraw_because(error)
         if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
         if request is not None:
-            _tell_timed_out(request)
+            _emit_timeout(request)
     else:
         return _outcome(request, timeout, probe)
     finally:
@@ -174,11 +174,11 @@ async def _in_time(
     if probe is not None and answered:
         obstacle = probe.obstacle()
     else:
-        obstacle = contact.silence(options.name, patience)
+        obstacle = contact.silence(options.name, limit)
     if obstacle is None:
         return None
     because = f", because {obstacle.clause}."
-    raise _not_acquired(options, source.node, patience, because) from obstacle.cause
+    raise _not_acquired(options, source.node, limit, because) from obstacle.cause
 
 
 def _not_acquired(
@@ -199,7 +199,7 @@ def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request |
     if request.held:
         return request
     if request.why_gone is Removal.TIMED_OUT:
-        _tell_timed_out(request)
+        _emit_timeout(request)
     elif request.why_gone is not Place.REFUSED:
         raise request.why_not_held()
     obstacle = probe.obstacle()
@@ -209,10 +209,10 @@ def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request |
     raise _not_acquired(request.options, request.node, timeout, because) from obstacle.cause
 
 
-def _tell_timed_out(request: Request) -> None:
+def _emit_timeout(request: Request) -> None:
     session = request.session
     waited = session.now() - request.sent_at
-    session.tell("TimedOut", request.name, waited)
+    session.emit("TimedOut", request.name, waited)
 
 
 async def _check_self_deadlock(request: Request) -> None:

@@ -26,10 +26,10 @@ from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
 from tenure.identity import described
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["Asked", "attach", "attach_core"]
+__all__ = ["SessionOptions", "attach", "attach_core"]
 
 
-class Asked(NamedTuple):
+class SessionOptions(NamedTuple):
     """Arguments of `Client.session`, checked."""
 
     how: Attach
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
         description: str,
         on_loss: OnLoss,
         max_stall: Duration | None,
-    ) -> Asked:
+    ) -> SessionOptions:
         """Check the arguments of `Client.session`, and return them."""
         rules.check_path(path)
         window = seconds(recovery_window, "a recovery window")
@@ -54,12 +54,12 @@ class Asked(NamedTuple):
         stall = 2 * window if max_stall is None else seconds(max_stall, "max_stall")
         return cls(Attach(path, window, description), on_loss, stall)
 
-    def resumable(self) -> Asked:
+    def resumable(self) -> SessionOptions:
         """Return these arguments for a session that survives its program."""
         return self._replace(how=replace(self.how, liveness="window", key=new_key()))
 
-    def resuming(self, token: ResumeToken, *, assume_dead: bool) -> Asked:
-        """The session of that token, which is taken over."""
+    def resuming(self, token: ResumeToken, *, assume_dead: bool) -> SessionOptions:
+        """Return the session of that token, which is taken over."""
         node = self.how.node
         if node not in {DEFAULT_NODE, token.node}:
             raise InvalidArgument(
@@ -77,38 +77,38 @@ class Asked(NamedTuple):
         return self._replace(how=how)
 
 
-def attach(client: ClientCore, asked: Asked) -> Once[Session]:
-    """A new session of that client, or one that it takes over, to be awaited or entered."""
-    node = asked.how.node
-    if asked.how.liveness == "window" and not client.capabilities.resume:
+def attach(client: ClientCore, options: SessionOptions) -> Once[Session]:
+    """Return a new session of that client, or one that it takes over, to be awaited or entered."""
+    node = options.how.node
+    if options.how.liveness == "window" and not client.capabilities.resume:
         raise Unsupported(
             f"{client.url} has no sessions that can be resumed; "
             "sqlite://, redis://, etcd:// and tenure:// have",
             node=node,
         )
-    return Once(f"the session on {node}", _attach, client, asked)
+    return Once(f"the session on {node}", _attach, client, options)
 
 
-async def _attach(client: ClientCore, asked: Asked) -> Session:
-    return Session(await attach_core(client, asked))
+async def _attach(client: ClientCore, options: SessionOptions) -> Session:
+    return Session(await attach_core(client, options))
 
 
-async def attach_core(client: ClientCore, asked: Asked) -> SessionCore:
+async def attach_core(client: ClientCore, options: SessionOptions) -> SessionCore:
     """Attach a session; the caller makes the session of the program of it."""
     await client.opened()
-    attaching = client.tasks.begin(_attach_now(client, asked))
+    attaching = client.tasks.begin(_attach_now(client, options))
     try:
         return await client.outcome(attaching)
     except (asyncio.CancelledError, GeneratorExit):
-        there_before = asked.how.session_id is not None
+        there_before = options.how.session_id is not None
         client.soon(partial(_abandon, attaching, detach=there_before))
         raise
 
 
-async def _attach_now(client: ClientCore, asked: Asked) -> SessionCore:
-    core = SessionCore(client, *asked)
-    description = described(asked.how.description, client.identity)
-    how = replace(asked.how, description=description)
+async def _attach_now(client: ClientCore, options: SessionOptions) -> SessionCore:
+    core = SessionCore(client, *options)
+    description = described(options.how.description, client.identity)
+    how = replace(options.how, description=description)
     core.start(await client.engine.attach(how, core))
     if not core.is_proven():
         raise EngineUnavailable(

@@ -1,7 +1,7 @@
-"""Leaving the block of a lease or of a ticket.
+"""End of the block of a lease or of a ticket.
 
-Leaving gives the request back. No failure of that hides the body's error, and a body that was
-cancelled does not wait for the store.
+The end withdraws or releases the request. No failure of that hides the body's error, and a body
+that was cancelled does not wait for the store.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tenure._client.scope import note_failure
 from tenure.engines.contract import Withdrawn
 from tenure.errors import LeaseLost, SessionExpired
 
-__all__ = ["begin_to_leave", "note_loss", "see_out"]
+__all__ = ["finish_leaving", "note_loss", "start_leaving"]
 
 
-def begin_to_leave(
+def start_leaving(
     request: Request, error: BaseException | None
 ) -> asyncio.Future[Withdrawn] | None:
-    """Give back the request unless it is lost; returns the answer to wait for."""
+    """Withdraw the request unless it is lost; return the answer to wait for."""
     if isinstance(error, GeneratorExit):
-        request.session.client.soon(request.give_up)  # from any thread
+        request.session.client.soon(request.withdraw)  # from any thread
         return None
     try:
         if request.state is not HELD or request.held:
-            answer = request.give_up()
+            answer = request.withdraw()
             if not isinstance(error, asyncio.CancelledError):
                 return answer  # a cancelled task does not wait for the store
     except Exception as failure:
@@ -34,7 +34,7 @@ def begin_to_leave(
     return None
 
 
-async def see_out(
+async def finish_leaving(
     request: Request, answer: asyncio.Future[Withdrawn], error: BaseException | None
 ) -> None:
     """Wait for the answer, and report a failure of the store.

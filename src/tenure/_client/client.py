@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from tenure._client.attaching import Asked, attach, attach_core
+from tenure._client.attaching import SessionOptions, attach, attach_core
 from tenure._client.client_core import ClientCore
 from tenure._client.election import Leadership
 from tenure._client.handles import AsyncHandle
@@ -45,7 +45,7 @@ __all__ = ["DEFAULT_WINDOW", "Client", "connect", "default_url"]
 T = TypeVar("T")
 
 DEFAULT_WINDOW = 30.0
-"""Seconds of recovery window, unless asked otherwise."""
+"""Seconds of recovery window, unless options otherwise."""
 
 
 def default_url() -> str:
@@ -194,7 +194,7 @@ class Client(Nodes, Primitives, AsyncHandle):
         resume: str | None = None,
         assume_dead: bool = False,
     ) -> Once[Session]:
-        """A session on a node: ``async with client.session("/billing") as session``, or await it.
+        """Return a session: ``async with client.session("/billing") as session``, or await it.
 
         A session ends with its program, unless it is *resumable*: then it survives the death of
         the program, and a restart of the machine where the store does, for its recovery window.
@@ -230,12 +230,12 @@ class Client(Nodes, Primitives, AsyncHandle):
                 is no resume token.
             Unsupported: the engine has no sessions that can be resumed.
         """
-        asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
+        options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
         if resume is not None:
-            asked = asked.resuming(ResumeToken.parse(resume), assume_dead=assume_dead)
+            options = options.resuming(ResumeToken.parse(resume), assume_dead=assume_dead)
         elif resumable:
-            asked = asked.resumable()
-        return attach(self._core, asked)
+            options = options.resumable()
+        return attach(self._core, options)
 
     def sessions(
         self,
@@ -261,8 +261,8 @@ class Client(Nodes, Primitives, AsyncHandle):
 
         The arguments are those of `session`.
         """
-        asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
-        return Attempts(lambda: attach_core(self._core, asked))
+        options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
+        return Attempts(lambda: attach_core(self._core, options))
 
     async def run(
         self,
@@ -341,8 +341,8 @@ class Client(Nodes, Primitives, AsyncHandle):
                 succeed.
             SessionClosed: the client was closed.
         """
-        asked = Asked.of(path, recovery_window, description, on_loss, max_stall)
-        return await lead(self._core, asked, name, work, data, retry)
+        options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
+        return await lead(self._core, options, name, work, data, retry)
 
     # Primitives: through one implicit session on /default
 

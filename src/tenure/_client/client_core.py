@@ -39,7 +39,7 @@ class OwnedSession(Kept, Protocol):
     def close_soon(self, *, detach: bool = False) -> None:
         """Close the session; the store is informed in the background."""
 
-    def tell(self, kind: EventKind, *facts: object) -> None:
+    def emit(self, kind: EventKind, *facts: object) -> None:
         """Report an event of this session."""
 
 
@@ -160,7 +160,7 @@ class ClientCore:
 
     def _stalled(self, length: float) -> None:
         for session in self.sessions:
-            session.tell("LoopStalled", length)
+            session.emit("LoopStalled", length)
 
     async def aclose(self) -> None:
         """Close all sessions, then the engine. Safe to call twice, and when cancelled.

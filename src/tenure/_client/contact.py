@@ -1,7 +1,7 @@
 """Contact between a client and its store: outages, their causes and their log lines.
 
 A `Contact` belongs to one client. Its sessions report the loss and the return of their contact;
-the client logs an outage once, however many sessions it has. An operation that times out asks it
+the client logs an outage once, however many sessions it has. An operation that times out calls it
 for the `Obstacle`, so that an outage is never reported as contention.
 """
 
@@ -75,11 +75,10 @@ class Contact:
         self._detached.add(session)
         if self._lost_at is None:
             self._lost_at = self._now()
-            why = "" if cause is None else f" ({self._reason(cause)})"
             _log.warning(
-                "lost contact to %s%s; nothing is granted until it is re-established",
+                "lost contact, nothing is granted meanwhile: url=%s error=%s",
                 self._engine.url,
-                why,
+                "unknown" if cause is None else self._reason(cause),
             )
 
     def ended(self, session: object) -> None:
@@ -91,7 +90,7 @@ class Contact:
     def _end_outage(self) -> None:
         if self._lost_at is not None and self._attached and not self._detached:
             lasted, self._lost_at = self._now() - self._lost_at, None
-            _log.info("re-established contact to %s after %.1f s", self._engine.url, lasted)
+            _log.info("re-established contact: url=%s seconds=%.1f", self._engine.url, lasted)
 
     # For operations that have timed out
 
@@ -109,7 +108,7 @@ class Contact:
         )
 
     def silence(self, name: str | None, lasted: float) -> Obstacle:
-        """The reason why no answer came for so many seconds."""
+        """Return the reason why no answer came for so many seconds."""
         found = self.obstacle(name)
         if found is not None:
             return found
@@ -150,7 +149,7 @@ class Contact:
 
 
 def reason_of(error: BaseException) -> str:
-    """The cause of a failed connection in a few words, such as "connection refused"."""
+    """Return the cause of a failed connection in a few words, such as "connection refused"."""
     each: BaseException | None = error
     while each is not None:
         # The subclasses of other modules (TLS, name resolution) have numbers of their own.

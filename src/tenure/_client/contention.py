@@ -23,7 +23,7 @@ __all__ = ["contention"]
 
 _log = logging.getLogger("tenure")
 
-_PATIENCE = 0.25
+_TIMEOUT = 0.25
 _ADVICE = "'tenure describe' shows its holder and its waiters"
 
 
@@ -32,19 +32,19 @@ async def contention(session: SessionCore | None, name: str) -> str:
     if session is None or session.state != "attached":
         return _ADVICE
     if not session.client.capabilities.owners:
-        return "this store does not tell the holder"
+        return "this store does not list holders"
     reading = session.readings.get(name)
     if reading is None:
         reading = session.client.tasks.begin(_read(session, name))
         session.readings[name] = reading
         reading.add_done_callback(lambda _: session.readings.pop(name))
-    await asyncio.wait([reading], timeout=_PATIENCE)
+    await asyncio.wait([reading], timeout=_TIMEOUT)
     return _ADVICE if not reading.done() or reading.cancelled() else reading.result()
 
 
 async def _read(session: SessionCore, name: str) -> str:
     try:
-        async with asyncio.timeout(2 * _PATIENCE):
+        async with asyncio.timeout(2 * _TIMEOUT):
             described = await described_now(session, name, ephemeral=False, owners=True)
     except SemaphoreNotFound:
         return "it is free now"

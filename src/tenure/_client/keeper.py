@@ -1,7 +1,7 @@
 """Renewal of a client's sessions, which a busy event loop cannot starve.
 
-A keeper belongs to one client. It renews each session when that is due, from whichever comes
-first: a timer on the client's loop, or a thread. Both are needed. A loop that is stuck in one
+A keeper belongs to one client. It renews each session when that is due, by a timer on
+the client's loop or in a thread, the first of the two. Both are needed. A loop that is stuck in one
 long call runs no timer, and the thread renews in its place; against a loop that is busy in
 slices of a millisecond a thread may wait for seconds for the interpreter, and the timer, which
 such a loop does run, renews.
@@ -133,7 +133,7 @@ class Keeper:
     # On the loop
 
     def _turn(self) -> None:
-        """The loop turns: note it, renew what is due, and set the timer for the next time."""
+        """Note an iteration of the loop, renew what is due, and set the timer again."""
         if self._closing:
             return
         now = self._clock.now()

@@ -10,7 +10,7 @@ States of one `Client.lead`::
 * A failure is paused for and retried when it can pass: the store cannot be reached, the session or
   the leadership was lost, or the work raised and `retry` allows it. Any other is raised.
 * A pause doubles from `FIRST_PAUSE` to `LONGEST_PAUSE`, with jitter. A leadership that lasted for
-  `LONGEST_PAUSE` starts it anew.
+  `LONGEST_PAUSE` starts it again.
 * The leadership is resigned before each pause, so that another candidate can lead meanwhile.
 * A cancelled caller resigns and is not retried.
 
@@ -25,7 +25,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tenure._client.attaching import Asked, attach
+from tenure._client.attaching import SessionOptions, attach
 from tenure._client.sessions import is_loss
 from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClosed, SessionExpired
 
@@ -49,6 +49,10 @@ _PASSING = (EngineUnavailable, EngineError, SessionExpired, LeaseLost)
 
 _log = logging.getLogger("tenure")
 
+_LOST = "leadership lost, next campaign after a pause: node=%s name=%r seconds=%.1f error=%s"
+_NOT_LED = "campaign failed, next campaign after a pause: node=%s name=%r seconds=%.1f error=%s"
+_FAILED = "leader's work failed, leadership resigned: node=%s name=%r seconds=%.1f error=%r"
+
 
 class _Losable(Protocol):
     @property
@@ -67,7 +71,7 @@ class Supervision:
 
     def __init__(self, clock: Clock, node: str, name: str, retry: Retry) -> None:
         self._now = clock.now
-        self._where = f"{node}/{name}"
+        self._node, self._name = node, name
         self._retry = retry
         self._pause = FIRST_PAUSE
         self._since: float | None = None  # when the work began, while it runs
@@ -102,11 +106,10 @@ class Supervision:
         length = self._pause * random.uniform(0.5, 1.0)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         if not led or lost:
-            what = "leadership lost" if led else "campaign failed"
-            _log.warning("%s on %s: %s. Next campaign in %.1f s", what, self._where, error, length)
+            message = _LOST if led else _NOT_LED
+            _log.warning(message, self._node, self._name, length, error)
         else:
-            message = "leader's work failed on %s: %r. Leadership resigned, next campaign in %.1f s"
-            _log.error(message, self._where, error, length, exc_info=error)
+            _log.error(_FAILED, self._node, self._name, length, error, exc_info=error)
         return length
 
     def _is_retried(self, error: Exception, *, led: bool) -> bool:
@@ -117,18 +120,18 @@ class Supervision:
 
 async def lead(
     client: ClientCore,
-    asked: Asked,
+    options: SessionOptions,
     name: str,
     work: Callable[[Leadership], Awaitable[T]],
     data: bytes,
     retry: Retry,
 ) -> T:
-    """Run `Client.lead`, with sessions that are attached as `asked`."""
-    supervision = Supervision(client.clock, asked.how.node, name, retry)
+    """Run `Client.lead`, with sessions that are attached as `options`."""
+    supervision = Supervision(client.clock, options.how.node, name, retry)
     while True:
         try:
             async with (
-                attach(client, asked) as session,
+                attach(client, options) as session,
                 session.election(name).campaign(data) as leadership,
             ):
                 supervision.begin(leadership)

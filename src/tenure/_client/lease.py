@@ -2,7 +2,7 @@
 
 Rules:
 
-* The deadline is the session's. A lease whose deadline has passed is not held, whatever its state:
+* The deadline is the session's. A lease whose deadline has passed is not held, in any state:
   every question reads the clock.
 * A lease is entered once, by any task; only that task is cancelled when the lease is lost.
 """
@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import cast
 
-from tenure._client.blocks import begin_to_leave, note_loss, see_out
+from tenure._client.blocks import finish_leaving, note_loss, start_leaving
 from tenure._client.handles import AsyncHandle
 from tenure._client.request import Request
 from tenure._client.scope import Scope
@@ -44,9 +44,9 @@ class Lease(AsyncHandle):
 
     ``async with lease:`` enters it: from then on the body is cancelled when the lease is lost,
     before it can have expired, and the block raises `LeaseLost`. A lease that was only awaited
-    cancels no task; ask `held` or `check`, and `release` it.
+    cancels no task; read `held` or call `check`, and `release` it.
 
-    A lease is always true; it is `held` that tells.
+    A lease object is always true; `held` is the state.
 
     Attributes:
         session: the session that holds it: the `Session`, which type checkers see as its base.
@@ -61,7 +61,7 @@ class Lease(AsyncHandle):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._request}>"
 
-    # What a program asks
+    # State
 
     @property
     def session(self) -> SessionHandle:
@@ -204,13 +204,13 @@ class Lease(AsyncHandle):
         """Give the lease back. Safe to call twice; it takes effect even when cancelled.
 
         Raises:
-            LeaseLost: it had been lost before, also if that is news to this program: the store's
+            LeaseLost: it had been lost before, also if the release reveals that: the store's
                 queue does not contain the request any more. `on_loss` is not carried out then.
         """
         request = self._request
         if not request.held and request.loss is not None:
             raise request.why_not_held()
-        await request.give_back()
+        await request.leave()
 
     async def update(self, data: bytes | None = None, *, count: int | None = None) -> None:
         """Shrink the count, or replace the request's data, keeping the place and the token.
@@ -284,9 +284,9 @@ class Lease(AsyncHandle):
                 name=self.name,
             )
         ours = request.scope.exit(error)
-        answer = begin_to_leave(request, error)
+        answer = start_leaving(request, error)
         if answer is not None:
-            await see_out(request, answer, error)
+            await finish_leaving(request, answer, error)
         if request.loss is not None:
             if error is None or ours:
                 raise request.why_not_held()

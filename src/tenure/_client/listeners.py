@@ -1,7 +1,7 @@
 """Streams of a client's events, and their delivery.
 
 Most programs do not read events. An event is made only if there is a stream, and `tenure.events`,
-which takes long to import, is imported only then. So a caller of `Listeners.tell` looks at
+which takes long to import, is imported only then. So a caller of `Listeners.emit` looks at
 `Listeners.streams` first.
 
 A stream that no program can read any more is forgotten, closed or not.
@@ -50,7 +50,7 @@ class Listeners:
 
         return EventStream(size, self.streams)
 
-    def tell(self, kind: EventKind, *facts: object) -> None:
+    def emit(self, kind: EventKind, *facts: object) -> None:
         """Put an event into each stream; `facts` are the fields of this kind of event."""
         from tenure import events
 

@@ -42,7 +42,7 @@ _log = logging.getLogger("tenure")
 
 
 def check_policy(on_loss: OnLoss | None) -> None:
-    """Raises `InvalidArgument` when this is no policy; ``None`` stands for the session's."""
+    """Raise `InvalidArgument` when this is no policy; ``None`` stands for the session's."""
     if on_loss is not None and on_loss not in ("cancel", "exit") and not callable(on_loss):
         raise InvalidArgument(
             f"on_loss is 'cancel', 'exit' or a callable that takes the LeaseLost, not {on_loss!r}"

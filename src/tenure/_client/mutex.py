@@ -35,7 +35,7 @@ class Mutex(Handle):
             async with lease:
                 await work(lease.fencing_token)
 
-    A mutex and a service registry of one name cannot be told apart; call a registry by the
+    A mutex and a service registry of one name cannot be distinguished; call a registry by the
     plural of what it lists, a mutex by the work that it guards.
 
     Attributes:
@@ -67,7 +67,7 @@ class Mutex(Handle):
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation; the lease
-                is given up that much earlier.
+                counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time. During an outage the message says so, and

@@ -77,7 +77,7 @@ class Nodes:
         return await self._read(f"node {path}", lambda engine: engine.describe_node(path))
 
     async def list_nodes(self) -> Sequence[str]:
-        """The paths of all nodes, sorted."""
+        """Return the paths of all nodes, sorted."""
         return await self._read("the list of nodes", lambda engine: engine.list_nodes())
 
     async def list_semaphores(

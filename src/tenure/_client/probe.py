@@ -1,4 +1,4 @@
-"""A question to the store shortly before a timeout, so that silence is not taken for contention.
+"""Read of the store shortly before a timeout, so that silence is not taken for contention.
 
 A waiting request does not show whether the store still works: a stopped store and a busy mutex
 look alike. A `Probe` therefore reads the semaphore a moment before the timeout. When that read is
@@ -36,44 +36,44 @@ class Probe:
         timeout: seconds from now to the timeout.
     """
 
-    __slots__ = ("_asked_at", "_asking", "_request", "_timer")
+    __slots__ = ("_reading", "_request", "_sent_at", "_timer")
 
     def __init__(self, request: Request, timeout: float) -> None:
         self._request = request
-        self._asked_at = 0.0
-        self._asking: asyncio.Task[bool] | None = None
+        self._sent_at = 0.0
+        self._reading: asyncio.Task[bool] | None = None
         lead = min(timeout / 2, LONGEST_LEAD)
         self._timer = (
             None
             if lead < SHORTEST_LEAD
-            else request.session.loop.call_later(timeout - lead, self._ask)
+            else request.session.loop.call_later(timeout - lead, self._read_soon)
         )
 
     def obstacle(self) -> Obstacle | None:
         """Return the reason of the timeout if it is not contention."""
-        request, asking = self._request, self._asking
+        request, reading = self._request, self._reading
         contact = request.session.contact
-        if asking is None or (asking.done() and not asking.cancelled() and asking.result()):
+        if reading is None or (reading.done() and not reading.cancelled() and reading.result()):
             return contact.obstacle(request.name)
-        return contact.silence(request.name, request.session.now() - self._asked_at)
+        return contact.silence(request.name, request.session.now() - self._sent_at)
 
     def stop(self) -> None:
         """Send no probe any more. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _ask(self) -> None:
+    def _read_soon(self) -> None:
         request = self._request
         session, name = request.session, request.name
         if request.state is not WAITING or session.state != "attached":
             return
-        self._asked_at = session.now()
-        asking = session.probes.get(name)
-        if asking is None:
-            asking = session.client.tasks.begin(_read(session, name))
-            session.probes[name] = asking
-            asking.add_done_callback(lambda _: session.probes.pop(name))
-        self._asking = asking
+        self._sent_at = session.now()
+        reading = session.probes.get(name)
+        if reading is None:
+            reading = session.client.tasks.begin(_read(session, name))
+            session.probes[name] = reading
+            reading.add_done_callback(lambda _: session.probes.pop(name))
+        self._reading = reading
 
 
 async def _read(session: SessionCore, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Until when a session is proven to live in its store, and when to ask the store again.
+"""Time until which a session is proven to live in its store, and time of its next renewal.
 
 Deadline = proof + window - margin, where the proof counts from when the answered renewal was
 *sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a held lease).
@@ -16,15 +16,15 @@ class Proof:
 
     Attributes:
         at: when the latest answered renewal was sent.
-        asked: when the latest renewal was sent.
+        sent: when the latest renewal was sent.
         span: seconds from a proof to the deadline that it gives.
     """
 
-    __slots__ = ("_least_margin", "_stop_times", "_window", "asked", "at", "span")
+    __slots__ = ("_least_margin", "_stop_times", "_window", "at", "sent", "span")
 
     def __init__(self, window: float) -> None:
         self.at = 0.0
-        self.asked = 0.0
+        self.sent = 0.0
         self._window = window
         self._least_margin = max(0.05 * window, 0.1)
         self._stop_times: dict[int, float] = {}
@@ -43,7 +43,7 @@ class Proof:
     @property
     def renew_at(self) -> float:
         """Time of the next renewal. An unanswered renewal gets some time before it is repeated."""
-        return max(self.at + self.span / 3, self.asked + self.span / 12)
+        return max(self.at + self.span / 3, self.sent + self.span / 12)
 
     def add_stop_time(self, request_id: int, stop_time: float) -> None:
         """Put the deadline early enough to leave a lease the time that its work needs to stop."""

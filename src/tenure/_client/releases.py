@@ -1,6 +1,6 @@
 """Withdrawals that are sent again until the store confirms them.
 
-A request that its program has given up must leave its queue, even when the caller was cancelled,
+A request that its program has withdrawn must leave its queue, even when the caller was cancelled,
 the store failed, or no task waits for the answer. Only the end of its session, which releases
 everything, makes that needless.
 """

@@ -153,13 +153,13 @@ class Request:
 
     # Leaving the queue
 
-    async def give_back(self) -> None:
+    async def leave(self) -> None:
         """Leave the queue, as an owner or a waiter. Does nothing when it has left already.
 
         Raises:
             LeaseLost: it was an owner, and the store says that it had left the queue before.
         """
-        answer = self.give_up()
+        answer = self.withdraw()
         if answer is not None:
             await self.answered_by_store(answer)
             if self.session.why is None:
@@ -179,7 +179,7 @@ class Request:
             # An answer that has arrived already is noticed in the next turn.
             await asyncio.wait([answer], timeout=session.contact.answer_timeout)
 
-    def give_up(self) -> asyncio.Future[Withdrawn] | None:
+    def withdraw(self) -> asyncio.Future[Withdrawn] | None:
         """Begin to leave the queue.
 
         Returns:
@@ -194,19 +194,19 @@ class Request:
             return None
         self.state = after
         if after is RELEASED and session.listeners.streams:
-            session.tell("Released", self.name, self.order_id, session.now() - self.granted_at)
+            session.emit("Released", self.name, self.order_id, session.now() - self.granted_at)
         if self._waiters:
             self.wake()
         return session.withdraw(self)
 
-    def give_up_because(self, error: BaseException) -> None:
+    def withdraw_because(self, error: BaseException) -> None:
         """Leave the queue because of `error`, which stays the error that is raised."""
         if isinstance(error, GeneratorExit):
             # An abandoned task is closed in any thread.
-            self.session.client.soon(self.give_up)
+            self.session.client.soon(self.withdraw)
             return
         try:
-            self.give_up()
+            self.withdraw()
         except Exception as failure:
             note_failure(error, failure, f"withdrawing the request for {self.name!r}")
 
@@ -261,7 +261,7 @@ class Request:
             session.add_stop_time(self)
         if session.listeners.streams:
             waited = now - self.sent_at if self.sent_at else 0.0
-            session.tell("Acquired", self.name, order_id, waited)
+            session.emit("Acquired", self.name, order_id, waited)
         if self._waiters:
             self.wake()
 
@@ -321,7 +321,7 @@ class Request:
         cause = session.why if session.ended_by_store else None
         self.loss = loss = late_release_error(self, cause)
         self.state = MISSING[self.state]
-        session.tell("Lost", self.name, self.order_id, str(loss))
+        session.emit("Lost", self.name, self.order_id, str(loss))
 
     def log_loss(self) -> None:
         """Log a loss that the release has shown, unless a caller waits for it.
@@ -331,7 +331,7 @@ class Request:
         loss = self.loss
         assert loss is not None
         if loss.__cause__ is None and all(waiter.done() for waiter in self._waiters):
-            _log.warning("%s", loss)
+            _log.warning("lease lost: node=%s name=%r error=%s", self.node, self.name, loss)
 
     def wake(self) -> None:
         """Resume all tasks that wait for a change, but for the cancelled ones."""
@@ -366,7 +366,7 @@ class Request:
         """Cancel the body, unless it is that task's, and wake the waiters. On the loop."""
         if self.slots is not None:
             self.slots.release()
-        self.session.tell("Lost", self.name, self.order_id, str(self.loss))
+        self.session.emit("Lost", self.name, self.order_id, str(self.loss))
         self.wake()
         scope = self.scope
         if scope is not None and (but_not is None or scope.task is not but_not):

@@ -11,7 +11,7 @@ Rules:
 * The beginning of a run is recorded before the program gets the lease, its success before the
   lease is released. A success is recorded only while the record is that of the same run, with the
   same fencing token.
-* Whatever ends the call early (a cancellation, an error), the mutex is released.
+* The mutex is released in any case, also after a cancellation or an error.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def once(
             _begin(request, period, count_failed=count_failed),
         )
     except BaseException as error:
-        request.give_up_because(error)
+        request.withdraw_because(error)
         raise
     if record is not None:
         return RunLease(request, record)
@@ -144,8 +144,8 @@ async def _begin(request: Request, period: float, *, count_failed: bool) -> RunR
             if known != old:
                 await _write(session, name, known)
             _log.info(
-                "%r on %s is not due for another %.0f s: it ran %.0f s ago (%s)",
-                *(name, request.node, wait, now - known.started, known.by),
+                "job is not due: node=%s name=%r seconds=%.0f started=%.0f holder=%s",
+                *(request.node, name, wait, now - known.started, known.by),
             )
             return None
         old = known

@@ -5,7 +5,7 @@ the end of its session interrupts. When the reason for the block is gone, `trigg
 cancelled, and the block turns that cancellation into its own error when the scope exits. Rules:
 
 * A task's scopes form a stack. However many of them are triggered, one cancellation is under way
-  at a time, for the innermost triggered scope. When that one has exited and the program goes on
+  at a time, for the innermost triggered scope. When that one has exited and the program continues
   inside an outer triggered scope, the task is cancelled again for that one.
 * A task is never cancelled while it runs, only at a later turn of the loop: it is suspended then,
   so that the cancellation arrives inside the block, or it has left the block, and none is sent.
@@ -69,7 +69,7 @@ class Scope:
             task.get_loop().call_soon(_deliver, task)
 
     def exit(self, error: BaseException | None) -> bool:
-        """Leave; true when `error` is the cancellation that `trigger` asked for, and no other."""
+        """Leave; true if `error` is the cancellation that `trigger` requested, and no other."""
         task: Any = self._task
         if task is None:
             raise Misuse("a block is left once, after it was entered")

@@ -153,7 +153,7 @@ class Semaphore(Handle):
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation; the lease
-                is given up that much earlier.
+                counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time. During an outage the message says so, and

@@ -31,10 +31,10 @@ class Primitives:
     if TYPE_CHECKING:
 
         def _source(self) -> SessionSource:
-            """The session of the primitives."""
+            """Return the session of the primitives."""
 
     def mutex(self, name: str) -> Mutex:
-        """The mutex of that name, on the session's node; a client's is on ``/default``."""
+        """Return the mutex of that name, on the session's node; a client's is on ``/default``."""
         return Mutex(self._source(), name)
 
     def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
@@ -47,7 +47,7 @@ class Primitives:
         return Semaphore(self._source(), name, ephemeral=ephemeral)
 
     def election(self, name: str) -> Election:
-        """The election of that name, on the session's node; a client's is on ``/default``."""
+        """Return the election of that name on the session's node; a client's is on ``/default``."""
         return Election(self._source(), name)
 
     def once(
@@ -84,7 +84,7 @@ class Primitives:
         Args:
             name: of the job, 1 to 1,015 bytes.
             per: how long a run counts, from its start.
-            timeout: seconds to wait for a run that goes on; ``None``: as long as it takes. If it
+            timeout: seconds to wait for the end of a present run; ``None`` waits for ever. If it
                 succeeds there is nothing left to do; if it fails, this caller has its turn.
             count_failed: whether runs count that did not succeed.
             data: what the request carries.
@@ -92,7 +92,7 @@ class Primitives:
             stop_time: seconds that the work needs to stop after its cancellation.
 
         Returns:
-            ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
+            ``None`` when the job is not due, or is running. `last_run` has the facts.
 
         Raises:
             AcquireTimeout, EngineUnavailable: the store did not answer in time.

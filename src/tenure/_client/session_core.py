@@ -72,7 +72,7 @@ class SessionCore(SessionLife):
         self.on_loss = on_loss
         self.requests: dict[int, Request] = {}
         self.recovered: dict[int, Recovered] = {}
-        self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.see_through)
+        self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.complete)
         self.watchers: dict[Callable[[], None], None] = {}
         self.readings: dict[str, asyncio.Task[str]] = {}
         self.probes: dict[str, asyncio.Task[bool]] = {}
@@ -134,7 +134,7 @@ class SessionCore(SessionLife):
         if options.stop_time >= self.recovery_window / 2:
             raise InvalidArgument(
                 f"a stop time is under half the recovery window ({self.recovery_window:g} s), "
-                f"not {options.stop_time:g} s: ask for a longer window",
+                f"not {options.stop_time:g} s: choose a longer window",
                 node=self.node,
                 name=options.name,
             )
@@ -207,7 +207,7 @@ class SessionCore(SessionLife):
         self._last_request_id = (engine.attach_number - 1) << 32
         self._started = True
         if self.step(states.ATTACHED):
-            self.tell("SessionAttached")
+            self.emit("SessionAttached")
         else:
             self.finish_end()
 
@@ -234,13 +234,13 @@ class SessionCore(SessionLife):
         """Note that the contact is broken."""
         if self.step(states.CONTACT_LOST):
             self.contact.detached(self, cause)
-            self.tell("SessionDetached")
+            self.emit("SessionDetached")
 
     def attached(self) -> None:
         """Note that the contact is re-established, and renew the session."""
         if self.step(states.CONTACT_RESTORED):
             self.contact.attached(self)
-            self.tell("SessionAttached")
+            self.emit("SessionAttached")
             self.renew()
 
     # The end of the requests

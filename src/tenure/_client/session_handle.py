@@ -38,7 +38,7 @@ class SessionHandle(AsyncHandle):
     def __repr__(self) -> str:
         return f"<Session {self.id} on {self.node}{'' if self._core.why is None else ' (over)'}>"
 
-    # What a program asks
+    # State
 
     @property
     def id(self) -> int:
@@ -131,7 +131,7 @@ class SessionHandle(AsyncHandle):
                 node=self.node,
             )
         ours = scope.exit(error)
-        if isinstance(error, GeneratorExit):  # nothing can be awaited, in whatever thread
+        if isinstance(error, GeneratorExit):  # nothing can be awaited, in any thread
             self._core.client.soon(self._core.close_soon)
             return
         try:

@@ -177,10 +177,10 @@ class SessionLife(ABC):
                 node=self.node,
             )
 
-    def tell(self, kind: EventKind, *facts: object) -> None:
+    def emit(self, kind: EventKind, *facts: object) -> None:
         """Report an event; `facts` are the fields that this kind of event adds."""
         if self.listeners.streams:
-            self.listeners.tell(kind, self.node, self.id, *facts)
+            self.listeners.emit(kind, self.node, self.id, *facts)
 
     def enter(self) -> None:
         """Enter the session's block, in the current task."""
@@ -198,10 +198,10 @@ class SessionLife(ABC):
             self.proof.at = at
             self.measure()
             if self.listeners.streams and started:
-                self.client.soon(partial(self.tell, "Renewed", self.deadline))
+                self.client.soon(partial(self.emit, "Renewed", self.deadline))
 
     def measure(self) -> None:
-        """Compute the deadline anew: the proof has changed."""
+        """Update the deadline after a change of the proof."""
         with self.lock:
             if self.why is None:
                 self._until = self.proof.deadline
@@ -215,8 +215,8 @@ class SessionLife(ABC):
         return self.proof.renew_at
 
     def renew(self) -> None:
-        """Ask the store for proof."""
-        self.proof.asked = self.now()
+        """Send a renewal to the store."""
+        self.proof.sent = self.now()
         self.engine.renew()
 
     def lapse(self) -> None:
@@ -266,7 +266,7 @@ class SessionLife(ABC):
         return self.error()
 
     async def race(self, operation: Awaitable[T]) -> T:
-        """Wait for the store's answer, or for the session's end, whichever comes first."""
+        """Wait for the store's answer or the session's end, the first of the two."""
         scope = Scope(self)
         scope.enter(asyncio.current_task(self.loop))
         self._racing[scope] = None
@@ -331,10 +331,10 @@ class SessionLife(ABC):
         expired = self.phase is SessionPhase.EXPIRED
         self.client.forget_session(self)
         if expired:
-            self.tell("Expired", str(self.why))
+            self.emit("Expired", str(self.why))
             me = None
         else:
-            self.tell("Closed")
+            self.emit("Closed")
             me = asyncio.current_task()  # the closing task is not cancelled
         self.end_requests(me)
         for scope in self._racing:
@@ -342,12 +342,12 @@ class SessionLife(ABC):
         self.stop_watches()
         if expired and self.scope is not None:
             self.scope.trigger()
-        self._leaving = self.client.tasks.see_through(self._leave())
+        self._leaving = self.client.tasks.complete(self._leave())
 
     async def _leave(self) -> None:
         try:
             # After its window it has ended in the store in any case, and a program waits no longer
-            # than for any answer. The engine goes on until it is closed.
+            # than for any answer. The engine continues until it is closed.
             limit = min(self.recovery_window, self.contact.answer_timeout)
             async with asyncio.timeout(limit):
                 left = self.phase is SessionPhase.LEFT

@@ -9,7 +9,7 @@
     any of these --left-----> LEFT       (the session lives on in the store)
 
 Each event is a table of transitions. An event that has no transition from the present state
-changes nothing, so that an end is final, whichever event comes later.
+changes nothing, so that an end is final.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from tenure._client.attaching import Asked, attach_core
+from tenure._client.attaching import SessionOptions, attach_core
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact
 from tenure._client.handles import AsyncHandle
@@ -23,7 +23,7 @@ W = TypeVar("W", bound=Callable[..., object])
 
 
 class ImplicitSession:
-    """The session behind `Client.mutex` and its like: attached on first use, anew once over.
+    """Session of `Client.mutex` and its like: attached on first use, and again after it ended.
 
     The first caller that needs it has it attached, in a task that the client owns. If that caller
     is cancelled the others still get it. If attaching fails, all of them get the error.
@@ -65,8 +65,8 @@ class ImplicitSession:
         return await self._client.outcome(self._attaching)
 
     async def _attach(self) -> SessionCore:
-        asked = Asked.of(DEFAULT_NODE, self.recovery_window, "", "cancel", None)
-        self._session = core = await attach_core(self._client, asked)
+        options = SessionOptions.of(DEFAULT_NODE, self.recovery_window, "", "cancel", None)
+        self._session = core = await attach_core(self._client, options)
         Session(core)  # which the leases have
         return core
 

@@ -1,10 +1,10 @@
-"""Slots: numbers that tell the holders of one semaphore apart, below its limit.
+"""Slots: numbers below the limit that distinguish the holders of one semaphore.
 
 Slot *i* of the semaphore ``gpu`` is the mutex ``gpu/slot/i`` on the same node. A lease takes as
 many of them as its count, the lowest that are free, through its own session. So a slot has one
 holder for the same reasons as any mutex, on every engine, and ends with the session of its lease.
 
-* A lease takes its slots when a program first asks for them, and keeps them until it ends.
+* A lease takes its slots when a program first reads them, and keeps them until it ends.
 * It releases its slots before its place in the semaphore's queue. The next holder therefore finds
   enough free ones; only a lease that was evicted may still hold its slots for a moment.
 * A lease whose count shrinks keeps its lowest slots, and releases the others.
@@ -66,7 +66,7 @@ class Slots:
     def shrink(self, count: int) -> None:
         """Release all but the lowest."""
         for number in sorted(self._taken)[count:]:
-            _give_up(self._taken.pop(number))
+            _release(self._taken.pop(number))
 
     async def _limit(self) -> int:
         request = self._request
@@ -97,7 +97,7 @@ class Slots:
         )
 
     async def _lowest(self, limit: int) -> tuple[int, Request]:
-        """The lowest free slot, or the first that becomes free."""
+        """Return the lowest free slot, or the first that becomes free."""
         free = [number for number in range(limit) if number not in self._taken]
         for number in free:
             slot = await try_acquire(self._request.session, self._options(number))
@@ -127,10 +127,10 @@ class Slots:
         finally:
             for number, slot in queued.items():
                 if number != kept:
-                    _give_up(slot)
+                    _release(slot)
 
 
-def _give_up(slot: Request) -> None:
-    # Whatever the engine raises, the release is sent again. The lease's own is not to fail by it.
+def _release(slot: Request) -> None:
+    # After an error the release is sent again. The lease's own release must not fail by it.
     with contextlib.suppress(Exception):
-        slot.give_up()
+        slot.withdraw()

@@ -34,7 +34,7 @@ class Tasks:
         task.add_done_callback(failure_of)  # it is looked at, so that asyncio does not report it
         return task
 
-    def see_through(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def complete(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that `wait_for_endings` waits for."""
         return self._own(work, self._endings)
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from tenure._client.acquire import settled
-from tenure._client.blocks import begin_to_leave, note_loss, see_out
+from tenure._client.blocks import finish_leaving, note_loss, start_leaving
 from tenure._client.contention import contention
 from tenure._client.handles import AsyncHandle
 from tenure._client.lease import Lease
@@ -68,13 +68,13 @@ class Ticket(AsyncHandle, Generic[L]):
     async def position(self) -> int:
         """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
 
-        It asks the store.
+        It reads the queue in the store.
 
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
             EngineUnavailable: the store cannot be reached, or does not answer.
             SessionExpired, SessionClosed: the session is over.
-            Unsupported: the store tells no order of its waiters (ydb, dflockd).
+            Unsupported: the store does not list its waiters (ydb, dflockd).
         """
         request = self._request
         session = request.session.alive()
@@ -146,7 +146,7 @@ class Ticket(AsyncHandle, Generic[L]):
         """Leave the queue, or release the lease. Safe to call twice.
 
         Raises:
-            LeaseLost: the lease had been lost before, also if that is news to this program. A
+            LeaseLost: the lease had been lost before, also if the release reveals that. A
                 waiter that had left the queue before is no error.
         """
         await self._lease.release()
@@ -176,9 +176,9 @@ class Ticket(AsyncHandle, Generic[L]):
         assert self._scope is not None
         self._scope.exit(error)
         request = self._request
-        answer = begin_to_leave(request, error)
+        answer = start_leaving(request, error)
         if answer is not None:
-            await see_out(request, answer, error)
+            await finish_leaving(request, answer, error)
         if request.loss is not None:
             if error is None:
                 raise request.why_not_held()

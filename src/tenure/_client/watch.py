@@ -37,7 +37,7 @@ class Watch(AsyncHandle, Generic[T]):
     """A stream of states: an async iterator and an async context manager.
 
     It starts with the current state. Equal states are delivered once. It ends with
-    `SemaphoreNotFound` when the semaphore is deleted (one asked for as ephemeral comes and goes
+    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one comes and goes
     with its requests, and while it is away its state is an empty one), and with the session's
     error when that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
     ``async with`` it ends with the block.
@@ -76,7 +76,7 @@ class Watch(AsyncHandle, Generic[T]):
         self._stop: Callable[[], None] | None = None
         self._changed = asyncio.Event()
         self._changed.set()
-        self._told: object = None
+        self._latest: object = None
         self._closed = False
 
     async def __aenter__(self) -> Watch[T]:
@@ -101,7 +101,7 @@ class Watch(AsyncHandle, Generic[T]):
         if session is not None and stop is not None:
             self._stop = None
             session.watchers.pop(self._changed.set, None)
-            session.client.soon(stop)  # whatever the thread; and nothing in a forked child
+            session.client.soon(stop)  # from any thread; nothing in a forked child
 
     def __del__(self) -> None:
         # Dropped in the middle of a bare `async for`. The constructor may have raised.
@@ -138,13 +138,13 @@ class Watch(AsyncHandle, Generic[T]):
                 self._changed.set()  # this change was not delivered: read again at the next call
                 raise
             seen = self._what_is_watched(described)
-            if seen != self._told and not self._closed:
-                self._told = seen
+            if seen != self._latest and not self._closed:
+                self._latest = seen
                 return self._view(session, described)
 
     def _put_back(self, _state: object) -> None:
         """Give the state again, whose reader was interrupted."""
-        self._told = None
+        self._latest = None
         self._changed.set()
 
     def _what_is_watched(self, described: SemaphoreDescription) -> object:

@@ -37,8 +37,8 @@ __all__ = [
     "abandon_session",
     "abandon_ticket",
     "as_it_is",
-    "give_up",
     "perhaps",
+    "undo_acquire",
 ]
 
 A = TypeVar("A")
@@ -55,16 +55,16 @@ def as_it_is(_portal: Portal, given: T) -> T:
     return given
 
 
-def give_up(lease: async_lease.Lease | None) -> None:
+def undo_acquire(lease: async_lease.Lease | None) -> None:
     """Undo the acquisition of a lease."""
     if lease is not None:
-        request_of(lease).give_up()
+        request_of(lease).withdraw()
 
 
 def abandon_ticket(ticket: async_ticket.Ticket[Any]) -> None:
     """Undo the making of a ticket, or its entering."""
     leave_ticket(ticket)
-    give_up(lease_of(ticket))
+    undo_acquire(lease_of(ticket))
 
 
 def abandon_session(session: async_session.SessionHandle, *, detach: bool = False) -> None:
@@ -128,7 +128,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
             # The block will not be left, because no thread came to be inside it.
             scope = request_of(wrapped).scope
             if scope is None or scope.task is None:
-                portal.give_back(wrapped.release)
+                portal.release(wrapped.release)
             elif may_enter:
                 portal.leave(wrapped.__aexit__, type(interruption), interruption, None)
             raise

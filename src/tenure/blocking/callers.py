@@ -19,7 +19,7 @@ _PATCHERS = {
     "gevent": ("gevent.monkey", "is_module_patched", ("threading", "select")),
     "eventlet": ("eventlet.patcher", "is_monkey_patched", ("thread", "select")),
 }
-"""Libraries that replace threads: the module and function that report it, and what to ask for."""
+"""Libraries that replace threads: the module and function that report it, and the remedy."""
 
 _REMEDIES = {
     "gevent": "call monkey.patch_all(thread=False, select=False), and use tenure.blocking in "
@@ -76,7 +76,7 @@ def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:
 
 
 def _program_level() -> int:
-    """The stack level of the nearest frame outside tenure, as `warnings.warn` counts from here."""
+    """Return the stack level of the nearest frame outside tenure, as of `warnings.warn` here."""
     level = 2
     frame = sys._getframe(2)  # noqa: SLF001  there is no other way to count from here
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tenure."):

@@ -77,7 +77,7 @@ class ClientCalls(Primitives):
         resume: str | None = None,
         assume_dead: bool = False,
     ) -> Session:
-        """A session on a node: ``with client.session("/billing") as session``.
+        """Return a session: ``with client.session("/billing") as session``.
 
         A session ends with its program, unless it is *resumable*: then it survives the death of
         the program, and a restart of the machine where the store does, for its recovery window.
@@ -211,7 +211,7 @@ class ClientCalls(Primitives):
         return self._portal.call(self._wrapped.describe_node, path)
 
     def list_nodes(self) -> Sequence[str]:
-        """The paths of all nodes, sorted."""
+        """Return the paths of all nodes, sorted."""
         return self._portal.call(self._wrapped.list_nodes)
 
     def list_semaphores(

@@ -112,7 +112,7 @@ class Client(ClientCalls):
             EngineError: the store failed; it will end the sessions when their windows are over.
         """
         try:
-            self._portal.give_back(self._wrapped.aclose)
+            self._portal.release(self._wrapped.aclose)
         finally:
             self._portal.let_go(client_core(self._wrapped))
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from tenure._client import election as async_election
 from tenure._client import runs as async_runs
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import LeaseBlock, TicketBlock, give_up
+from tenure.blocking.blocks import LeaseBlock, TicketBlock, undo_acquire
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper, wrap
@@ -130,10 +130,10 @@ class Lease(LeaseBlock):
         """Give the lease back. Safe to call twice; it takes effect even when interrupted.
 
         Raises:
-            LeaseLost: it had been lost before, also if that is news to this program: the store's
+            LeaseLost: it had been lost before, also if the release reveals that: the store's
                 queue does not contain the request any more. `on_loss` is not carried out then.
         """
-        self._portal.give_back(self._wrapped.release)
+        self._portal.release(self._wrapped.release)
 
     def update(self, data: bytes | None = None, *, count: int | None = None) -> None:
         """Shrink the count, or replace the request's data, keeping the place and the token.
@@ -166,7 +166,7 @@ class Leadership(Lease):
         Raises:
             LeaseLost: it had been lost before.
         """
-        self._portal.give_back(self._wrapped.resign)
+        self._portal.release(self._wrapped.resign)
 
 
 class RunLease(Lease):
@@ -225,13 +225,13 @@ class Ticket(TicketBlock[L], Generic[L]):
     def position(self) -> int:
         """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
 
-        It asks the store.
+        It reads the queue in the store.
 
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
             EngineUnavailable: the store cannot be reached, or does not answer.
             SessionExpired, SessionClosed: the session is over.
-            Unsupported: the store tells no order of its waiters (ydb, dflockd).
+            Unsupported: the store does not list its waiters (ydb, dflockd).
         """
         return self._portal.call(self._wrapped.position)
 
@@ -251,10 +251,10 @@ class Ticket(TicketBlock[L], Generic[L]):
         """Leave the queue, or release the lease. Safe to call twice.
 
         Raises:
-            LeaseLost: the lease had been lost before, also if that is news to this program. A
+            LeaseLost: the lease had been lost before, also if the release reveals that. A
                 waiter that had left the queue before is no error.
         """
-        self._portal.give_back(self._wrapped.withdraw)
+        self._portal.release(self._wrapped.withdraw)
 
 
 class Election(SyncWrapper[async_election.Election]):
@@ -299,7 +299,7 @@ class Election(SyncWrapper[async_election.Election]):
         """
         return self._portal.obtain(
             Leadership,
-            give_up,
+            undo_acquire,
             self._wrapped.campaign,
             data,
             timeout=timeout,

@@ -9,9 +9,9 @@ Rules:
 * `call` and its like are the only way in. They refuse the portal's own thread and a forked child
   (`tenure.blocking.callers`).
 * A call announces itself in `_calls` before it looks for the thread, which ends when there is no
-  call and no client (`tenure.blocking.turning`). A call that comes while the thread ends may be
+  call and no client (`tenure.blocking.loop_thread`). A call that comes while the thread ends may be
   carried out by its last iteration; then it needs no other.
-* The interpreter's exit closes what is open (`_at_exit`), for at most `EXIT_PATIENCE`.
+* The interpreter's exit closes what is open (`_at_exit`), for at most `EXIT_TIMEOUT`.
 * A forked child forgets the portal, and never closes its loop: it shares the parent's selector.
 """
 
@@ -32,11 +32,11 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 from tenure import fork
 from tenure._client.scope import note_failure
 from tenure.background import BackgroundQueue, Failures
-from tenure.blocking.agent import Agent, Call, loss_around
-from tenure.blocking.agents import Agents
-from tenure.blocking.bell import Bell
 from tenure.blocking.callers import check_event_loop, check_threads
-from tenure.blocking.turning import Loop, Turning
+from tenure.blocking.loop_thread import Loop, LoopRunner
+from tenure.blocking.notifier import Notifier
+from tenure.blocking.worker import Call, WorkerTask, loss_around
+from tenure.blocking.workers import WorkerTasks
 from tenure.errors import Misuse, SessionClosed
 
 P = ParamSpec("P")
@@ -47,9 +47,9 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_PATIENCE", "Portal", "Served", "the_portal"]
+__all__ = ["EXIT_TIMEOUT", "Portal", "Served", "the_portal"]
 
-EXIT_PATIENCE = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds for which the exit of the interpreter waits for clients to be closed."""
 
 _log = logging.getLogger("tenure")
@@ -75,7 +75,7 @@ class Portal:
         """Create the event loop; its thread starts with the first call."""
         self._born = fork.generation
         self._loop = Loop()
-        self._turning = Turning(self._loop, self._is_needed)
+        self._runner = LoopRunner(self._loop, self._is_needed)
         self._clients: set[Served] = set()
         self._calls: set[Call] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -83,9 +83,9 @@ class Portal:
         self._failures = Failures("taking a call into the event loop", _log)
         self._again = BackgroundQueue(self._loop, self._loop.time, self._receive, self._failures)
         reminding = Failures("reminding the main thread", _log)
-        self._agents = Agents(self._loop, self._finished, self._post, reminding)
-        self._bell = Bell()
-        self._loop.add_reader(self._bell, self._hear)
+        self._workers = WorkerTasks(self._loop, self._finished, self._post, reminding)
+        self._notifier = Notifier()
+        self._loop.add_reader(self._notifier, self._notified)
         atexit.register(self._at_exit)
 
     # The clients
@@ -95,7 +95,7 @@ class Portal:
         self.check_caller()
         try:
             self._clients.add(client)
-            self._turning.start()
+            self._runner.start()
         except BaseException:
             self._discard(client)
             raise
@@ -110,7 +110,7 @@ class Portal:
             if closing.done():
                 self._discard(client)
                 let_go = True
-                ended = self._turning.ending()  # also if the call that closed it has ended that
+                ended = self._runner.ending()  # also if the call that closed it has ended that
                 if ended is not None:
                     ended.join()
         finally:
@@ -122,7 +122,7 @@ class Portal:
 
     def _discard(self, client: Served) -> None:
         self._clients.discard(client)
-        self._turning.stop_if_idle()
+        self._runner.stop_if_idle()
 
     # Calls, from any thread but the loop's
 
@@ -166,14 +166,14 @@ class Portal:
         given: R = self._call(function, args, kwargs, undo=undo, handle=handle)
         return given
 
-    def give_back(
+    def release(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call as `call` does, even inside the block of a lost lease.
 
         It is begun even if an interruption comes before the loop has received it.
         """
-        given: T = self._call(function, args, kwargs, gives_back=True)
+        given: T = self._call(function, args, kwargs, releases=True)
         return given
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -194,11 +194,11 @@ class Portal:
     ) -> T | None:
         """Have the end of a block carried out, by the asynchronous block's `__aexit__`."""
         if kind is GeneratorExit:
-            # A generator that is thrown away ends in whatever thread, and cannot wait.
+            # A discarded generator ends in any thread, and cannot wait.
             self._post(self._in_background, partial(leave, kind, error, trace))
             return None
         try:
-            return self.give_back(leave, kind, error, trace)
+            return self.release(leave, kind, error, trace)
         except Misuse as misuse:
             if self._may_call():
                 raise  # it is about the block
@@ -213,38 +213,38 @@ class Portal:
         *,
         undo: Callable[[Any], object] | None = None,
         handle: Callable[[Portal, Any], Any] | None = None,
-        gives_back: bool = False,
+        releases: bool = False,
     ) -> Any:
         call: Call | None = None
-        agent: Agent | None = None
+        worker: WorkerTask | None = None
         given = None
         try:
             self.check_caller()
-            call = Call(partial(function, *args, **kwargs), undo=undo, gives_back=gives_back)
-            mine = self._agents.mine()
-            agent = mine.next()
-            mine.free.remove(agent)
+            call = Call(partial(function, *args, **kwargs), undo=undo, releases=releases)
+            mine = self._workers.mine()
+            worker = mine.next()
+            mine.free.remove(worker)
             self._calls.add(call)
-            self._inbox.append((agent.take, call))
-            self._bell.ring()
-            if self._turning.thread is None:
-                self._turning.start(call)
-            while not call.over:  # an earlier call that was interrupted may have rung too
-                agent.bell.wait()
+            self._inbox.append((worker.take, call))
+            self._notifier.notify()
+            if self._runner.thread is None:
+                self._runner.start(call)
+            while not call.over:  # an earlier call that was interrupted may have notified too
+                worker.notifier.wait()
             # The loop does so too, perhaps later; a close must not count its own call as needed.
             self._calls.discard(call)
             if call.error is None:
                 given = call.result if handle is None else handle(self, call.result)
-            mine.free.append(agent)
+            mine.free.append(worker)
         except BaseException as interruption:
-            if gives_back and agent is None and self._may_call():
-                call = call or Call(partial(function, *args, **kwargs), gives_back=True)
-                agent = self._agents.mine().next()
-            if call is not None and agent is not None:
-                self._abandon(agent, call, interruption)
-                free = self._agents.mine().free
-                if agent not in free:
-                    free.append(agent)
+            if releases and worker is None and self._may_call():
+                call = call or Call(partial(function, *args, **kwargs), releases=True)
+                worker = self._workers.mine().next()
+            if call is not None and worker is not None:
+                self._abandon(worker, call, interruption)
+                free = self._workers.mine().free
+                if worker not in free:
+                    free.append(worker)
             raise
         error = call.error
         if error is None:
@@ -254,7 +254,7 @@ class Portal:
         finally:
             del call, error  # which would keep this frame alive, and be kept alive by it
 
-    def _abandon(self, agent: Agent, call: Call, interruption: BaseException) -> None:
+    def _abandon(self, worker: WorkerTask, call: Call, interruption: BaseException) -> None:
         """See a call to its end that the calling thread cannot wait for any more."""
         while call.settled is None or not call.settled.is_set():
             try:
@@ -262,20 +262,20 @@ class Portal:
                     call.settled = threading.Event()
                 if call not in self._calls and not call.over:  # in this order: see `_finished`
                     self._calls.add(call)
-                self._inbox.append((agent.abandon, call))  # a second time does nothing
-                self._bell.ring()
-                self._turning.start()
+                self._inbox.append((worker.abandon, call))  # a second time does nothing
+                self._notifier.notify()
+                self._runner.start()
                 call.settled.wait()
             except BaseException as another:
                 # The first is on its way already, and leaves nothing behind.
                 interruption.add_note(f"and meanwhile: {another!r}")
-                if self._turning.thread is None:
+                if self._runner.thread is None:
                     # There can be no thread any more, as late in the interpreter's exit.
                     call.over = True
                     self._calls.discard(call)
                     return
         if call.failure is not None:
-            interruption.add_note(f"and giving back failed: {call.failure}")
+            interruption.add_note(f"and the release failed: {call.failure}")
 
     def _may_call(self) -> bool:
         try:
@@ -287,26 +287,26 @@ class Portal:
     # What a thread is inside
 
     def task(self) -> asyncio.Task[None]:
-        """The calling thread's task, for a block that it enters."""
-        task = self._agents.task()
+        """Return the calling thread's task, for a block that it enters."""
+        task = self._workers.task()
         if task is None:
-            self.call(asyncio.sleep, 0)  # whose agent it is does not matter: now there is one
-            task = self._agents.task()
+            self.call(asyncio.sleep, 0)  # any call makes the worker
+            task = self._workers.task()
         assert task is not None
         return task
 
     def check_blocks(self) -> None:
         """Raise the loss of a block that the calling thread is inside, if there is one."""
-        task = self._agents.task()
+        task = self._workers.task()
         loss = None if task is None else loss_around(task)
         if loss is not None:
             raise loss
 
     # On the loop, or on the way to it
 
-    def _hear(self) -> None:
+    def _notified(self) -> None:
         """Threads have put something into the inbox."""
-        self._bell.wait()
+        self._notifier.wait()
         while self._inbox:
             item = self._inbox.popleft()
             try:
@@ -334,7 +334,7 @@ class Portal:
         # It is over already: a call that is neither announced nor over was not announced yet.
         self._calls.discard(call)
         if not self._clients:
-            self._turning.stop_if_idle()
+            self._runner.stop_if_idle()
 
     # The end
 
@@ -342,20 +342,20 @@ class Portal:
         """Close the clients that are still open when the interpreter exits."""
         if fork.generation != self._born:
             return
-        thread = self._turning.last()
+        thread = self._runner.last()
         if thread is not None:
             self._post(self._in_background, self._close_all)
-            thread.join(EXIT_PATIENCE)
+            thread.join(EXIT_TIMEOUT)
             if thread.is_alive():
                 return
-        self._loop.run_until_complete(self._end_agents())
+        self._loop.run_until_complete(self._end_workers())
         self._loop.close()
-        self._bell.close()
+        self._notifier.close()
 
     def forget(self) -> None:
         """In a forked child: be silent about what is not the child's to close."""
-        self._turning.forget()
-        self._agents.forget()
+        self._runner.forget()
+        self._workers.forget()
 
     async def _close_all(self) -> None:
         for client in list(self._clients):
@@ -365,8 +365,8 @@ class Portal:
                 _log.warning("could not close at exit: client=%r error=%s", client, failure)
             self._discard(client)
 
-    async def _end_agents(self) -> None:
-        await asyncio.gather(*self._agents.stop(), *self._background)
+    async def _end_workers(self) -> None:
+        await asyncio.gather(*self._workers.stop(), *self._background)
 
 
 _portal: Portal | None = None
@@ -374,7 +374,7 @@ _making = threading.Lock()
 
 
 def the_portal() -> Portal:
-    """This process's portal.
+    """Return the portal of this process.
 
     Raises:
         Unsupported: threads have been replaced with greenlets.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tenure._client import mutex as async_mutex
 from tenure._client import semaphore as async_semaphore
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import abandon_ticket, give_up, perhaps
+from tenure.blocking.blocks import abandon_ticket, perhaps, undo_acquire
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper
@@ -29,7 +29,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             with lease:
                 work(lease.fencing_token)
 
-    A mutex and a service registry of one name cannot be told apart; call a registry by the
+    A mutex and a service registry of one name cannot be distinguished; call a registry by the
     plural of what it lists, a mutex by the work that it guards.
     """
 
@@ -56,7 +56,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss; the lease
-                is given up that much earlier.
+                counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time. During an outage the message says so, and
@@ -67,7 +67,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         """
         return self._portal.obtain(
             Lease,
-            give_up,
+            undo_acquire,
             self._wrapped.lock,
             data=data,
             timeout=timeout,
@@ -86,7 +86,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         """
         return self._portal.obtain(
             perhaps(Lease),
-            give_up,
+            undo_acquire,
             self._wrapped.try_lock,
             data=data,
             on_loss=on_loss,
@@ -248,7 +248,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss; the lease
-                is given up that much earlier.
+                counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time. During an outage the message says so, and
@@ -260,7 +260,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """
         return self._portal.obtain(
             Lease,
-            give_up,
+            undo_acquire,
             self._wrapped.acquire,
             count,
             data=data,
@@ -285,7 +285,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """
         return self._portal.obtain(
             perhaps(Lease),
-            give_up,
+            undo_acquire,
             self._wrapped.try_acquire,
             count,
             data=data,

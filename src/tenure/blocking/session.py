@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure._client import session as async_session
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.blocks import perhaps, undo_acquire
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session_handle import SessionHandle
@@ -26,7 +26,7 @@ class Primitives(SyncWrapper[Any]):
     _wrapped: async_session.Primitives
 
     def mutex(self, name: str) -> Mutex:
-        """The mutex of that name, on the session's node; a client's is on ``/default``."""
+        """Return the mutex of that name, on the session's node; a client's is on ``/default``."""
         return Mutex(self._portal, self._wrapped.mutex(name))
 
     def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
@@ -39,7 +39,7 @@ class Primitives(SyncWrapper[Any]):
         return Semaphore(self._portal, self._wrapped.semaphore(name, ephemeral=ephemeral))
 
     def election(self, name: str) -> Election:
-        """The election of that name, on the session's node; a client's is on ``/default``."""
+        """Return the election of that name on the session's node; a client's is on ``/default``."""
         return Election(self._portal, self._wrapped.election(name))
 
     def once(
@@ -76,7 +76,7 @@ class Primitives(SyncWrapper[Any]):
         Args:
             name: of the job, 1 to 1,015 bytes.
             per: how long a run counts, from its start.
-            timeout: seconds to wait for a run that goes on; ``None``: as long as it takes. If it
+            timeout: seconds to wait for the end of a present run; ``None`` waits for ever. If it
                 succeeds there is nothing left to do; if it fails, this caller has its turn.
             count_failed: whether runs count that did not succeed.
             data: what the request carries.
@@ -84,7 +84,7 @@ class Primitives(SyncWrapper[Any]):
             stop_time: seconds that the work needs to stop after the loss.
 
         Returns:
-            ``None`` when the job is not due, or another run goes on. `last_run` has the facts.
+            ``None`` when the job is not due, or is running. `last_run` has the facts.
 
         Raises:
             AcquireTimeout, EngineUnavailable: the store did not answer in time.
@@ -94,7 +94,7 @@ class Primitives(SyncWrapper[Any]):
         """
         return self._portal.obtain(
             perhaps(RunLease),
-            give_up,
+            undo_acquire,
             self._wrapped.once,
             name,
             per=per,

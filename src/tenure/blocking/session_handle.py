@@ -79,7 +79,7 @@ class SessionHandle(SessionBlock):
         Raises:
             EngineError: the store failed; it will end the session when its window is over.
         """
-        self._portal.give_back(self._wrapped.aclose)
+        self._portal.release(self._wrapped.aclose)
 
     def detach(self) -> None:
         """Leave without ending the session: it keeps its places until its window is over.
@@ -88,4 +88,4 @@ class SessionHandle(SessionBlock):
         process. From this object's view it is over: leases count as lost, because they are
         not proven any more.
         """
-        self._portal.give_back(self._wrapped.detach)
+        self._portal.release(self._wrapped.detach)

@@ -39,7 +39,7 @@ class Watch(Stream[T]):
 
     def close(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``for`` ends."""
-        self._portal.give_back(self._wrapped.aclose)
+        self._portal.release(self._wrapped.aclose)
 
 
 class EventStream(Stream[Event]):
@@ -56,4 +56,4 @@ class EventStream(Stream[Event]):
 
     def close(self) -> None:
         """Stop listening. Safe to call twice; what is there can still be read."""
-        self._portal.give_back(self._wrapped.aclose)
+        self._portal.release(self._wrapped.aclose)

@@ -24,12 +24,12 @@ def main() -> int:
         )
         return 78  # Status.USAGE
 
-    asked_by_a_shell = os.environ.get("_TENURE_COMPLETE")
-    if asked_by_a_shell:
+    completing = os.environ.get("_TENURE_COMPLETE")
+    if completing:
         from tenure.cli.app import tenure
         from tenure.cli.completion import answer
 
-        return answer(tenure, asked_by_a_shell)
+        return answer(tenure, completing)
 
     from tenure.cli.app import invoke
 

@@ -36,7 +36,7 @@ LARGEST = 2**63 - 1
 
 @click.group(cls=CommandGroup)
 def session() -> None:
-    """Look at sessions, and end them.
+    """List and end sessions.
 
     A session is one program's hold on the store: what it holds and waits for goes with it.
     """
@@ -76,10 +76,10 @@ def list_sessions(node: str | None, *, as_json: bool) -> None:
 @json_option
 @url_option
 def end_session(node: str, number: int, *, as_json: bool) -> None:
-    """End the session ID of NODE, as if it had expired.
+    """End the session ID of NODE before it expires.
 
-    What it holds passes on at once; its program learns that it is lost. Until the news gets there,
-    it believes that it holds: 'tenure session ls' shows the ids.
+    Its leases are released at once, and its program is notified. Until then the program still
+    considers them held. 'tenure session ls' shows the ids.
 
     Exits with 73 when there is no such session.
     """
@@ -89,8 +89,8 @@ def end_session(node: str, number: int, *, as_json: bool) -> None:
             sessions = {each.id: each for each in await client.list_sessions(node)}
             if number <= LARGEST and await client.end_session(node, number):
                 return sessions.get(number)
-            elsewhere = "" if sessions else await _busy_nodes(client)
-            there = ", ".join(map(str, sorted(sessions)[:10])) or f"none{elsewhere}"
+            others = "" if sessions else await _busy_nodes(client)
+            there = ", ".join(map(str, sorted(sessions)[:10])) or f"none{others}"
             raise Mistake(
                 Status.REFUSED, f"there is no session {number} on {node}; there are: {there}"
             )
@@ -128,9 +128,9 @@ async def _busy_nodes(client: tenure.Client) -> str:
 def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
     """Take one owner or waiter away from NAME.
 
-    TOKEN is its fencing token, as 'tenure describe NAME' shows it. An owner that is evicted
-    loses its lease at once, and its program is told; until the news gets there, it believes that it
-    holds. Its session and what else it holds stay.
+    TOKEN is its fencing token, as 'tenure describe NAME' shows it. An evicted owner loses its lease
+    at once, and its program is notified. Until then the program still considers it held. Its
+    session and its other leases stay.
 
     Exits with 73 when there is no such request.
     """

@@ -55,17 +55,17 @@ class LazyGroup(CommandGroup):
 
     MODULES: ClassVar = {
         "run": ("tenure.cli.run.command", "run", "Run a command under a lock."),
-        "ls": ("tenure.cli.look", "ls", "Show what there is, and who holds it."),
-        "describe": ("tenure.cli.look", "describe", "Show who holds one thing, and who waits."),
-        "top": ("tenure.cli.top.command", "top", "Watch who holds what, live."),
-        "watch": ("tenure.cli.watch", "watch", "Show each state of one thing as it comes."),
+        "ls": ("tenure.cli.look", "ls", "List semaphores with their holders and waiters."),
+        "describe": ("tenure.cli.look", "describe", "Show the holders and waiters of NAME."),
+        "top": ("tenure.cli.top.command", "top", "Show holders and waiters, live."),
+        "watch": ("tenure.cli.watch", "watch", "Show each new state of NAME."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
         "config": ("tenure.cli.config", "config", "Publish a value, and follow it."),
         "service": ("tenure.cli.service", "service", "Register instances, and find them."),
-        "session": ("tenure.cli.admin", "session", "Look at sessions, and end them."),
+        "session": ("tenure.cli.admin", "session", "List and end sessions."),
         "evict": ("tenure.cli.admin", "evict", "Take one owner or waiter away from NAME."),
-        "doctor": ("tenure.cli.doctor", "doctor", "Examine the store, and try it out."),
+        "doctor": ("tenure.cli.doctor", "doctor", "Examine and test the store."),
         "backup": ("tenure.cli.backup", "backup", "Write a backup of the store into FILE."),
         "restore": ("tenure.cli.backup", "restore", "Make a store from the backup FILE."),
         "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
@@ -75,11 +75,15 @@ class LazyGroup(CommandGroup):
             "dflockd",
             "Serve dflockd's clients, in the place of its own server.",
         ),
-        "demo": ("tenure.cli.demo.command", "demo", "See processes share locks and a leader."),
+        "demo": (
+            "tenure.cli.demo.command",
+            "demo",
+            "Show processes that share locks and a leader.",
+        ),
         "simulate": (
             "tenure.cli.simulate",
             "simulate",
-            "Look for defects of tenure itself, in simulated time.",
+            "Look for defects of tenure in simulated time.",
         ),
         "completion": (
             "tenure.cli.completion",
@@ -124,7 +128,7 @@ HELP = """Locks, semaphores and elections across processes and machines.
 tenure run --lock nightly -- ./backup.sh       one at a time, like flock(1)
 tenure run --semaphore gpu --limit 4 -- ...    one of four slots
 tenure run --elect primary -- ./scheduler      run while leader
-tenure ls                                      who holds what
+tenure ls                                      holders and waiters
 tenure demo                                    see it at work
 """
 
@@ -134,7 +138,7 @@ tenure demo                                    see it at work
     help=HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="The store is --url, else TENURE_URL, else an SQLite file of your own. "
-    "'tenure COMMAND --help' tells more; 'tenure run --help' has exit codes of its own.",
+    "'tenure COMMAND --help' has the details; 'tenure run --help' has its own exit codes.",
 )
 @click.version_option(__version__, "--version", prog_name="tenure", message="%(prog)s %(version)s")
 @url_option

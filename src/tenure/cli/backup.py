@@ -81,8 +81,8 @@ def backup(file: str, *, force: bool, as_json: bool) -> None:
 def restore(file: str, *, force: bool, quarantine: float | None, as_json: bool) -> None:
     """Make a store from the backup FILE.
 
-    For SQLite files. Nodes, semaphores and their data come back; sessions do not, and what they
-    held is free. Stop all programs that use the store first, the server too.
+    For SQLite files. Nodes, semaphores and their data are restored; sessions are not, and what
+    they held is free. Stop all programs that use the store first, the server too.
 
     Holders of what was granted after the backup may still consider it held. So nothing is
     granted until the longest recovery window of any session has passed, from the first opening
@@ -113,11 +113,11 @@ def restore(file: str, *, force: bool, quarantine: float | None, as_json: bool) 
         lasts = duration(done.quarantine)
         say(f"nothing is granted for {lasts} from its first use on: {done.reason}")
     else:
-        say("there is no quarantine, as asked for")
+        say("there is no quarantine, as requested")
 
 
 def _sqlite_url(command: str, of_server: str) -> str:
-    """The chosen store, if it is a file.
+    """Return the chosen store, if it is a file.
 
     Raises:
         Mistake: it is a server's, whose file is the store.

@@ -1,4 +1,4 @@
-"""Completion at a shell's prompt: `tenure completion SHELL`, and what is asked at each Tab.
+"""Completion at a shell's prompt: `tenure completion SHELL`, and the candidates at each Tab.
 
 Rules:
 
@@ -27,7 +27,7 @@ __all__ = ["VARIABLE", "answer", "completion", "files", "names", "nodes"]
 
 VARIABLE = "_TENURE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
-PATIENCE = 0.5
+TIMEOUT = 0.5
 MOST = 200
 """Names that are offered, at the most."""
 
@@ -111,13 +111,13 @@ def _found(
     find: Callable[[tenure.Client], Awaitable[Iterable[str]]],
     incomplete: str,
 ) -> list[CompletionItem[str]]:
-    async def ask() -> Iterable[str]:
-        async with asyncio.timeout(PATIENCE), open_store() as client:
+    async def find_all() -> Iterable[str]:
+        async with asyncio.timeout(TIMEOUT), open_store() as client:
             return await find(client)
 
     try:
         with context.scope(cleanup=False):
-            found = asyncio.run(ask())
+            found = asyncio.run(find_all())
     except Exception:
         return []  # no store, a broken one, a slow one: nothing to offer
     fitting = [each for each in found if each.startswith(incomplete) and _HARMLESS.fullmatch(each)]

@@ -6,7 +6,6 @@ reading or watching, so that a mistyped name leaves nothing behind.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -18,17 +17,17 @@ import tenure
 from tenure.cli.app import CommandGroup
 from tenure.cli.mistakes import Mistake
 from tenure.cli.options import (
-    a_count,
     json_option,
     name_argument,
     node_option,
     run_async,
     url_option,
+    watch_options,
 )
 from tenure.cli.output import data_json, is_terminal, print_json_line, safe, say
 from tenure.cli.status import Status
 from tenure.cli.store import did_you_mean, open_store
-from tenure.cli.watch import states
+from tenure.cli.watch import show_states
 from tenure.recipes import SharedConfig, json_codec
 
 __all__ = ["config"]
@@ -145,8 +144,7 @@ def _as_json(data: bytes) -> bytes:
 @config.command()
 @name_argument
 @node_option
-@click.option("--count", "limit", metavar="N", type=a_count, help="End after N values.")
-@click.option("--once", is_flag=True, help="The value as it is now: --count 1.")
+@watch_options("value")
 @json_option
 @url_option
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
@@ -155,26 +153,23 @@ def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool)
     One line each, escaped, with the time; with --json one object each, whose data is null when
     nothing has been published. Ends as 'tenure watch' does.
     """
-    run_async(_watch(name, node, 1 if once else limit, as_json=as_json))
+    latest: bytes | None = None
 
+    def show(described: tenure.SemaphoreDescription) -> bool:
+        nonlocal latest
+        if not described.ephemeral and described.limit != 1:
+            raise Mistake(
+                Status.USAGE,
+                f"{name!r} on {node} is a semaphore of limit {described.limit}, and a "
+                "configuration is one of limit 1",
+            )
+        if described.data == latest:
+            return False  # only its owners have changed
+        latest = described.data
+        _show(name, node, latest, as_json=as_json)
+        return True
 
-async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> None:
-    shown, told = 0, None
-    async with open_store() as client, contextlib.aclosing(states(client, node, name)) as following:
-        async for described in following:
-            if not described.ephemeral and described.limit != 1:
-                raise Mistake(
-                    Status.USAGE,
-                    f"{name!r} on {node} is a semaphore of limit {described.limit}, and a "
-                    "configuration is one of limit 1",
-                )
-            if described.data == told:
-                continue  # only its owners changed, not its data
-            told = described.data
-            _show(name, node, told, as_json=as_json)
-            shown += 1
-            if shown == limit:
-                return
+    run_async(show_states(name, node, show, 1 if once else limit))
 
 
 def _show(name: str, node: str, data: bytes, *, as_json: bool) -> None:

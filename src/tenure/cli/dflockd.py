@@ -14,7 +14,7 @@ from tenure.cli.mistakes import Mistake
 from tenure.cli.output import safe
 from tenure.cli.serve import run_server
 from tenure.cli.status import Status
-from tenure.cli.store import asked_for
+from tenure.cli.store import given_url
 from tenure.server.dflockd.flags import FLAGS, settings_of
 from tenure.server.settings import Wrong
 
@@ -77,7 +77,7 @@ def _flags(command: Any) -> Any:
     cls=_OneDashOrTwo,
     epilog="Every flag is also a variable, as of dflockd's own server: DFLOCKD_PORT, "
     "DFLOCKD_DEFAULT_LEASE_TTL_S. A flag counts more than its variable, and may have one dash. "
-    "docs/operate/dflockd-clients.md tells more.",
+    "docs/operate/dflockd-clients.md has the details.",
 )
 @_flags
 @click.option("--store", metavar="URL", help="Where the locks are kept; as of 'tenure serve'.")
@@ -90,7 +90,7 @@ def dflockd(store: str | None, node: str, log_format: str | None, **given: Any) 
     The locks are tenure's: 'tenure ls' and 'tenure top' show them, and they outlive a restart.
     'tenure serve --listen dflockd://HOST:PORT' does the same beside other listeners.
     """
-    if asked_for() is not None:
+    if given_url() is not None:
         raise Mistake(Status.USAGE, "--url is for clients; a server's store is --store")
     typed: dict[str, str | None] = {}
     for flag in FLAGS:

@@ -9,7 +9,7 @@ import click
 from tenure.cli.options import json_option, url_option
 from tenure.cli.output import is_terminal, print_json, safe, say
 from tenure.cli.status import Status
-from tenure.cli.store import asked_for
+from tenure.cli.store import given_url
 from tenure.doctor import Finding, examine, healthy, summary
 
 __all__ = ["doctor", "finding_json", "show_finding"]
@@ -22,7 +22,7 @@ _SIGNS = {"ok": "✓", "warning": "!", "failure": "✗"}
 @json_option
 @url_option
 def doctor(*, as_json: bool) -> int:
-    """Examine the store, and try it out.
+    """Examine and test the store.
 
     Which store it is and why that one, the machine, the file system, permissions, who else uses it,
     and a lock that is taken and handed over; each with what was found and, where it matters, how
@@ -32,7 +32,7 @@ def doctor(*, as_json: bool) -> int:
     and rich: python -m tenure.doctor.
     """
     findings = []
-    for finding in examine(asked_for()):
+    for finding in examine(given_url()):
         findings.append(finding)
         if not as_json:
             show_finding(finding)
@@ -46,14 +46,14 @@ def doctor(*, as_json: bool) -> int:
 
 
 def finding_json(finding: Finding) -> dict[str, str]:
-    """A finding, for scripts."""
+    """Return a finding, for scripts."""
     described = dataclasses.asdict(finding)
     del described["absent"]
     return described
 
 
 def show_finding(finding: Finding) -> None:
-    """A finding, for a person."""
+    """Print a finding, for a person."""
     what, found, remedy = safe(finding.what), safe(finding.found), safe(finding.remedy)
     if not is_terminal():
         say(f"{finding.level:<8} {what:<16}  {found}")
@@ -71,8 +71,8 @@ def show_finding(finding: Finding) -> None:
     row.add_column(width=15)
     row.add_column(overflow="fold")
     style = _STYLES[finding.level]
-    told = Text(found, style="" if finding.level == "ok" else style)
+    text = Text(found, style="" if finding.level == "ok" else style)
     if remedy:
-        told.append(f"\n→ {remedy}", style="bold")
-    row.add_row(Text(_SIGNS[finding.level], style=style), Text(what, style="bold"), told)
+        text.append(f"\n→ {remedy}", style="bold")
+    row.add_row(Text(_SIGNS[finding.level], style=style), Text(what, style="bold"), text)
     terminal().print(row)

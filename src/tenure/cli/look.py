@@ -1,4 +1,4 @@
-"""`tenure ls` and `tenure describe`: who holds what, who waits, and since when."""
+"""`tenure ls` and `tenure describe`: holders and waiters, with their times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DATA = Column("Data", style="cyan", text=True)
 @json_option
 @url_option
 def ls(node: str | None, *, as_json: bool) -> None:
-    """Show what there is, and who holds it.
+    """List semaphores with their holders and waiters.
 
     Nodes, and on each its semaphores, mutexes and elections; NODE limits it to one.
     """
@@ -132,9 +132,9 @@ def _row(each: Semaphore) -> list[str]:
 @json_option
 @url_option
 def describe(name: str, node: str, *, as_json: bool) -> None:
-    """Show who holds one thing, and who waits.
+    """Show the holders and waiters of NAME.
 
-    NAME is a mutex, a semaphore or an election; who waits is shown in the order of the queue.
+    NAME is a mutex, a semaphore or an election; waiters are shown in the order of the queue.
     """
     described = run_async(_describe(name, node))
     if as_json:
@@ -173,7 +173,7 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
         Column("Program", text=True),
         DATA,
         Column("Description", text=True),
-        Column("Gives up in", right=True),
+        Column("Timeout", right=True),
         Column("Session", right=True),
     ]
     rows = [
@@ -206,7 +206,7 @@ def kind(each: Semaphore) -> str:
         if not each.data:  # an election's data is its leader's
             return "election?"
         return "semaphore" if each.held or each.waiting else "config"
-    # Where a store does not tell of requests, how much is held still does.
+    # A store that does not list requests still reports how much is held.
     whole = each.held in {0, EPHEMERAL_LIMIT} or any(
         request.count == EPHEMERAL_LIMIT for request in (*each.owners, *each.waiters)
     )
@@ -228,7 +228,7 @@ def count(request: Request) -> str:
 
 
 def who(request: Request) -> str:
-    """The program of a request in a sentence: ``backup.py, pid 4242 on db-1 (nightly)``."""
+    """Return the program of a request in a sentence: ``backup.py, pid 4242 on db-1 (nightly)``."""
     name = ", ".join(filter(None, (program(request), _process(request))))
     if request.host:
         name += f" on {safe(request.host)}"
@@ -236,7 +236,7 @@ def who(request: Request) -> str:
 
 
 def owner(request: Request) -> str:
-    """The program of a request in a table: ``pid 4242 backup.py (nightly)``.
+    """Return the program of a request in a table: ``pid 4242 backup.py (nightly)``.
 
     The process comes first, because the end is cut off where there is no room.
     """
@@ -249,13 +249,13 @@ def _process(request: Request) -> str:
 
 
 def program(each: Request | Session | tenure.LastRun) -> str:
-    """The name of a program, or the description that begins with it (``tenure run backup.sh``)."""
+    """Return a program's name, or a description that has it (``tenure run backup.sh``)."""
     text = _description(each)
     return safe(text if text.startswith(each.program or "") else each.program or "")
 
 
 def remark(each: Request | Session) -> str:
-    """The description, if `program` does not show it."""
+    """Return the description, if `program` does not show it."""
     text = _description(each)
     return "" if text.startswith(each.program or "") else safe(text)
 
@@ -270,12 +270,12 @@ def _description(each: Request | Session | tenure.LastRun) -> str:
 
 
 def _number(value: int) -> int | None:
-    """Counts and limits beyond what JSON's readers can tell apart are no limits: null."""
+    """Return a count or limit; ``None`` (null) beyond the numbers that JSON's readers represent."""
     return None if value > EXACT else value
 
 
 def request_json(each: Request) -> dict[str, Any]:
-    """A request in JSON; null is unknown, but for the count, where it is everything."""
+    """Return a request in JSON; null is unknown, but for the count, where it is everything."""
     return {
         "order_id": each.order_id,
         "count": _number(each.count),
@@ -292,7 +292,7 @@ def request_json(each: Request) -> dict[str, Any]:
 
 
 def semaphore_json(each: Semaphore) -> dict[str, Any]:
-    """A semaphore in JSON; a limit of null is none."""
+    """Return a semaphore in JSON; a limit of null is none."""
     return {
         "name": each.name,
         "kind": "semaphore" if not each.ephemeral else kind(each),
@@ -307,7 +307,7 @@ def semaphore_json(each: Semaphore) -> dict[str, Any]:
 
 
 def node_json(node: tenure.NodeDescription, there: Sequence[Semaphore]) -> dict[str, Any]:
-    """A node in JSON."""
+    """Return a node in JSON."""
     return {
         "path": node.path,
         "sessions": node.sessions,

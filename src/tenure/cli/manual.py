@@ -102,6 +102,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """A line of text that is none of commands."""
+    """Return a line of text without commands."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga")
     return "\\&" + escaped if escaped[:1] in {".", "'"} else escaped

@@ -183,7 +183,7 @@ SESSION_COLUMNS = (
 
 
 def session_row(each: tenure.SessionDescription) -> list[str]:
-    """A session in those columns."""
+    """Return a session in those columns."""
     attached = {True: "yes", False: "no", None: ""}[each.attached]
     return [
         str(each.id),

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def a_duration(value: str) -> float:
-    """The type of an option in seconds."""
+    """Return the type of an option in seconds."""
     try:
         number = float(value)
     except ValueError:
@@ -44,7 +44,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def a_span(value: str) -> float:
-    """The type of an option in seconds, or in another unit: 90, 30s, 15m, 1h, 7d."""
+    """Return the type of an option in seconds, or in another unit: 90, 30s, 15m, 1h, 7d."""
     number, unit = (value[:-1], value[-1:]) if value[-1:] in _UNITS else (value, "s")
     try:
         return a_duration(number) * _UNITS[unit]
@@ -55,7 +55,7 @@ def a_span(value: str) -> float:
 
 
 def a_count(value: str) -> int:
-    """The type of an option that counts something."""
+    """Return the type of an option that counts something."""
     try:
         number = int(value)
     except ValueError:
@@ -71,7 +71,7 @@ def _remember_url(context: click.Context, _: click.Parameter, value: str | None)
 
 
 def complete(what: str) -> Callable[..., list[Any]]:
-    """The completion of that name in `tenure.cli.completion`, which is loaded at a Tab only."""
+    """Return a completion of `tenure.cli.completion`, which is loaded at a Tab only."""
 
     def completed(*question: Any) -> list[Any]:
         from tenure.cli import completion
@@ -115,8 +115,22 @@ def node_option(command: F) -> F:
     )(command)
 
 
+def watch_options(item: str) -> Callable[[F], F]:
+    """Options that end a watch: ``--count`` and ``--once``, for `limit` and `once`."""
+
+    def decorate(command: F) -> F:
+        command = click.option("--once", is_flag=True, help=f"The present {item}: --count 1.")(
+            command
+        )
+        return click.option(
+            "--count", "limit", metavar="N", type=a_count, help=f"End after N {item}s."
+        )(command)
+
+    return decorate
+
+
 def data_options(command: F) -> F:
-    """``--data`` and ``--data-file``; `read_data` reads them."""
+    """Add ``--data`` and ``--data-file``; `read_data` reads them."""
     command = click.option("--data", metavar="TEXT", help="The data, as text.")(command)
     return click.option(
         "--data-file",
@@ -127,7 +141,7 @@ def data_options(command: F) -> F:
 
 
 def read_data(data: str | None, data_file: Any) -> bytes | None:
-    """The bytes that `data_options` ask for, ``None`` for neither."""
+    """Return the bytes of `data_options`; ``None`` without them."""
     if data is not None and data_file is not None:
         raise click.UsageError("give --data or --data-file, not both", click.get_current_context())
     if data is not None:

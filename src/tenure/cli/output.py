@@ -42,7 +42,7 @@ DATA_WIDTH = 60
 GAP = 2
 _SHORTEST_TOKEN = 4
 NARROWEST = 10
-"""Characters that a shortened column must have to tell anything."""
+"""Characters that a shortened column must have to be readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ def is_terminal() -> bool:
 
 @cache
 def terminal() -> Console:
-    """The terminal; ask `is_terminal` first."""
+    """Return the terminal; only if `is_terminal` is true."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def say(text: str = "", style: str = "") -> None:
-    """A line."""
+    """Print a line."""
     if is_terminal():
         terminal().print(text, style=style or None)
     else:
@@ -84,7 +84,7 @@ def say(text: str = "", style: str = "") -> None:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table: on a terminal drawn and fitted to its width; else plain columns, whole."""
+    """Print a table: on a terminal fitted to its width, else in plain, whole columns."""
     if is_terminal():
         _drawn_table(columns, rows)
         return
@@ -130,7 +130,7 @@ def _drawn_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> No
 
 
 def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict[int, int]:
-    """The columns for which there is room, and how wide each of them is.
+    """Return the columns for which there is room, and how wide each of them is.
 
     The last ones that need not be kept are left out first; texts are shortened.
     """
@@ -184,7 +184,7 @@ def _escaped(character: str) -> str:
 
 
 def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
-    """Data as text, as far as it is some, and as far as there is room."""
+    """Return data as text, as far as it is some, and as far as there is room."""
     text = safe(data[: 4 * width].decode("utf-8", errors="surrogateescape"))
     if len(text) <= width and len(data) <= 4 * width:
         return text
@@ -194,7 +194,7 @@ def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
 def shortened(numbers: Sequence[int]) -> tuple[str, list[str]]:
     """Fencing tokens without the digits that all of them begin with, and these digits.
 
-    The rest still tells which is greater. Tokens of different lengths are not shortened.
+    The rest still shows which is greater. Tokens of different lengths are not shortened.
     """
     whole = [str(number) for number in numbers]
     least, greatest = str(min(numbers, default=0)), str(max(numbers, default=0))
@@ -207,7 +207,7 @@ def shortened(numbers: Sequence[int]) -> tuple[str, list[str]]:
 
 
 def data_json(data: bytes) -> dict[str, str | None]:
-    """Data in JSON: as text where it is valid UTF-8, else as base64."""
+    """Return data for JSON: as text where it is valid UTF-8, else as base64."""
     try:
         return {"data": data.decode(), "data_base64": None}
     except UnicodeDecodeError:
@@ -215,7 +215,7 @@ def data_json(data: bytes) -> dict[str, str | None]:
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time, in the two units that matter; empty when unknown."""
+    """Return a length of time, in the two units that matter; empty when unknown."""
     if seconds is None:
         return ""
     if seconds < 10:

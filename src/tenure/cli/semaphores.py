@@ -73,7 +73,7 @@ def create(
 @node_option
 @url_option
 def update(name: str, node: str, data: str | None, data_file: Any) -> None:
-    """Replace the data of the semaphore NAME; who watches it is told."""
+    """Replace the data of the semaphore NAME; its watchers are notified."""
     content = read_data(data, data_file)
     if content is None:
         raise Mistake(Status.USAGE, "what is the data? give --data TEXT or --data-file FILE")

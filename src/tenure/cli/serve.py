@@ -16,7 +16,7 @@ from tenure.cli.mistakes import Mistake, explain
 from tenure.cli.options import json_option
 from tenure.cli.output import Column, print_json, safe, say, table
 from tenure.cli.status import Status, after_signal
-from tenure.cli.store import asked_for
+from tenure.cli.store import given_url
 from tenure.doctor import Finding, healthy, summary, without_secrets
 from tenure.server.settings import PREFIX, SETTINGS, Setting, Settings, Wrong
 from tenure.server.sources import load
@@ -82,8 +82,8 @@ def _setting_options(command: F) -> F:
 @click.command(
     cls=_InSections,
     epilog="Every option is also a variable of the environment (--log-level: "
-    f"{PREFIX}LOG_LEVEL) and a key of the file (log-level). An option counts more than the "
-    "environment, that more than the file. docs/operate/server.md tells more.",
+    f"{PREFIX}LOG_LEVEL) and a key of the file (log-level). An option overrides the "
+    "environment, and the environment the file. docs/operate/server.md has the details.",
 )
 @click.option("--config", metavar="FILE", help="A file of settings, in TOML.")
 @click.option("--check", is_flag=True, help="Say whether the settings are right, and end.")
@@ -93,10 +93,10 @@ def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> 
     """Put a store on the network.
 
     Clients use it as tenure://HOST:PORT. Without options it serves an SQLite file of your own to
-    this machine alone. SIGTERM and Ctrl-C end it in order; no session and no lease is lost, neither
-    so nor by a crash: who comes back within its recovery window has what it had.
+    this machine alone. SIGTERM and Ctrl-C end it in order. Neither that nor a crash loses a session
+    or a lease: a client that reconnects within its recovery window has all of them.
     """
-    if asked_for() is not None:
+    if given_url() is not None:
         raise Mistake(Status.USAGE, "--url is for clients; a server's store is --store")
     if as_json and not check:
         raise Mistake(Status.USAGE, "--json goes with --check; for the log there is --log-format")
@@ -120,7 +120,7 @@ def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
         settings: the options of the server.
         cautions: messages that are logged first, as warnings.
     """
-    from tenure.server.log import LOGGER, log_uncaught, set_up, tell
+    from tenure.server.log import LOGGER, log_event, log_uncaught, set_up
     from tenure.server.log_writer import open_standard_files
     from tenure.server.process import run
 
@@ -128,13 +128,13 @@ def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
     handler = set_up(settings.log_format, settings.log_level, _STDERR)
     log_uncaught()
     for caution in cautions:
-        tell(LOGGER, logging.WARNING, "take care", found=caution)
+        log_event(LOGGER, logging.WARNING, "take care", found=caution)
     try:
         ending = run(settings, os.environ)
     except TenureError as error:
         # By now readers of our output expect lines of the log.
         status, why = explain(error) or (Status.DEFECT, str(error))
-        tell(LOGGER, logging.ERROR, "the server ends", why=why)
+        log_event(LOGGER, logging.ERROR, "the server ends", why=why)
         return status
     finally:
         handler.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 
@@ -14,7 +13,6 @@ from tenure.cli.app import CommandGroup
 from tenure.cli.look import program, request_json
 from tenure.cli.mistakes import Mistake
 from tenure.cli.options import (
-    a_count,
     a_duration,
     complete,
     json_option,
@@ -22,6 +20,7 @@ from tenure.cli.options import (
     node_option,
     run_async,
     url_option,
+    watch_options,
 )
 from tenure.cli.output import (
     Column,
@@ -36,7 +35,7 @@ from tenure.cli.output import (
 from tenure.cli.run.command import DEFAULT_WINDOW, check_executable
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
-from tenure.cli.watch import states
+from tenure.cli.watch import show_states
 from tenure.core import rules
 from tenure.recipes import ServiceRegistry
 
@@ -203,8 +202,7 @@ def _row(each: tenure.RequestDescription) -> list[str]:
 @service.command()
 @name_argument
 @node_option
-@click.option("--count", "limit", metavar="N", type=a_count, help="End after N states.")
-@click.option("--once", is_flag=True, help="The state as it is now: --count 1.")
+@watch_options("state")
 @json_option
 @url_option
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
@@ -212,24 +210,18 @@ def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool)
 
     One line each time; with --json one object. Ends as 'tenure watch' does.
     """
-    run_async(_watch(name, node, 1 if once else limit, as_json=as_json))
 
+    def show(described: tenure.SemaphoreDescription) -> bool:
+        owners = _instances(described, node)
+        if as_json:
+            instances = [request_json(each) for each in owners]
+            print_json_line(
+                {"time": time.time(), "node": node, "name": name, "instances": instances}
+            )
+        else:
+            endpoints = "  ".join(shown_data(each.data) for each in owners)
+            count = f"{len(owners)} registered{': ' if owners else ''}"
+            say(f"{time.strftime('%H:%M:%S')}  {safe(name)}  {count}{endpoints}")
+        return True
 
-async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> None:
-    shown = 0
-    async with open_store() as client, contextlib.aclosing(states(client, node, name)) as following:
-        async for described in following:
-            owners = _instances(described, node)
-            if as_json:
-                instances = [request_json(each) for each in owners]
-                print_json_line(
-                    {"time": time.time(), "node": node, "name": name, "instances": instances}
-                )
-            else:
-                endpoints = "  ".join(shown_data(each.data) for each in owners)
-                count = f"{len(owners)} registered{': ' if owners else ''}"
-                say(f"{time.strftime('%H:%M:%S')}  {safe(name)}  {count}{endpoints}")
-            sys.stdout.flush()
-            shown += 1
-            if shown == limit:
-                return
+    run_async(show_states(name, node, show, 1 if once else limit))

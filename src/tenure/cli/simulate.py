@@ -39,15 +39,15 @@ FEW = 3
 def simulate(
     *, seeds: int, first_seed: int, jobs: int | None, history_file: Path | None, as_json: bool
 ) -> int:
-    """Look for defects of tenure itself, in simulated time.
+    """Look for defects of tenure in simulated time.
 
     Each seed is a history: processes that lock, wait, hold, campaign, write and read, while they
     pause, crash and are started again, lose their connections and are cancelled, the store goes
-    away, clocks drift and are set, and administrators interfere. Each is checked: that never too
-    many hold, that queues are first in, first out, that fencing tokens rise, that data is
-    linearizable, that every loss is known in time and nothing stays behind.
+    away, clocks drift and are set, and administrators interfere. Each is checked: no limit
+    is exceeded, queues are first in, first out, fencing tokens rise, data is linearizable, every
+    loss is detected in time, and nothing stays behind.
 
-    A history that fails is told with its seed, and made smaller. The same seed gives the same
+    A history that fails is shown with its seed, and made smaller. The same seed gives the same
     history again, with the same version of tenure and of Python. Exits with 70 if one failed.
     """
     started = time.monotonic()
@@ -71,12 +71,12 @@ def simulate(
         print_json(_json(total, failed, took))
     else:
         for outcome in failed:
-            _tell(outcome)
+            _show(outcome)
         _sum_up(total, took)
     return Status.DEFECT if failed else Status.DONE
 
 
-def _tell(outcome: Outcome) -> None:
+def _show(outcome: Outcome) -> None:
     seed = outcome.plan.seed
     say(f"seed {seed} fails; again: tenure simulate --first-seed {seed} --seeds 1", "bold red")
     small = smallest(outcome)

@@ -1,7 +1,7 @@
 """The exit codes of the command line: the one table of them.
 
 They keep clear of what commands under `tenure run` usually exit with, of a shell's codes, and of
-each other: a script can tell "another process has the lock" from "the lock was lost".
+each other: a script can distinguish "another process has the lock" from "the lock was lost".
 """
 
 from __future__ import annotations

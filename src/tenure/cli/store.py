@@ -16,10 +16,10 @@ from tenure.doctor import without_secrets
 
 __all__ = [
     "NoStoreYet",
-    "asked_for",
     "check_there",
     "chosen_url",
     "did_you_mean",
+    "given_url",
     "open_store",
     "shown_url",
 ]
@@ -31,8 +31,8 @@ class NoStoreYet(Mistake):
 
 def chosen_url() -> str:
     """Return the URL of ``--url``, else of TENURE_URL, else of the user's own file."""
-    asked = asked_for()
-    url = tenure.default_url() if asked is None else asked
+    given = given_url()
+    url = tenure.default_url() if given is None else given
     if url.partition(":")[0].lower() == "memory":
         raise Mistake(
             Status.USAGE,
@@ -43,7 +43,7 @@ def chosen_url() -> str:
 
 
 def shown_url() -> str:
-    """The chosen store for a person: with an absolute path, and without secrets."""
+    """Return the chosen store for a person: with an absolute path, and without secrets."""
     url = chosen_url()
     if _is_sqlite(url):
         from tenure.engines.sqlite.url import parse
@@ -56,7 +56,7 @@ def _is_sqlite(url: str) -> bool:
     return url.partition(":")[0].lower() == "sqlite"
 
 
-def asked_for() -> str | None:
+def given_url() -> str | None:
     """Return the value of ``--url``, if given."""
     url: str | None = click.get_current_context().find_root().obj
     return url
@@ -66,7 +66,7 @@ def asked_for() -> str | None:
 async def open_store(
     *, create: bool = False, lasting: bool = False
 ) -> AsyncIterator[tenure.Client]:
-    """A client of the chosen store; what is not found there comes with near matches.
+    """Return a client of the chosen store; what is not found there comes with near matches.
 
     Args:
         create: make the store's file when it is missing. Else a mistyped name would make one.
@@ -106,7 +106,7 @@ def check_there(url: str) -> None:
     else:
         return
     message = f"there is no {file} yet; 'tenure run' makes it, or check --url and TENURE_URL"
-    if asked_for() is None:
+    if given_url() is None:
         raise NoStoreYet(Status.STORE, message)
     raise Mistake(Status.STORE, message)
 
@@ -121,9 +121,9 @@ async def _suggest(
         near = did_you_mean(node, nodes)
         return f"there is no node {node}{near}; 'tenure node create {node}' creates it"
     names = {path: [each.name for each in await client.list_semaphores(path)] for path in nodes}
-    elsewhere = [path for path, there in names.items() if error.name in there]
-    if elsewhere:
-        hint = f", but on {' and on '.join(elsewhere)} (--node)"
+    others = [path for path, there in names.items() if error.name in there]
+    if others:
+        hint = f", but on {' and on '.join(others)} (--node)"
     else:
         hint = did_you_mean(error.name or "", names[node])
     there_is_none = f"there is no {error.name!r} on {node}{hint}"
@@ -133,7 +133,7 @@ async def _suggest(
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """The names that are like a wrong one, as a question; empty when there are none."""
+    """Return the names that are like a wrong one, as a question; empty when there are none."""
     near = difflib.get_close_matches(wrong, list(known), n=3)
     shown = " or ".join(each if each.startswith("/") else repr(each) for each in near)
     return f" (did you mean {shown}?)" if near else ""

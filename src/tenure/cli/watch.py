@@ -13,7 +13,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,17 +23,17 @@ import tenure
 from tenure._client.watch import Watch
 from tenure.cli.look import count, held, kind, semaphore_json, who
 from tenure.cli.options import (
-    a_count,
     json_option,
     name_argument,
     node_option,
     run_async,
     url_option,
+    watch_options,
 )
 from tenure.cli.output import print_json_line, safe, say, shown_data
 from tenure.cli.store import open_store
 
-__all__ = ["output_gone", "shown_state", "state_json", "states", "watch"]
+__all__ = ["output_gone", "show_states", "shown_state", "state_json", "watch"]
 
 OWNERS = 3
 """So many owners are shown in a line; with ``--json`` it is all of them."""
@@ -42,12 +42,11 @@ OWNERS = 3
 @click.command()
 @name_argument
 @node_option
-@click.option("--count", "limit", metavar="N", type=a_count, help="End after N states.")
-@click.option("--once", is_flag=True, help="The state as it is now: --count 1.")
+@watch_options("state")
 @json_option
 @url_option
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
-    """Show each state of one thing as it comes.
+    """Show each new state of NAME.
 
     NAME is a mutex, a semaphore or an election; it need not exist yet. The first state is the
     present one; another follows when the owners or the data have changed. Changes that come in
@@ -57,40 +56,53 @@ def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool)
     With --json each state is one object on a line of its own. Ends with --count, with Ctrl-C
     (exit code 130), or when its output has no reader any more.
     """
-    if once:
-        limit = 1
-    run_async(_watch(name, node, limit, as_json=as_json))
+
+    def show(described: tenure.SemaphoreDescription) -> bool:
+        if as_json:
+            print_json_line(state_json(described, node))
+        else:
+            say(f"{time.strftime('%H:%M:%S')}  {shown_state(described)}")
+        return True
+
+    run_async(show_states(name, node, show, 1 if once else limit))
 
 
-async def _watch(name: str, node: str, limit: int | None, *, as_json: bool) -> None:
+async def show_states(
+    name: str,
+    node: str,
+    show: Callable[[tenure.SemaphoreDescription], bool],
+    limit: int | None,
+) -> None:
+    """Show the show_states of a semaphore, until `limit` of them have been shown.
+
+    Args:
+        name: of the semaphore.
+        node: its node.
+        show: prints a state, and returns true; or returns false for one that is skipped.
+        limit: how many are shown; ``None`` for all.
+    """
     shown = 0
-    async with open_store() as client, contextlib.aclosing(states(client, node, name)) as following:
+    async with (
+        open_store() as client,
+        contextlib.aclosing(states(client, node, name)) as following,
+    ):
         async for described in following:
-            show_state(described, node, as_json=as_json)
-            shown += 1
+            shown += show(described)
+            sys.stdout.flush()
             if shown == limit:
                 return
-
-
-def show_state(described: tenure.SemaphoreDescription, node: str, *, as_json: bool) -> None:
-    """One state, on the standard output."""
-    if as_json:
-        print_json_line(state_json(described, node))
-    else:
-        say(f"{time.strftime('%H:%M:%S')}  {shown_state(described)}")
-    sys.stdout.flush()
 
 
 async def states(
     client: tenure.Client, node: str, name: str
 ) -> AsyncGenerator[tenure.SemaphoreDescription, None]:
-    """Yield the states of a semaphore, ephemeral or not; end when our output has no reader.
+    """Yield the show_states of a semaphore, ephemeral or not; end when our output has no reader.
 
     Raises:
         NodeNotFound: there is no such node.
         EngineUnavailable, EngineError: the store failed.
     """
-    told: object = None
+    latest: object = None
     with output_gone() as gone:
         async for attempt in client.sessions(node, description="tenure watch"):
             async with attempt as session:
@@ -101,8 +113,8 @@ async def states(
                         async with semaphore.watch(data=True, owners=True) as watching:
                             async for described in _until(gone, watching):
                                 seen = (described.ephemeral, described.data, _owned(described))
-                                if seen != told:  # the same again, after a switch or a new session
-                                    told = seen
+                                if seen != latest:  # else repeated by a switch or a new session
+                                    latest = seen
                                     yield described
                         return
                     except tenure.SemaphoreNotFound:
@@ -120,7 +132,7 @@ def _owned(described: tenure.SemaphoreDescription) -> object:
 async def _until(
     gone: asyncio.Future[None], watching: Watch[tenure.SemaphoreDescription]
 ) -> AsyncIterator[tenure.SemaphoreDescription]:
-    """Yield the watched states until our output has no reader."""
+    """Yield the watched show_states until our output has no reader."""
     closing = asyncio.create_task(_close_after(gone, watching))
     try:
         async for described in watching:
@@ -178,7 +190,7 @@ def _pipe() -> int | None:
 
 
 def shown_state(each: tenure.SemaphoreDescription) -> str:
-    """A state in one line."""
+    """Return a state in one line."""
     waiting = f", {each.waiting} waiting" if each.waiting else ""
     data = f'  data "{shown_data(each.data)}"' if each.data else ""
     if not each.owners:
@@ -197,7 +209,7 @@ def _owner(owner: tenure.RequestDescription) -> str:
 
 
 def state_json(each: tenure.SemaphoreDescription, node: str) -> dict[str, Any]:
-    """A state in JSON: as `tenure describe --json`, and whether it is there at all."""
+    """Return a state in JSON: as `tenure describe --json`, and whether it is there at all."""
     there = not each.ephemeral or bool(each.owners) or bool(each.waiting)
     described = semaphore_json(each)
     if not there:

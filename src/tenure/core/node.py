@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.core.rules import fits
-from tenure.errors import InvalidArgument, SemaphoreNotFound
 from tenure.model import Liveness, NodeConfig
 
 __all__ = ["Node", "StoredRequest", "StoredSemaphore", "StoredSession", "StoredWatch"]
@@ -38,21 +37,14 @@ class Node:
     def check_room_for_session(self) -> None:
         """Raise `InvalidArgument` if the node has as many sessions as it may have."""
         if len(self.sessions) >= rules.SESSIONS_PER_NODE:
-            raise InvalidArgument(
-                f"the node {self.path} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
-                node=self.path,
-            )
+            raise refusals.node_full(self.path)
 
     def semaphore(self, name: str) -> StoredSemaphore:
-        """The semaphore of that name, or `SemaphoreNotFound`."""
+        """Return the semaphore of that name, or `SemaphoreNotFound`."""
         found = self.semaphores.get(name)
         if found is None:
             rules.check_name(name, self.path)
-            raise SemaphoreNotFound(
-                f"there is no semaphore {name!r} on {self.path}; create it first",
-                node=self.path,
-                name=name,
-            )
+            raise refusals.semaphore_not_found(self.path, name)
         return found
 
     def add_semaphore(
@@ -60,18 +52,13 @@ class Node:
     ) -> StoredSemaphore:
         """Add a semaphore, whose name is free."""
         if len(self.semaphores) >= rules.SEMAPHORES_PER_NODE:
-            raise InvalidArgument(
-                f"the node {self.path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the "
-                "most",
-                node=self.path,
-                name=name,
-            )
+            raise refusals.semaphores_full(self.path, name)
         self.semaphores[name] = added = StoredSemaphore(self, name, limit, data, ephemeral)
         return added
 
 
 class StoredSession:
-    """One session. `sink` is whatever its driver wants to find again."""
+    """One session. `sink` belongs to its driver."""
 
     __slots__ = (
         "alive",

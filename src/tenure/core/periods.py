@@ -4,7 +4,7 @@ Rules:
 
 * Times are the store's wall clock, in seconds since the Unix epoch. A period counts from the
   start of a run, so that a job of any length is due in equal intervals.
-* A run that failed, was killed or still goes on does not count, unless the caller wants it to: the
+* A run that failed, was killed or is running does not count, unless the caller requests that: the
   next caller may try again.
 * A run in the future (the store's clock was set back) counts as started now, and the success
   before it is moved by as much. The record is replaced by what it counts as, so that the wait is

@@ -60,7 +60,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def check_path(path: str) -> None:
-    """A node's path: ``/a/b``, segments of ``[A-Za-z0-9._-]``, 1 to 255 bytes each."""
+    """Check a node's path: ``/a/b``, segments of ``[A-Za-z0-9._-]``, 1 to 255 bytes each."""
     if not isinstance(path, str):
         raise InvalidArgument(f"a node's path is a str, not {type(path).__name__}")
     if not path.startswith("/"):
@@ -89,7 +89,7 @@ def check_droppable(path: str) -> None:
 
 
 def check_name(name: str, node: str | None = None) -> None:
-    """A semaphore's name: text of 1 to 1,024 bytes in UTF-8."""
+    """Check a semaphore's name: text of 1 to 1,024 bytes in UTF-8."""
     if not isinstance(name, str):
         raise InvalidArgument(f"a name is a str, not {type(name).__name__}", node=node)
     if 0 < len(name) <= NAME_BYTES // 4 and name.isprintable():
@@ -105,7 +105,7 @@ def check_name(name: str, node: str | None = None) -> None:
 
 
 def check_data(data: bytes, node: str | None = None, name: str | None = None) -> None:
-    """Data of a semaphore or a request: at most 1 MiB of bytes."""
+    """Check the data of a semaphore or a request: at most 1 MiB of bytes."""
     if not isinstance(data, bytes):
         raise InvalidArgument(
             f"data is bytes, not {type(data).__name__}: pass "
@@ -123,7 +123,7 @@ def check_data(data: bytes, node: str | None = None, name: str | None = None) ->
 
 
 def check_description(description: str, node: str | None = None) -> None:
-    """A session's description: text of at most 1,024 bytes in UTF-8."""
+    """Check a session's description: text of at most 1,024 bytes in UTF-8."""
     if not isinstance(description, str):
         raise InvalidArgument(
             f"a session's description is a str, not {type(description).__name__}", node=node
@@ -186,7 +186,7 @@ def taken_over(node: str) -> SessionExpired:
 
 
 def check_window(window: float, node: str | None = None) -> None:
-    """A recovery window: 1 second to 30 minutes."""
+    """Check a recovery window: 1 second to 30 minutes."""
     if not MIN_WINDOW <= window <= MAX_WINDOW:
         raise InvalidArgument(
             f"a recovery window is {MIN_WINDOW:g} to {MAX_WINDOW:g} seconds, not {window:g}",
@@ -195,7 +195,7 @@ def check_window(window: float, node: str | None = None) -> None:
 
 
 def check_limit(limit: int, node: str | None = None, name: str | None = None) -> None:
-    """A semaphore's limit: 1 to 2^64-1."""
+    """Check a semaphore's limit: 1 to 2^64-1."""
     if not isinstance(limit, int) or not 1 <= limit <= EPHEMERAL_LIMIT:
         raise InvalidArgument(
             f"a limit is a whole number from 1 to 2^64-1, not {limit!r}", node=node, name=name
@@ -203,7 +203,7 @@ def check_limit(limit: int, node: str | None = None, name: str | None = None) ->
 
 
 def check_count(count: int, limit: int, node: str | None = None, name: str | None = None) -> None:
-    """A request's count: 1 to the limit; above 2^53-1 only the whole limit."""
+    """Check a request's count: 1 to the limit; above 2^53-1 only the whole limit."""
     if not isinstance(count, int) or not 1 <= count <= limit:
         raise InvalidArgument(
             f"a count is a whole number from 1 to the limit, which is {limit}, not {count!r}",
@@ -221,7 +221,7 @@ def check_count(count: int, limit: int, node: str | None = None, name: str | Non
 def check_shrink(
     new: int, old: int, limit: int, node: str | None = None, name: str | None = None
 ) -> None:
-    """A request's count may shrink in place, and never grow: it would overtake others."""
+    """Check a new count: a request may shrink in place, and not grow, or it would overtake."""
     check_count(new, limit, node, name)
     if new > old:
         raise InvalidArgument(
@@ -240,16 +240,16 @@ def check_timeout(timeout: float | None, node: str | None = None, name: str | No
         )
 
 
-def check_kind(wanted_ephemeral: bool, is_ephemeral: bool, node: str, name: str) -> None:
+def check_kind(requested_ephemeral: bool, is_ephemeral: bool, node: str, name: str) -> None:
     """Check the kind of a semaphore: a name on a node is one semaphore, lasting or ephemeral."""
-    if wanted_ephemeral and not is_ephemeral:
+    if requested_ephemeral and not is_ephemeral:
         raise InvalidArgument(
             f"{name!r} on {node} is a lasting semaphore, and is used here as an ephemeral one "
             "(a mutex, a registry); use another name for one of the two",
             node=node,
             name=name,
         )
-    if is_ephemeral and not wanted_ephemeral:
+    if is_ephemeral and not requested_ephemeral:
         raise InvalidArgument(
             f"{name!r} on {node} is an ephemeral semaphore in use (a mutex, a registry), and is "
             "used here as a lasting one (a semaphore, an election, a config); use another name "
@@ -274,7 +274,7 @@ def fits(held: int, whole: bool, count: int, limit: int) -> bool:
 
 
 def next_order_id(last: int, seen: int, wall: float) -> int:
-    """The next order id of an engine that numbers by itself.
+    """Return the next order id of an engine that numbers by itself.
 
     Above everything given before (`last`), everything this program has seen (`seen`, perhaps
     on another engine), and the wall clock's microseconds, so that the numbers keep rising when

@@ -18,18 +18,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.core.deadlines import Deadlines
 from tenure.core.node import Node, StoredRequest, StoredSemaphore, StoredSession, StoredWatch
-from tenure.errors import (
-    LeaseReleased,
-    NodeBusy,
-    NodeExists,
-    NodeNotFound,
-    SemaphoreBusy,
-    SemaphoreExists,
-    SessionExpired,
-)
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, Liveness, NodeConfig, Unchanged
 
 __all__ = ["CHANGED", "DELETED", "ENDED", "EVICTED", "GRANTED", "TIMED_OUT", "Effect", "Store"]
@@ -53,14 +44,10 @@ class Store:
         self._deadlines = Deadlines()
 
     def node(self, path: str) -> Node:
-        """The node of that path, or `NodeNotFound`."""
+        """Return the node of that path, or `NodeNotFound`."""
         node = self.nodes.get(path)
         if node is None:
-            raise NodeNotFound(
-                f"there is no node {path}; create it with client.create_node({path!r}) or "
-                f"'tenure node create {path}'",
-                node=path,
-            )
+            raise refusals.node_not_found(path)
         return node
 
     def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
@@ -69,7 +56,7 @@ class Store:
         if path not in self.nodes:
             self.nodes[path] = Node(path, config)
         elif not exist_ok:
-            raise NodeExists(f"the node {path} exists already", node=path)
+            raise refusals.node_exists(path)
 
     def alter_node(self, path: str, config: NodeConfig) -> None:
         """Change the settings of a node that `config` gives; the others keep their values."""
@@ -83,11 +70,7 @@ class Store:
         node = self.node(path)
         attached = sum(session.attached for session in node.sessions.values())
         if attached and not force:
-            raise NodeBusy(
-                f"the node {path} has {attached} attached session(s); close them, or drop it by "
-                "force, which ends them",
-                node=path,
-            )
+            raise refusals.node_busy(path, attached)
         for session in list(node.sessions.values()):
             self._remove_session(session, f"the node {path} was dropped")
         del self.nodes[path]
@@ -102,7 +85,7 @@ class Store:
         now: float,
         number: int | None = None,
     ) -> StoredSession:
-        """Attach a new session; or, with `number`, one whose state was kept elsewhere."""
+        """Attach a new session; or, with `number`, one whose state another store keeps."""
         rules.check_path(path)
         rules.check_window(window, path)
         rules.check_description(description, path)
@@ -117,7 +100,7 @@ class Store:
         return session
 
     def take_over(self, path: str, number: int, key: bytes) -> StoredSession:
-        """Attach a session anew, for another program, which has had no contact yet.
+        """Attach a session again, for another program, which has had no contact yet.
 
         Raises:
             NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument
@@ -163,12 +146,7 @@ class Store:
             return
         rules.check_kind(False, found.ephemeral, node.path, name)
         if not exist_ok or found.limit != limit:
-            raise SemaphoreExists(
-                f"{name!r} on {node.path} exists already, with limit {found.limit}",
-                node=node.path,
-                name=name,
-                limit=found.limit,
-            )
+            raise refusals.semaphore_exists(node.path, name, found.limit)
 
     def update(self, node: Node, name: str, data: bytes) -> None:
         """Replace the data of a semaphore."""
@@ -182,12 +160,7 @@ class Store:
         """Delete a semaphore; requests in its queue are removed if `force`, else an error."""
         found = node.semaphore(name)
         if found.first is not None and not force:
-            raise SemaphoreBusy(
-                f"{name!r} on {node.path} has owners or waiters; release it, or delete it by "
-                "force, which takes it from them",
-                node=node.path,
-                name=name,
-            )
+            raise refusals.semaphore_busy(node.path, name)
         for request in list(found):
             request.leave()
             self.effects.append((request.session, DELETED, request))
@@ -212,7 +185,7 @@ class Store:
         """
         node = session.node
         if not session.alive:
-            raise SessionExpired(f"the session on {node.path} is over", node=node.path)
+            raise refusals.session_over(node.path)
         if timeout is not None:
             rules.check_timeout(timeout, node.path, name)
         if data != b"":
@@ -258,7 +231,7 @@ class Store:
         request = session.requests.get(request_id)
         node = session.node
         if request is None:
-            raise LeaseReleased(f"the request on {node.path} is over", node=node.path)
+            raise refusals.request_over(node.path)
         semaphore = request.semaphore
         if data is not None:
             rules.check_data(data, node.path, semaphore.name)
@@ -282,7 +255,7 @@ class Store:
             self._changed(node, semaphore.name, data=False, owners=True)
         if timeout is not UNCHANGED and request.granted_at is None:
             if timeout == 0:
-                self._give_up(request, now)
+                self._withdraw(request, now)
             else:
                 self._deadlines.set_timeout(request, None if timeout is None else now + timeout)
 
@@ -336,16 +309,16 @@ class Store:
                 elif (until := entry.last_contact + entry.window) > now:
                     self._deadlines.add(until, entry)
                 else:
-                    why = f"nothing was heard of it for its window of {entry.window:g} s"
+                    why = f"it was silent for its recovery window of {entry.window:g} s"
                     affected |= self._remove_session(entry, why)
             self._advance(affected, instant)
             for request in late:
                 if request.deadline is not None:  # neither granted nor gone since
-                    self._give_up(request, instant)
+                    self._withdraw(request, instant)
 
     # What the commands are made of
 
-    def _give_up(self, request: StoredRequest, now: float) -> None:
+    def _withdraw(self, request: StoredRequest, now: float) -> None:
         """Take out a waiter whose timeout has passed."""
         request.leave()
         self.effects.append((request.session, TIMED_OUT, request))

@@ -40,7 +40,7 @@ def examine(url: str | None = None) -> Iterator[Finding]:
             absent = absent or finding.absent
             yield finding
     except TenureError as error:
-        yield Finding("failure", "engine", *_told(error))
+        yield Finding.of_error("engine", error)
         return
     except Exception as error:
         # The trial decides.
@@ -75,11 +75,6 @@ def without_secrets(url: str) -> str:
     """Return the URL with credentials masked, even if they are in the wrong form."""
     without = re.sub(r"(?<=://)(?=[^/?#]).*@", "***@", url)
     return re.sub(r"([?&][^=&]*(?:password|token)=)[^&#]*", r"\1***", without)
-
-
-def _told(error: TenureError) -> tuple[str, str]:
-    found, _, remedy = str(error).partition("; ")
-    return found, remedy
 
 
 def _origin(given: str | None) -> str:

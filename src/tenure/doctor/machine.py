@@ -54,8 +54,8 @@ def _clocks() -> Iterator[Finding]:
             "no CLOCK_BOOTTIME here; CLOCK_MONOTONIC is used",
             ""
             if sys.platform == "darwin"
-            else "where it stands still during a suspension, leases are believed in too long after "
-            "one: do not suspend this machine",
+            else "if it stands still during a suspension, leases are considered held for too long "
+            "after one: do not suspend this machine",
         )
     wall = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.wall()))
     if clock.wall() < EARLIEST:

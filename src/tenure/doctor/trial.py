@@ -18,7 +18,7 @@ from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["try_out"]
 
-PATIENCE = 15.0
+TIMEOUT = 15.0
 """Seconds after which the store counts as not answering."""
 ROUNDS = 20
 SLOW = 0.25
@@ -26,7 +26,7 @@ SLOW = 0.25
 
 
 def try_out(url: str) -> Iterator[Finding]:
-    """Use the store. Raises nothing; takes `PATIENCE` and a few seconds at the most."""
+    """Use the store. Raises nothing; takes `TIMEOUT` and a few seconds at the most."""
     findings: list[Finding] = []
 
     async def collect() -> None:
@@ -40,22 +40,21 @@ def try_out(url: str) -> Iterator[Finding]:
             Finding(
                 "failure",
                 "trial",
-                f"no answer within {PATIENCE:g} s",
+                f"no answer within {TIMEOUT:g} s",
                 "another program blocks all writes: see the writers above, or run this again"
                 if url.partition(":")[0].lower() == "sqlite"
                 else "the server does not answer, or something on the way there keeps silent",
             )
         )
     except TenureError as error:
-        found, _, remedy = str(error).partition("; ")
-        findings.append(Finding("failure", "trial", f"{type(error).__name__}: {found}", remedy))
+        findings.append(Finding.of_error("trial", error, f"{type(error).__name__}: "))
     except OSError as error:
         findings.append(Finding("failure", "trial", f"the system refused: {error}"))
     yield from findings
 
 
 async def _in_time(work: Coroutine[None, None, None]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await work
 
 

@@ -53,7 +53,7 @@ _ANSWER_TIMEOUT = "answer_timeout"
 
 
 def schemes() -> list[str]:
-    """The URL schemes for which an engine is installed, sorted."""
+    """Return the URL schemes for which an engine is installed, sorted."""
     return sorted({*BUILT_IN, *_installed().names})
 
 
@@ -65,7 +65,7 @@ def _installed() -> EntryPoints:
 
 
 def connect_engine(url: str, clock: Clock) -> Engine:
-    """The engine for a URL, not opened yet.
+    """Return the engine for a URL, not opened yet.
 
     Raises:
         InvalidArgument: the URL has no scheme, or its engine finds fault with it.
@@ -76,7 +76,7 @@ def connect_engine(url: str, clock: Clock) -> Engine:
 
 
 def split_answer_timeout(url: str) -> tuple[str, float | None]:
-    """The URL without the parameter ``answer_timeout``, and that in seconds, if it is given.
+    """Return the URL without the parameter ``answer_timeout``, and that in seconds, if it is given.
 
     It means the same on every engine, and the client applies it; engines do not see it.
 

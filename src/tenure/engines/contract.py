@@ -6,7 +6,7 @@ Rules that hold for every engine:
   whether or not anyone awaited their answers.
 * **Answers.** What can be answered at once is answered at once: an operation of type
   `Answer[T]` returns the value itself, or else a future of it, best a `Prompt`. Cancelling that
-  future means only that the answer is not wanted any more; the operation goes on.
+  future means only that the answer is not needed any more; the operation continues.
 * **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
   An operation that an engine has taken is carried out, through reconnects if need be, or
   fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from
@@ -17,7 +17,7 @@ Rules that hold for every engine:
 * **Identity.** The caller numbers its requests (`request_id`: unique within the session, for ever)
   before it sends them, so that a request whose answer was never seen can still be withdrawn.
 * **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine
-  that hears nothing from its store polls. The answer to `enqueue` precedes every push for
+  that receives nothing from its store polls. The answer to `enqueue` precedes every push for
   that request. A push may repeat; after a gap the newest state is pushed again.
 * **Proof.** `renew` extends the session's expiry in the store. When it did, the engine says
   `proven(at)`, where `at` is the clock's reading just before the request was sent (less the
@@ -80,7 +80,7 @@ class SessionEvents(Protocol):
     """
 
     def proven(self, at: float) -> None:
-        """The store had extended the session's expiry in answer to what was sent at `at`."""
+        """Note that the store has extended the session's expiry after a renewal sent at `at`."""
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Report the requests of a session that was taken over, by order id.
@@ -89,26 +89,26 @@ class SessionEvents(Protocol):
         """
 
     def granted(self, request_id: int, order_id: int | None) -> None:
-        """A waiting request is an owner now.
+        """Note that a waiting request is an owner now.
 
         Where the order id was not known it may come with a second call.
         """
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """A request, waiting or owning, has left its queue."""
+        """Note that a request, waiting or owning, has left its queue."""
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """The contact to the store is broken; the engine is trying to attach again.
+        """Note a lost contact to the store; the engine is trying to attach again.
 
         Args:
             cause: the failure of the connection, where it is known.
         """
 
     def attached(self) -> None:
-        """The contact is back, with every request in its place."""
+        """Note the restored contact, with every request in its place."""
 
     def ended(self, error: SessionExpired) -> None:
-        """The session is over, by the store's word."""
+        """Note that the store has ended the session."""
 
 
 class EngineSession(Protocol):
@@ -189,7 +189,7 @@ class EngineSession(Protocol):
         Args:
             request_id: the request's number within the session, never used before.
             name: the semaphore.
-            count: the share of its limit that is asked for.
+            count: the requested share of its limit.
             data: the bytes that other clients see of this request.
             timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
             ephemeral: create the semaphore with limit 2^64-1 when missing; it disappears
@@ -215,9 +215,9 @@ class EngineSession(Protocol):
             request_id: the request's number within the session.
             count: the new count; ``None`` leaves it alone.
             data: the new data; ``None`` leaves it alone.
-            timeout: of one that waits: seconds from now, in the place of what it asked for
-                before; ``None``: for ever; 0: if it is not granted by this change, it is
-                removed (`Removal.TIMED_OUT`), and told so after the answer. It means nothing to an
+            timeout: of one that waits: seconds from now, in the place of its former
+                timeout; ``None``: for ever; 0: if it is not granted by this change, it is
+                removed (`Removal.TIMED_OUT`), and notified after the answer. It means nothing to an
                 owner, nor to one that becomes an owner by this change.
 
         Raises:
@@ -381,7 +381,7 @@ class Engine(Protocol):
         """Describe all sessions of a node, sorted by id. Raises `NodeNotFound`."""
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session as if it had expired; false when there was none."""
+        """End a session as after its expiry; false when there was none."""
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Take one request out of its queue (`Removal.EVICTED`); false when there was none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -30,6 +31,12 @@ class Finding:
     found: str
     remedy: str = ""
     absent: bool = False
+
+    @classmethod
+    def of_error(cls, what: str, error: Exception, prefix: str = "") -> Finding:
+        """Return the failure that an error reports; the remedy follows the cause in its text."""
+        found, *remedy = re.split(r"; |\. (?=[A-Z])", str(error), maxsplit=1)
+        return cls("failure", what, prefix + found, "".join(remedy))
 
 
 class Pages(Protocol):

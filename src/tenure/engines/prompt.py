@@ -1,13 +1,13 @@
-"""A future whose result is heard of in the instant in which it comes.
+"""Future that calls its listeners in the instant in which its result is set.
 
 What is added to a future with `add_done_callback` is called at a later turn of the loop, and a task
 that is woken by that runs another turn later. An engine that gives a `Prompt` saves the first.
 
 Rules:
 
-* A result is heard of within `set_result`. A failure and a cancellation are heard of at a later
-  turn, as of any future: much may follow from them, and not amid what an engine is doing.
-* Who hears does not raise, block or await, and hears once.
+* Listeners are called within `set_result`. After a failure or a cancellation they are called in a
+  later iteration of the loop, as those of any future, and not within an operation of an engine.
+* A listener does not raise, block or await, and is called once.
 """
 
 from __future__ import annotations
@@ -23,49 +23,51 @@ T = TypeVar("T")
 # Often called, and without the detour of super():
 _init, _set_result = asyncio.Future.__init__, asyncio.Future.set_result
 
-_Hearer: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
+_Listener: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
 
 
 class Prompt(asyncio.Future[T]):
     """A future of an answer, for `when_answered`.
 
     Attributes:
-        hearers: called with it, once, when the answer is there.
+        listeners: called with it, once, when the answer is there.
     """
 
-    __slots__ = ("hearers",)  # a dictionary would take as long to make as the rest
+    __slots__ = ("listeners",)  # a dictionary would take as long to make as the rest
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start pending, on `loop`, with no hearers."""
+        """Start pending, on `loop`, with no listeners."""
         _init(self, loop=loop)
-        self.hearers: tuple[_Hearer, ...] = ()
+        self.listeners: tuple[_Listener, ...] = ()
 
     def set_result(self, result: T) -> None:
-        """Set the result and call the hearers immediately."""
+        """Set the result and call the listeners immediately."""
         _set_result(self, result)
-        for each in self.hearers:
+        for each in self.listeners:
             each(self)
 
     def set_exception(self, error: type | BaseException) -> None:
-        """Set the error; the loop calls the hearers in its next iteration."""
+        """Set the error; the loop calls the listeners in its next iteration."""
         super().set_exception(error)
-        self._tell_later()
+        self._call_later()
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the future; the loop calls the hearers in its next iteration."""
+        """Cancel the future; the loop calls the listeners in its next iteration."""
         cancelled = super().cancel(msg)
         if cancelled:
-            self._tell_later()
+            self._call_later()
         return cancelled
 
-    def _tell_later(self) -> None:
-        for each in self.hearers:
+    def _call_later(self) -> None:
+        for each in self.listeners:
             self.get_loop().call_soon(each, self)
 
 
-def when_answered(answer: asyncio.Future[T], hearer: Callable[[asyncio.Future[T]], object]) -> None:
-    """Have `hearer` called when an answer is there: at once, where the engine can do that."""
+def when_answered(
+    answer: asyncio.Future[T], listener: Callable[[asyncio.Future[T]], object]
+) -> None:
+    """Have `listener` called when an answer is there: at once, where the engine can do that."""
     if isinstance(answer, Prompt) and not answer.done():
-        answer.hearers += (hearer,)
+        answer.listeners += (listener,)
     else:
-        answer.add_done_callback(hearer)
+        answer.add_done_callback(listener)

@@ -62,7 +62,7 @@ class Attach:
         session_id: of a session of liveness ``"window"`` to take over, which has this key and
             keeps its own window and the text of its description, with the identity of the program
             that takes it over (`tenure.identity.retold`); ``None`` for a new session.
-        assume_dead: take over without making sure that the other side has stopped believing.
+        assume_dead: take over without making sure that the other program has stopped.
         adopt: the session that is taken over gets this description and, where
             `Capabilities.adopt` says so, this recovery window. Only with `assume_dead`: the
             former program may have a proof for the former window.

@@ -1,7 +1,7 @@
 """The fence before an object in this process.
 
 * One lock is held from the comparison to the end of the write, so that no write of a newer token
-  comes between the two, from whatever thread.
+  comes between the two, from any thread.
 * The lock is a thread's. A block that awaits inside would let another task of the same thread wait
   for it for ever; that is noticed, and refused.
 """
@@ -76,7 +76,7 @@ class Fence:
 
     @contextmanager
     def writing(self, token: Token) -> Iterator[None]:
-        """A block in which to write, one at a time; it is not to await.
+        """Return a block in which to write, one at a time; it is not to await.
 
         A write that fails half-way is not undone, and its token stays admitted.
 

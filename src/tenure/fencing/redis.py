@@ -1,6 +1,6 @@
 """The fence before keys of Redis: a script that compares, remembers and writes in one step.
 
-* One EVAL does all of it: Redis runs nothing else meanwhile. There is no way to ask first and
+* One EVAL does all of it: Redis runs nothing else meanwhile. There is no way to read first and
   write later, because that would be no fence.
 * The fence's key never expires. Were it to go, by a TTL, by an eviction (``maxmemory-policy
   allkeys-*``) or by hand, an old token would be admitted again.
@@ -25,7 +25,7 @@ Value = str | bytes | int | float
 """What a client sends as it is."""
 
 # Numbers below 2^53 are exact in Lua. The first key and argument are the fence's, and gone when the
-# body runs; its value is inside a table, so that nil, an error and false come back as they are.
+# body runs; its value is inside a table, so that nil, an error and false are returned as they are.
 _GUARD = """\
 local fence = table.remove(KEYS, 1)
 local token = table.remove(ARGV, 1)
@@ -166,7 +166,7 @@ class RedisFence:
         return _then(reply, opened)
 
     def newest(self, client: Any) -> Any:
-        """The newest token that was admitted, an int; ``None`` before the first."""
+        """Return the newest token that was admitted, an int; ``None`` before the first."""
         return _then(
             client.eval("return redis.call('GET', KEYS[1])", 1, self.key),
             lambda reply: None if reply is None else int(reply),

@@ -6,7 +6,7 @@
 * A statement decides, by how many rows it touched; what is read decides nothing, since it may be
   old by then (or, in a snapshot, always).
 * A row is made when its resource is first written to. When two do so at once, one INSERT fails,
-  behind a savepoint, and that transaction goes on with the row of the other.
+  behind a savepoint, and that transaction continues with the row of the other.
 * Every admission changes the row (`writes`), because MySQL counts only rows that changed.
 """
 
@@ -115,7 +115,7 @@ class SQLFence:
             InvalidArgument: it is no token, no connection, or an asynchronous one.
             Misuse: no transaction is open, so that the admission would be over before the write.
             Unsupported: the driver does not say how many rows a statement has touched.
-            Exception: whatever the driver raises: nothing was admitted, roll back.
+            Exception: of the driver: nothing was admitted, roll back.
         """
         number = token_of(token)
         borrowed = borrow(connection, self._paramstyle)
@@ -137,7 +137,7 @@ class SQLFence:
         raise stale(self.resource, number, newest)
 
     def newest(self, connection: Any) -> int | None:
-        """The newest token that was admitted; ``None`` before the first.
+        """Return the newest token that was admitted; ``None`` before the first.
 
         Raises:
             InvalidArgument: see `admit`.

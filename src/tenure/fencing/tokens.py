@@ -65,7 +65,7 @@ def stale(resource: str, token: int, newest: int | None) -> StaleToken:
     newer = "a newer token" if newest is None else f"token {newest}"
     return StaleToken(
         f"the write to {resource!r} with fencing token {token} was refused: {newer} has been used "
-        f"since, so the lease of {token} is over. Undo this write, and acquire anew",
+        f"since, so the lease of {token} is over. Undo this write, and acquire again",
         resource=resource,
         token=token,
         newest=newest,

@@ -30,12 +30,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from tenure.blocking.blocks import as_it_is
 from tenure.blocking.portal import Portal, the_portal
 from tenure.errors import Misuse, SessionClosed
-from tenure.interop import exclusive_lock as exclusive_lock_twins
-from tenure.interop.effect import permits as permits_twins
-from tenure.interop.effect import semaphore as semaphore_twins
+from tenure.interop import exclusive_lock as async_lock
+from tenure.interop.effect import permits as async_permits
+from tenure.interop.effect import semaphore as async_semaphore
 from tenure.interop.effect.permits import LockLost
 from tenure.interop.effect.redis import RedisBacking
-from tenure.interop.endings import PATIENCE
+from tenure.interop.endings import UNDO_TIMEOUT
 from tenure.interop.exclusive_lock import Event, Inspection
 from tenure.interop.program import Program
 
@@ -43,11 +43,11 @@ __all__ = ["Connection", "DistributedSemaphore", "ExclusiveLock", "Permits", "Ta
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Permits | None")
-Twin: TypeAlias = "permits_twins.Permits | None"
+Wrapped: TypeAlias = "async_permits.Permits | None"
 
 
 def connect(url: str, **options: Any) -> Connection:
-    """A connection to the Redis at `url`, in the forms that redis-py takes, with its options.
+    """Return a connection to the Redis at `url`; URL and options are those of redis-py.
 
     Raises:
         ValueError: the URL is wrong.
@@ -70,16 +70,16 @@ class Connection:
         self._program = program
 
     def exclusive_lock(self, name: str, **how: Any) -> ExclusiveLock:
-        """An `ExclusiveLock`, with the arguments of `tenure.interop.exclusive_lock`'s."""
-        lock = exclusive_lock_twins.ExclusiveLock(name, self._program.redis, **how)
+        """Return an `ExclusiveLock`, with the arguments of `tenure.interop.exclusive_lock`'s."""
+        lock = async_lock.ExclusiveLock(name, self._program.redis, **how)
         return ExclusiveLock(self._portal, self._program, lock)
 
     def semaphore(
         self, key: str, *, key_prefix: str = "semaphore:", push: bool = True, **how: Any
     ) -> DistributedSemaphore:
-        """A `DistributedSemaphore`, with the arguments of `tenure.interop.effect`'s."""
+        """Return a `DistributedSemaphore`, with the arguments of `tenure.interop.effect`'s."""
         backing = RedisBacking(self._program.redis, key_prefix=key_prefix, push=push)
-        semaphore = semaphore_twins.DistributedSemaphore(key, backing, **how)
+        semaphore = async_semaphore.DistributedSemaphore(key, backing, **how)
         return DistributedSemaphore(self._portal, self._program, semaphore)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Connection:
             EngineError: a lock could not be released; it will expire. The connection is closed.
         """
         try:
-            self._portal.give_back(self._program.aclose)
+            self._portal.release(self._program.aclose)
         finally:
             self._portal.let_go(self._program)
 
@@ -110,33 +110,31 @@ class Connection:
 class ExclusiveLock:
     """`tenure.interop.exclusive_lock.ExclusiveLock`, for threads."""
 
-    def __init__(
-        self, portal: Portal, program: Program, twin: exclusive_lock_twins.ExclusiveLock
-    ) -> None:
+    def __init__(self, portal: Portal, program: Program, wrapped: async_lock.ExclusiveLock) -> None:
         """Wrap an asynchronous lock."""
         self._portal = portal
         self._program = program
-        self._twin = twin
+        self._wrapped = wrapped
 
     @property
     def name(self) -> str:
         """Name of the lock."""
-        return self._twin.name
+        return self._wrapped.name
 
     @property
     def key(self) -> str:
         """The key in Redis."""
-        return self._twin.key
+        return self._wrapped.key
 
     @property
     def contents(self) -> bytes:
         """Contents that are written into the key."""
-        return self._twin.contents
+        return self._wrapped.contents
 
     @property
     def held(self) -> bool:
         """Return whether the lock is held, and cannot have expired yet."""
-        return self._twin.held
+        return self._wrapped.held
 
     def acquire(self) -> bool:
         """Acquire the lock if it is free. Raises `EngineError`."""
@@ -144,12 +142,12 @@ class ExclusiveLock:
 
     async def _acquire(self) -> bool:
         self._program.check_open()
-        self._program.locks.add(self._twin)
-        return await self._twin.acquire()
+        self._program.locks.add(self._wrapped)
+        return await self._wrapped.acquire()
 
     def _undo(self, acquired: bool) -> None:
         if acquired:
-            self._twin.release_soon()
+            self._wrapped.release_soon()
 
     def inspect(self) -> Inspection | None:
         """Return the contents of the key, by any holder. Raises `EngineError`."""
@@ -157,37 +155,37 @@ class ExclusiveLock:
 
     async def _inspect(self) -> Inspection | None:
         self._program.check_open()
-        return await self._twin.inspect()
+        return await self._wrapped.inspect()
 
     def release(self) -> None:
         """Release the lock, if it is held. Raises `EngineError`."""
-        self._portal.give_back(self._twin.release)
+        self._portal.release(self._wrapped.release)
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
         """Have a function called at an event, in the thread that refreshes: it must not block."""
-        return self._twin.on(event, listener)
+        return self._wrapped.on(event, listener)
 
 
 class DistributedSemaphore:
     """`tenure.interop.effect.DistributedSemaphore`, for threads."""
 
     def __init__(
-        self, portal: Portal, program: Program, twin: semaphore_twins.DistributedSemaphore
+        self, portal: Portal, program: Program, wrapped: async_semaphore.DistributedSemaphore
     ) -> None:
         """Wrap an asynchronous semaphore."""
         self._portal = portal
         self._program = program
-        self._twin = twin
+        self._wrapped = wrapped
 
     @property
     def key(self) -> str:
         """Its name in the backing."""
-        return self._twin.key
+        return self._wrapped.key
 
     @property
     def limit(self) -> int:
         """Number of permits of the semaphore."""
-        return self._twin.limit
+        return self._wrapped.limit
 
     def take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
@@ -197,8 +195,8 @@ class DistributedSemaphore:
             "identifier": identifier,
             "acquired_externally": acquired_externally,
         }
-        take = partial(self._twin.take, permits, **how)
-        return Taking(self._portal, self._program, self._twin, take, _permits)
+        take = partial(self._wrapped.take, permits, **how)
+        return Taking(self._portal, self._program, self._wrapped, take, _permits)
 
     def try_take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
@@ -208,8 +206,8 @@ class DistributedSemaphore:
             "identifier": identifier,
             "acquired_externally": acquired_externally,
         }
-        take = partial(self._twin.try_take, permits, **how)
-        return Taking(self._portal, self._program, self._twin, take, _perhaps)
+        take = partial(self._wrapped.try_take, permits, **how)
+        return Taking(self._portal, self._program, self._wrapped, take, _perhaps)
 
     def with_permits(self, permits: int, work: Callable[[], T], **how: Any) -> T:
         """Wait for permits, do the work in this thread, and give them back."""
@@ -229,7 +227,7 @@ class DistributedSemaphore:
 
     async def _current_count(self) -> int:
         self._program.check_open()
-        return await self._twin.current_count()
+        return await self._wrapped.current_count()
 
 
 class Taking(Generic[P]):
@@ -242,14 +240,14 @@ class Taking(Generic[P]):
         self,
         portal: Portal,
         program: Program,
-        twin: semaphore_twins.DistributedSemaphore,
-        take: Callable[[], AbstractAsyncContextManager[Twin]],
-        handle: Callable[[Twin], P],
+        wrapped: async_semaphore.DistributedSemaphore,
+        take: Callable[[], AbstractAsyncContextManager[Wrapped]],
+        handle: Callable[[Wrapped], P],
     ) -> None:
         """Prepare the block; nothing is acquired before it is entered."""
         self._portal = portal
         self._program = program
-        self._twin = twin
+        self._wrapped = wrapped
         self._take = take
         self._handle = handle
         self._holding: asyncio.Task[None] | None = None
@@ -259,7 +257,7 @@ class Taking(Generic[P]):
         """Acquire the permits."""
         return self._portal.obtain(self._taken_by, self._undo, self._begin)
 
-    def _taken_by(self, _: Portal, taken: Twin) -> P:
+    def _taken_by(self, _: Portal, taken: Wrapped) -> P:
         return self._handle(taken)
 
     def __exit__(
@@ -273,12 +271,12 @@ class Taking(Generic[P]):
 
     # On the loop
 
-    async def _begin(self) -> Twin:
+    async def _begin(self) -> Wrapped:
         self._program.check_open()
         if self._holding is not None:
-            raise Misuse("permits are taken for one block; take them anew for another one")
-        self._program.semaphores.add(self._twin)
-        taken: asyncio.Future[Twin] = asyncio.get_running_loop().create_future()
+            raise Misuse("permits are taken for one block; take permits again for another one")
+        self._program.semaphores.add(self._wrapped)
+        taken: asyncio.Future[Wrapped] = asyncio.get_running_loop().create_future()
         self._holding = holding = self._program.hold(self._hold(taken))
         holding.add_done_callback(lambda _: taken.cancel())
         try:
@@ -286,12 +284,12 @@ class Taking(Generic[P]):
         except asyncio.CancelledError:
             if not holding.done():
                 holding.cancel()
-                await asyncio.wait([holding], timeout=PATIENCE)
+                await asyncio.wait([holding], timeout=UNDO_TIMEOUT)
                 raise
             holding.result()  # how it failed
             raise
 
-    async def _hold(self, taken: asyncio.Future[Twin]) -> None:
+    async def _hold(self, taken: asyncio.Future[Wrapped]) -> None:
         async with self._take() as permits:
             taken.set_result(permits)
             await self._leave.wait()
@@ -325,39 +323,39 @@ class Taking(Generic[P]):
 class Permits:
     """Permits that are held for a block."""
 
-    def __init__(self, twin: permits_twins.Permits) -> None:
+    def __init__(self, wrapped: async_permits.Permits) -> None:
         """Wrap asynchronous permits."""
-        self._twin = twin
+        self._wrapped = wrapped
 
     @property
     def count(self) -> int:
         """Number of permits."""
-        return self._twin.count
+        return self._wrapped.count
 
     @property
     def identifier(self) -> str:
         """Identifier of the holder, with which another program can take the permits over."""
-        return self._twin.identifier
+        return self._wrapped.identifier
 
     @property
     def held(self) -> bool:
         """Return whether the permits are held, and cannot have expired yet."""
-        return self._twin.held
+        return self._wrapped.held
 
     @property
     def loss(self) -> LockLost | None:
         """Error that says how they were lost, if they were."""
-        return self._twin.loss
+        return self._wrapped.loss
 
     def check(self) -> None:
         """Raise `LockLost` unless they are held."""
-        self._twin.check()
+        self._wrapped.check()
 
 
-def _perhaps(twin: Twin) -> Permits | None:
-    return None if twin is None else Permits(twin)
+def _perhaps(wrapped: Wrapped) -> Permits | None:
+    return None if wrapped is None else Permits(wrapped)
 
 
-def _permits(twin: Twin) -> Permits:
-    assert twin is not None
-    return Permits(twin)
+def _permits(wrapped: Wrapped) -> Permits:
+    assert wrapped is not None
+    return Permits(wrapped)

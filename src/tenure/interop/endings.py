@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from tenure.errors import TenureError
 
-__all__ = ["PATIENCE", "Endings", "margin", "over"]
+__all__ = ["UNDO_TIMEOUT", "Endings", "margin", "over"]
 
 T = TypeVar("T")
 
-PATIENCE = 2.0
-"""Seconds for which a cancelled attempt waits until what it obtained has been given back."""
+UNDO_TIMEOUT = 2.0
+"""Seconds for which a cancelled attempt waits until what it obtained has been released."""
 
 
 def margin(ttl: float) -> float:
@@ -53,7 +53,7 @@ class Endings:
         task.add_done_callback(self._done)
         return task
 
-    def begin_undoing(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start_undoing(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task, as `begin` does, that further attempts wait for."""
         undoing = self.begin(work)
         self._undoing.add(undoing)
@@ -61,7 +61,7 @@ class Endings:
         return undoing
 
     async def wait(self) -> None:
-        """Wait until all tasks have ended, whatever their results."""
+        """Wait until all tasks have ended, with any results."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -71,17 +71,17 @@ class Endings:
         undo: Callable[[], Coroutine[Any, Any, object]],
         *,
         halfway: bool = True,
-        given_up: Callable[[], object] = lambda: None,
+        abandoned: Callable[[], object] = lambda: None,
     ) -> bool:
         """Wait for an attempt to obtain something.
 
         If the caller is cancelled, the attempt continues, and its result, if any, is released.
         Further attempts wait for that, because the release could take away what they obtain. The
         cancellation proceeds after the release, since the program may be about to end. After
-        `PATIENCE`, or a second cancellation, the release continues in the background.
+        `UNDO_TIMEOUT`, or a second cancellation, the release continues in the background.
 
         An attempt that failed is undone likewise, since its answer may be all that was lost; unless
-        `halfway` is false. `given_up` notifies an attempt that need not continue; an attempt that
+        `halfway` is false. `abandoned` notifies an attempt that need not continue; an attempt that
         has not begun never begins.
         """
         try:
@@ -94,9 +94,9 @@ class Endings:
         try:
             return await asyncio.shield(task)
         except BaseException:
-            given_up()
-            undoing = self.begin_undoing(_undo(task, undo, halfway))
-            await asyncio.wait([undoing], timeout=PATIENCE)
+            abandoned()
+            undoing = self.start_undoing(_undo(task, undo, halfway))
+            await asyncio.wait([undoing], timeout=UNDO_TIMEOUT)
             raise
 
     def _done(self, task: asyncio.Task[Any]) -> None:

@@ -8,7 +8,7 @@ Rules:
 
 * `ExclusiveLock.held` is what this program may rely on: it ends before the key can have expired,
   by this program's own clock.
-* What a cancelled `acquire` may have obtained is given back, and a cancelled `release` goes on.
+* A key that a cancelled `acquire` may have obtained is deleted. A cancelled `release` continues.
 * Each acquisition has contents of its own, unless they were given: what was sent for an earlier one
   and comes late, a deletion above all, cannot mean it. Where they were given, acquisitions wait for
   that. They come one after another, so that the undoing of one cannot take another's key.
@@ -74,7 +74,7 @@ class Inspection:
 
 
 class _Gone(LeaseLost):
-    """The key is there no more, or another's: there is nothing to give back."""
+    """The key has expired, or is another holder's: there is nothing to release."""
 
 
 class ExclusiveLock:
@@ -159,12 +159,12 @@ class ExclusiveLock:
         return self._keeping is not None and self._clock.now() < self._proven + self._life
 
     async def acquire(self) -> bool:
-        """Take it if it is free; from then on it is refreshed.
+        """Acquire the lock if it is free; from then on it is refreshed.
 
-        False when it is not free, and so when it is held through this very object, too.
+        False when it is not free, also when it is held through this very object.
 
         Raises:
-            EngineError: Redis cannot be asked.
+            EngineError: Redis cannot be reached, or failed.
             Misuse: the lock is in use on another event loop.
         """
         self._enter_loop()
@@ -172,7 +172,7 @@ class ExclusiveLock:
             if self._keeping is not None and not self._keeping.done():
                 return False
             if self._left is not None:
-                await asyncio.shield(self._endings.begin_undoing(self._delete(self._left)))
+                await asyncio.shield(self._endings.start_undoing(self._delete(self._left)))
             contents = self._new_contents()
             obtain, delete = self._obtain(contents), partial(self._delete, contents)
             if not await self._endings.attempt(obtain, delete):
@@ -181,14 +181,14 @@ class ExclusiveLock:
             self._keeping = asyncio.get_running_loop().create_task(
                 self._keep(contents), name=f"tenure-exclusive-lock-{self.key}"
             )
-        self._tell("acquired", self.key)
+        self._emit("acquired", self.key)
         return True
 
     async def inspect(self) -> Inspection | None:
         """Return the contents of the key, by any holder; ``None`` when there is no key.
 
         Raises:
-            EngineError: Redis cannot be asked.
+            EngineError: Redis cannot be reached, or failed.
         """
         try:
             async with self._redis.pipeline(transaction=True) as pipeline:
@@ -201,11 +201,11 @@ class ExclusiveLock:
         return Inspection(raw, ttl / 1000 if ttl >= 0 else None)
 
     async def release(self) -> None:
-        """Give it back, if it is held. Safe to call twice.
+        """Release the lock, if it is held. Safe to call twice.
 
         Raises:
-            EngineError: Redis cannot be asked; the key will expire, unless a further `release` or
-                `acquire` of this object deletes it.
+            EngineError: Redis cannot be reached, or failed; the key will expire, unless a further
+                `release` or `acquire` of this object deletes it.
             Misuse: the lock is in use on another event loop.
         """
         self._enter_loop()
@@ -215,12 +215,12 @@ class ExclusiveLock:
         await self._endings.wait()
 
     def release_soon(self) -> asyncio.Task[None] | None:
-        """Begin to give it back; the lock sees to the end of what is returned."""
+        """Start a release; the lock owns the task that is returned."""
         keeping, self._keeping = self._keeping, None
         if keeping is None:
             left = self._left
-            return None if left is None else self._endings.begin_undoing(self._give_up(left))
-        return self._endings.begin_undoing(self._let_go(keeping, self.contents))
+            return None if left is None else self._endings.start_undoing(self._release_late(left))
+        return self._endings.start_undoing(self._end(keeping, self.contents))
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
         """Have a function called at an event.
@@ -229,7 +229,7 @@ class ExclusiveLock:
         was refreshed, with an exception at an error.
 
         An error ends the hold: `LeaseLost` when the key is not ours any more or cannot be relied
-        on, else what Redis said. Unless the key is gone or another's, it is given back then, and
+        on, else what Redis said. Unless the key is gone or another's, it is deleted then, and
         if that fails, there is another error. Without a listener an error is logged.
 
         Returns:
@@ -257,7 +257,7 @@ class ExclusiveLock:
     async def _obtain(self, contents: bytes) -> bool:
         sent = self._clock.now()
         new = int(self._given is None)
-        obtained = await self._ask("acquired", _ACQUIRE, contents, self._px, new)
+        obtained = await self._eval("acquired", _ACQUIRE, contents, self._px, new)
         while obtained and self._clock.now() >= sent + self._life:  # that late, it proves nothing
             sent = self._clock.now()
             obtained = await self._refresh(contents)
@@ -265,11 +265,11 @@ class ExclusiveLock:
         return obtained
 
     async def _refresh(self, contents: bytes) -> bool:
-        return await self._ask("refreshed", _REFRESH, contents, self._px)
+        return await self._eval("refreshed", _REFRESH, contents, self._px)
 
     async def _delete(self, contents: bytes) -> bool:
         try:
-            deleted = await self._ask("released", _RELEASE, contents)
+            deleted = await self._eval("released", _RELEASE, contents)
         except EngineError:
             if self._given is None:
                 self._left = contents
@@ -278,7 +278,7 @@ class ExclusiveLock:
             self._left = None
         return deleted
 
-    async def _ask(self, what: str, script: str, *arguments: bytes | int) -> bool:
+    async def _eval(self, what: str, script: str, *arguments: bytes | int) -> bool:
         try:
             return bool(await self._redis.eval(script, 1, self.key, *arguments))
         except FAILURES as error:
@@ -319,9 +319,9 @@ class ExclusiveLock:
             if self._keeping is not me:
                 return  # it is being released
             self._keeping = None
-            self._tell("error", error)
+            self._emit("error", error)
             if not isinstance(error, _Gone):
-                self._endings.begin_undoing(self._give_up(contents))
+                self._endings.start_undoing(self._release_late(contents))
 
     async def _keep_once(self, contents: bytes) -> None:
         sent = self._clock.now()
@@ -339,28 +339,28 @@ class ExclusiveLock:
         if not kept:
             raise _Gone(f"the key {self.key!r} has expired, or is another holder's", name=self.name)
         self._proven = sent
-        self._tell("refreshed", self.key, self._ttl)
+        self._emit("refreshed", self.key, self._ttl)
 
-    async def _let_go(self, keeping: asyncio.Task[None], contents: bytes) -> None:
+    async def _end(self, keeping: asyncio.Task[None], contents: bytes) -> None:
         if not keeping.done():
             keeping.cancel()
             await asyncio.wait([keeping])
         await self._delete(contents)
-        self._tell("released", self.key)
+        self._emit("released", self.key)
 
-    async def _give_up(self, contents: bytes) -> None:
+    async def _release_late(self, contents: bytes) -> None:
         """Release without a caller that waits: the result goes to listeners only."""
         try:
             await self._delete(contents)
         except EngineError as error:
-            self._tell("error", error)
+            self._emit("error", error)
         else:
-            self._tell("released", self.key)
+            self._emit("released", self.key)
 
-    def _tell(self, event: Event, *facts: object) -> None:
+    def _emit(self, event: Event, *facts: object) -> None:
         listeners = self._listeners.get(event, ())
         if event == "error" and not listeners:
-            _log.warning("%s", facts[0])
+            _log.warning("lock failed: name=%r error=%s", self.key, facts[0])
         for listener in list(listeners):
             try:
                 listener(*facts)

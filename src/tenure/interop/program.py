@@ -8,8 +8,8 @@ from typing import Any
 from weakref import WeakSet
 
 from tenure.errors import SessionClosed
-from tenure.interop import exclusive_lock as exclusive_lock_twins
-from tenure.interop.effect import semaphore as semaphore_twins
+from tenure.interop import exclusive_lock as async_lock
+from tenure.interop.effect import semaphore as async_semaphore
 from tenure.interop.redis_py import Redis
 
 __all__ = ["Program"]
@@ -24,8 +24,8 @@ class Program:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         """Prepare the connection; redis-py connects at the first command."""
         self.redis = Redis.from_url(url, **options)
-        self.locks = WeakSet[exclusive_lock_twins.ExclusiveLock]()
-        self.semaphores = WeakSet[semaphore_twins.DistributedSemaphore]()
+        self.locks = WeakSet[async_lock.ExclusiveLock]()
+        self.semaphores = WeakSet[async_semaphore.DistributedSemaphore]()
         self._holding: set[asyncio.Task[None]] = set()
         self.closing: asyncio.Task[None] | None = None
 

@@ -12,9 +12,9 @@ back. The rules that make this right:
   before all of this one have left, so no mark is overwritten before all have seen it; a party that
   comes early for the next round waits in the queue.
 * Looking and marking is one step, under a mutex of the same session. Else a party that looked,
-  was slow, and wrote late could undo the mark of a round that was filled up anew meanwhile.
+  was slow, and wrote late could undo the mark of a round that was filled again meanwhile.
 * A party that dies takes its place with it: then the round is not full any more, and the
-  next party that gets the place looks. One that had been marked has arrived, whatever becomes of
+  next party that gets the place looks. One that had been marked has arrived, regardless of
   it later.
 """
 
@@ -123,7 +123,7 @@ class Barrier:
         return len(waiting) == self.parties
 
     def _marked(self, described: SemaphoreDescription) -> list[int]:
-        """The tokens of the parties of the last full round, in the order of arrival."""
+        """Return the tokens of the parties of the last full round, in the order of arrival."""
         try:
             return [int(token) for token in described.data.split()]
         except ValueError:

@@ -105,7 +105,7 @@ class SharedConfig(Generic[T]):
         return f"<SharedConfig {self.name!r}>"
 
     async def get(self) -> T | None:
-        """The value now; ``None`` when nothing has been published.
+        """Return the value now; ``None`` when nothing has been published.
 
         Raises:
             InvalidArgument: what is there cannot be decoded, or is no shared configuration.
@@ -132,7 +132,7 @@ class SharedConfig(Generic[T]):
         await self._semaphore.update(data)
 
     def watch(self) -> States[T | None]:
-        """The value now, and every newer one; ``None`` as long as nothing has been published.
+        """Return the value now and every newer one; ``None`` until something has been published.
 
         A value that cannot be decoded raises `InvalidArgument`, which ends an ``async for`` but
         not the watch: the next iteration waits for the next value. The watch ends with

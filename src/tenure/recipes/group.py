@@ -27,7 +27,7 @@ class Member:
     Attributes:
         data: what it joined with, or updated to since.
         session_id: the session through which it is a member.
-        token: the fencing token of its membership: it tells members apart, and which came first.
+        token: the fencing token of its membership: it identifies the member.
         since: seconds that it has been a member, where known; two members that differ in
             nothing else are equal.
     """
@@ -111,7 +111,7 @@ class Group:
         return self._semaphore.acquire(data=data, on_loss=on_loss)
 
     async def members(self) -> tuple[Member, ...]:
-        """The members now, the oldest first.
+        """Return the members now, the oldest first.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
@@ -120,7 +120,7 @@ class Group:
         return _members(await self._semaphore.describe(owners=True))
 
     def watch(self) -> States[tuple[Member, ...]]:
-        """The members now, and again after every change, the oldest first."""
+        """Return the members now, and again after every change, the oldest first."""
         return States(self._semaphore.watch(owners=True), _members)
 
     def changes(self) -> Changes:

@@ -61,7 +61,7 @@ class ServiceRegistry:
     an engine that notices its death, else with the recovery window. Until then an instance that
     is down is still listed, so a client must be ready to try the next one.
 
-    A mutex and a registry of one name cannot be told apart; call a registry by the plural of
+    A mutex and a registry of one name cannot be distinguished; call a registry by the plural of
     what it lists, a mutex by the work that it guards.
 
     Args:
@@ -104,7 +104,7 @@ class ServiceRegistry:
         return self._semaphore.acquire(data=data, on_loss=on_loss)
 
     async def list(self) -> tuple[Endpoint, ...]:
-        """The live endpoints, in the order of their registration.
+        """Return the live endpoints, in the order of their registration.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
@@ -113,7 +113,7 @@ class ServiceRegistry:
         return _endpoints(await self._semaphore.describe(owners=True))
 
     def watch(self) -> States[tuple[Endpoint, ...]]:
-        """The live endpoints now, and again after every change of them."""
+        """Return the live endpoints now, and again after every change of them."""
         return States(self._semaphore.watch(owners=True), _endpoints)
 
 

@@ -35,7 +35,7 @@ class RWLock:
 
     To go from writing to reading without letting another writer in between, shrink the lease:
     ``await lease.update(count=1)``. There is no way from reading to writing: two readers that
-    wanted it would wait for each other. A task that is inside the lock and waits for it again
+    need it would wait for each other. A task that is inside the lock and waits for it again
     without a timeout gets `SelfDeadlock` when it is itself in the way; a reader that reads again
     behind a writer that waits for it is not noticed, so pass the lease on instead.
 
@@ -71,7 +71,7 @@ class RWLock:
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation; the lease
-                is given up that much earlier.
+                counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time.

@@ -105,9 +105,9 @@ class Greeting:
         self._stage = "over"
         self._error = error
         self._context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
-        asyncio.get_running_loop().call_soon(self._tell_displaced)
+        asyncio.get_running_loop().call_soon(self._end_displaced)
 
-    def _tell_displaced(self) -> None:
+    def _end_displaced(self) -> None:
         assert self._error is not None
         self.displaced(self._error)
 
@@ -352,7 +352,7 @@ def _alert(_: LimitReached) -> bytes:
 
 
 def peer_host(peer: str) -> str | None:
-    """The address in a `peer_name`; ``None`` for a local socket."""
+    """Return the address in a `peer_name`; ``None`` for a local socket."""
     host, separator, port = peer.rpartition(":")
     return host.strip("[]") if separator and port.isdecimal() else None
 

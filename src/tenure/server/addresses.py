@@ -55,7 +55,7 @@ class Address:
     Attributes:
         given: the URL as it was given.
         url: without its parameters.
-        protocol: what is spoken there.
+        protocol: of its clients.
         tls: whether inside TLS.
         host: a name or an IP address; empty for all of this machine's.
         port: 0 for any free one.

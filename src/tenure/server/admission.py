@@ -36,7 +36,7 @@ from tenure.server.limits import Count, LimitReached, Limits
 __all__ = [
     "LOCAL",
     "Admission",
-    "Guest",
+    "PendingConnection",
     "Source",
     "fitted",
     "local_source",
@@ -90,12 +90,12 @@ def source_at(host: str) -> Source:
 
 
 def local_source(connection: socket.socket) -> Source:
-    """Return the source of a Unix socket's connection: its user, where the system tells."""
+    """Return the source of a Unix socket's connection: its user, where the system reports it."""
     uid = uid_of(connection)
     return Source("a local socket" if uid is None else f"uid {uid}", local=True)
 
 
-class Guest(Protocol):
+class PendingConnection(Protocol):
     """One greeting, as `Admission` sees it."""
 
     @property
@@ -112,35 +112,35 @@ class _Greetings:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._sources: dict[Source, dict[Guest, None]] = {}
+        self._sources: dict[Source, dict[PendingConnection, None]] = {}
         self._levels: list[dict[Source, None]] = [{}]  # by number of greetings
         self._size = 0
 
-    def add(self, guest: Guest) -> Guest | None:
+    def add(self, pending: PendingConnection) -> PendingConnection | None:
         """Add a greeting; returns the one that yields its slot, removed already, if one must."""
-        guests = self._sources.setdefault(guest.source, {})
-        guests[guest] = None
-        self._move(guest.source, len(guests) - 1, len(guests))
+        pendings = self._sources.setdefault(pending.source, {})
+        pendings[pending] = None
+        self._move(pending.source, len(pendings) - 1, len(pendings))
         self._size += 1
         return self.pop() if self._size > self._most else None
 
-    def remove(self, guest: Guest) -> None:
+    def remove(self, pending: PendingConnection) -> None:
         """Remove a greeting."""
-        guests = self._sources[guest.source]
-        del guests[guest]
-        self._move(guest.source, len(guests) + 1, len(guests))
-        if not guests:
-            del self._sources[guest.source]
+        pendings = self._sources[pending.source]
+        del pendings[pending]
+        self._move(pending.source, len(pendings) + 1, len(pendings))
+        if not pendings:
+            del self._sources[pending.source]
         self._size -= 1
 
-    def pop(self) -> Guest | None:
+    def pop(self) -> PendingConnection | None:
         """Remove the oldest greeting of the source with the most, and return it."""
         if not self._size:
             return None
         source = next(iter(self._levels[-1]))
-        guest = next(iter(self._sources[source]))
-        self.remove(guest)
-        return guest
+        pending = next(iter(self._sources[source]))
+        self.remove(pending)
+        return pending
 
     def _move(self, source: Source, before: int, after: int) -> None:
         if before:
@@ -217,10 +217,10 @@ class Admission:
         if not source.shared:
             self._rates.count(source, source.name, self._clock.now())
 
-    def greet(self, guest: Guest) -> None:
+    def greet(self, pending: PendingConnection) -> None:
         """Count a greeting; another one may lose its slot to it."""
         self._greetings.take_anyway()
-        displaced = self._greetings_of(guest.source).add(guest)
+        displaced = self._greetings_of(pending.source).add(pending)
         if displaced is not None:
             self._displace(displaced)
 
@@ -231,10 +231,10 @@ class Admission:
             self._displace(displaced)
         return displaced is not None
 
-    def stop_greeting(self, guest: Guest) -> None:
+    def stop_greeting(self, pending: PendingConnection) -> None:
         """Count a greeting no more: it is over, and was not displaced."""
-        self._greetings_of(guest.source).remove(guest)
-        self._greetings.give_back()
+        self._greetings_of(pending.source).remove(pending)
+        self._greetings.release()
 
     def let_in(self, source: Source, identity: Identity, *, returning: bool) -> None:
         """Count a connection.
@@ -256,7 +256,7 @@ class Admission:
 
     def leave(self, source: Source, identity: Identity) -> None:
         """Count a connection no more."""
-        self._connections.give_back()
+        self._connections.release()
         self._local -= source.local
         for each in _keys(source, identity):
             self._let_in[each] -= 1
@@ -280,9 +280,9 @@ class Admission:
     def _greetings_of(self, source: Source) -> _Greetings:
         return self._of_unix if source.local else self._of_network
 
-    def _displace(self, guest: Guest) -> None:
-        self._greetings.give_back()
-        guest.displace(self._greetings.reached())
+    def _displace(self, pending: PendingConnection) -> None:
+        self._greetings.release()
+        pending.displace(self._greetings.reached())
 
 
 def _keys(source: Source, identity: Identity) -> tuple[Hashable, ...]:

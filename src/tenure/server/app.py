@@ -32,7 +32,7 @@ from tenure.server.context import Context
 from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
 from tenure.server.loading import LoadedFiles, load_files
-from tenure.server.log import LOGGER, tell
+from tenure.server.log import LOGGER, log_event
 from tenure.server.reloading import Reloader
 from tenure.server.settings import Settings
 from tenure.server.sockets import claim
@@ -44,7 +44,7 @@ _LISTENERS = {
     "ydb": ("tenure.server.ydb", "YdbListener"),
     "dflockd": ("tenure.server.dflockd.listener", "DflockdListener"),
 }
-"""Where the listener of a protocol is; imported when asked for, because it needs much."""
+"""Where the listener of a protocol is; imported on first use, because it needs much."""
 
 
 _LOOK_AGAIN = 60.0  # seconds between two looks at the time of day, while a token is to expire
@@ -113,7 +113,7 @@ class Server:
                 "none; use sqlite:///FILE"
             )
         if not can.durable:
-            tell(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
+            log_event(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
         context = Context(
             self._engine, self._fitted_limits(), self._tokens, LOGGER, audit=self.audit
         )
@@ -128,7 +128,7 @@ class Server:
             )
             self._listeners.append(listener)
             await listener.open()
-            tell(
+            log_event(
                 LOGGER,
                 logging.INFO,
                 "listening",
@@ -149,11 +149,11 @@ class Server:
 
     def _fitted_limits(self) -> Limits:
         """Return limits that this process has the open files for."""
-        asked = self._settings.limits
+        requested = self._settings.limits
         files = raise_file_limit()
-        limits = fitted(asked, files)
-        if limits.connections < asked.connections < NO_LIMIT:
-            tell(
+        limits = fitted(requested, files)
+        if limits.connections < requested.connections < NO_LIMIT:
+            log_event(
                 LOGGER,
                 logging.WARNING,
                 "max-connections is lower than set, because the limit of open files is low",
@@ -165,7 +165,7 @@ class Server:
         return limits
 
     async def drain(self) -> None:
-        """Accept no client any more, and tell the connected ones to go elsewhere."""
+        """Accept no client any more, and send the connected ones to other servers."""
         for listener in self._listeners:
             await listener.drain()
 
@@ -201,7 +201,7 @@ class Server:
 
     def _not_reloaded(self, error: Exception) -> None:
         why = str(error) if isinstance(error, TenureError) else repr(error)
-        tell(LOGGER, logging.ERROR, "not reloaded, and all goes on as before", why=why)
+        log_event(LOGGER, logging.ERROR, "not reloaded, settings kept", why=why)
 
     def _reloaded(self, loaded: LoadedFiles) -> None:
         self.audit.reopen()
@@ -261,7 +261,7 @@ class Server:
                     ended += await listener.end_connections(verdict)
         if reloaded:
             tokens = len(self._tokens)
-            tell(LOGGER, logging.INFO, "reloaded", tokens=tokens, connections_ended=ended)
+            log_event(LOGGER, logging.INFO, "reloaded", tokens=tokens, connections_ended=ended)
 
 
 def _distrusting(verdict: Verdict) -> Verdict:
@@ -282,7 +282,7 @@ def make_listener(
     tls: ssl.SSLContext | None,
     sockets: Sequence[socket.socket] = (),
 ) -> Listener:
-    """The listener of an address; it is not open.
+    """Return the listener of an address; it is not open.
 
     Raises:
         Unsupported: what it needs is not installed.

@@ -110,10 +110,10 @@ class Audit:
             raise
         finally:
             failed = facts["outcome"] == "failed"
-            wanted = facts["outcome"] is not None
+            found = facts["outcome"] is not None
             if failed and not self._is_seldom("more actions failed", identity, source):
-                wanted = False
-            if wanted:
+                found = False
+            if found:
                 self.record(event, identity, source, **facts)
 
     def refused_login(self, source: str, why: object, **facts: object) -> None:
@@ -143,7 +143,7 @@ class Audit:
         """Go on in the file of that name, which may have been renamed.
 
         Raises:
-            InvalidArgument: it cannot be opened; the file from before goes on.
+            InvalidArgument: it cannot be opened; the former file is kept.
         """
         if self._path is not None:
             file = _open(self._path)
@@ -181,8 +181,8 @@ def _open(path: str) -> int:
 
 
 def _line(event: str, entry: dict[str, Any]) -> bytes:
-    told = {"time": moment(time.time()), "event": event, **entry}
-    return json.dumps(told, default=str).encode() + b"\n"
+    record = {"time": moment(time.time()), "event": event, **entry}
+    return json.dumps(record, default=str).encode() + b"\n"
 
 
 def _dropped_line(count: int) -> bytes:

@@ -1,6 +1,6 @@
 """A budget for each iteration of the event loop, shared by all connections of a server.
 
-A client must not block the event loop, whatever it sends. So a connection handles what it has read
+A client must not block the event loop, for any input. So a connection handles what it has read
 in small units, and its `Share` says after each of them whether it may go on. What is left waits in
 a queue, and the connection is not read from meanwhile. Rules:
 
@@ -50,12 +50,12 @@ class Share:
     Args:
         budget: of the server.
         source: where the connection comes from.
-        work: goes on with what was read; called by the budget.
+        work: continues with what was read; called by the budget.
         causes: seconds of the loop's time that one call of `work` takes after it has returned.
 
     Attributes:
         queued: `work` will be called.
-        now: tells the time, in seconds.
+        now: the clock, in seconds.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Share:
 
     @property
     def used_up(self) -> bool:
-        """True if the connection has used its share; it goes on in a later iteration."""
+        """True if the connection has used its share; it continues in a later iteration."""
         now = self.now()
         if self._began:
             return now - self._began >= QUANTUM
@@ -207,7 +207,7 @@ class LoopBudget:
     """The budget of one server, on one event loop.
 
     Args:
-        now: tells the time, in seconds.
+        now: the clock, in seconds.
         logger: of the server.
 
     Attributes:
@@ -240,7 +240,7 @@ class LoopBudget:
         self._arm()
 
     def has_room(self, share: Share) -> bool:
-        """Tell whether a connection may handle at once what has arrived."""
+        """Return true if a connection may handle at once what has arrived."""
         self._arm()
         if self.now() >= self._ends:
             return False

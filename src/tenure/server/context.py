@@ -4,7 +4,7 @@ These are the store, the limits and the counts against them, authentication, and
 
 * One `Context` belongs to one server and to the event loop on which its engine was opened. All of
   it is used on that loop alone.
-* What is taken from a count is given back once, on every way out.
+* What is taken from a count is released once, in every case.
 * What a client sends is never logged, and no token either; its address and what was wrong are.
 """
 
@@ -23,7 +23,7 @@ from tenure.server.auth.authenticator import Authenticator
 from tenure.server.auth.guard import Guard
 from tenure.server.budget import LoopBudget
 from tenure.server.limits import Count, Limits
-from tenure.server.log import tell
+from tenure.server.log import log_event
 from tenure.server.reads import Reads
 from tenure.server.semaphores import Semaphores
 from tenure.server.sessions.keys import SessionKeys
@@ -59,8 +59,8 @@ class Context:
         budget: shares the event loop among the connections.
         session_keys: keys of the sessions whose clients show none.
         reads: turns of costly reads.
-        engine: the store, for what no client asks for.
-        guard: the store as each identity may use it, for what clients ask for.
+        engine: the store, for the server's own operations.
+        guard: the store as each identity may use it, for operations of clients.
         shared: what the listeners of one protocol share, by its kind, while one of them is open.
     """
 
@@ -97,5 +97,5 @@ class Context:
         return self.engine.clock
 
     def log(self, level: int, event: str, **facts: object) -> None:
-        """A line in the log; see `tenure.server.log.tell`."""
-        tell(self.logger, level, event, **facts)
+        """Log an event; see `tenure.server.log.log_event`."""
+        log_event(self.logger, level, event, **facts)

@@ -29,7 +29,7 @@ _SOON = timedelta(days=14)
 _SOON_FOR_LISTS = timedelta(days=1)
 """A revocation list that ends within this time is worth a warning."""
 
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 """Seconds after which a store does not answer."""
 
 
@@ -52,7 +52,7 @@ def examine_files(settings: Settings) -> Iterator[Finding]:
             "warning",
             "address",
             f"any client that reaches {address.url} is let in, from other machines too",
-            "ask for tokens with --auth-token-file"
+            "require tokens with --auth-token-file"
             + ("" if address.tls else ", and encrypt them with TLS")
             + ", or listen at 127.0.0.1",
         )
@@ -104,14 +104,14 @@ def _certificate(address: Address, files: TlsFiles) -> Finding:
     except InvalidArgument as error:
         return Finding("failure", "certificate", str(error))
     left = found.ends - datetime.now(UTC)
-    told = f"{address.url} is for {', '.join(found.names)} until {found.ends:%Y-%m-%d}"
+    text = f"{address.url} is for {', '.join(found.names)} until {found.ends:%Y-%m-%d}"
     if files.client_ca is not None:
-        told += "; clients need one too"
+        text += "; clients need one too"
     if left < _SOON:
         return Finding(
-            "warning", "certificate", told, f"renew {files.cert}, which ends in {left.days} days"
+            "warning", "certificate", text, f"renew {files.cert}, which ends in {left.days} days"
         )
-    return Finding("ok", "certificate", told)
+    return Finding("ok", "certificate", text)
 
 
 def _revocation_lists(path: str) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
     absent = broken = False
     try:
         engine = connect_engine(settings.store, SystemClock())
-        # In a thread, because what asks a server runs an event loop of its own.
+        # In a thread, because a request to a server runs an event loop of its own.
         for finding in await asyncio.to_thread(lambda: list(diagnose(settings.store))):
             absent = absent or finding.absent
             broken = broken or finding.level == "failure"
@@ -156,7 +156,7 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
         if absent:
             return
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 await engine.open()
                 nodes = await engine.list_nodes()
             durable = engine.capabilities.durable  # those of another server are known by now
@@ -171,7 +171,7 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
             )
         yield Finding("ok", "store", f"{engine.url} opens; nodes: {len(nodes)}")
     except TimeoutError:
-        yield Finding("failure", "store", f"no answer within {_PATIENCE:g} s", "see tenure doctor")
+        yield Finding("failure", "store", f"no answer within {_TIMEOUT:g} s", "see tenure doctor")
     except TenureError as error:
         found, _, remedy = str(error).partition("; ")
         yield Finding("failure", "store", found, remedy)

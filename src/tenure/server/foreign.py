@@ -32,7 +32,7 @@ _METHODS = frozenset(
 
 
 def foreign(start: bytes) -> Foreign | None:
-    """Return the protocol whose connections begin with these bytes, if four of them tell."""
+    """Return the protocol whose connections begin with these bytes, if four of them show that."""
     if start[:2] == b"\x16\x03":
         return "TLS"
     return "HTTP" if start[:4] in _METHODS else None
@@ -44,17 +44,17 @@ def is_http(line: str) -> bool:
 
 
 def explain(found: Foreign) -> str:
-    """Return the words of the log for a client that speaks another protocol."""
+    """Return the words of the log for a client that uses another protocol."""
     if found == "TLS":
         return "a TLS client at a port without TLS"
     return "an HTTP client at a port that does not serve HTTP"
 
 
 def answer(found: Foreign, protocol: str) -> bytes:
-    """Return the last words for a client that speaks another protocol than the port's.
+    """Return the last words for a client that uses another protocol than the port's.
 
     Args:
-        found: what it speaks.
+        found: its protocol.
         protocol: the port's, for people.
     """
     if found == "TLS":

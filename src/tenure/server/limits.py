@@ -22,7 +22,7 @@ _ENVELOPE = 64 * 1024  # what a message has beside the data that it carries, at 
 
 
 class LimitReached(EngineError):
-    """A limit of the server is reached. What was asked for was not done, and may be tried again.
+    """A limit of the server is reached. The operation was not carried out, and may be tried again.
 
     Attributes:
         limit: the limit's name, as in `Limits`.
@@ -106,8 +106,8 @@ class Limits:
         """
         for each in fields(self):
             value = getattr(self, each.name)
-            wanted = (int,) if each.type == "int" else (int, float)
-            if isinstance(value, bool) or not isinstance(value, wanted) or not value > 0:
+            expected = (int,) if each.type == "int" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, expected) or not value > 0:
                 kind = "whole number" if each.type == "int" else "number"
                 raise InvalidArgument(f"the limit {each.name} is a positive {kind}, not {value!r}")
         if self.data_bytes > rules.DATA_BYTES:
@@ -148,7 +148,7 @@ class Count:
         self.taken = 0
 
     def take(self, *, node: str | None = None, name: str | None = None) -> None:
-        """One more; each is to be given back once.
+        """Count one more; each is released once.
 
         Raises:
             LimitReached: there are as many as may be.
@@ -161,13 +161,13 @@ class Count:
         """One more that cannot be refused, because it exists already."""
         self.taken += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """One less."""
-        assert self.taken > 0, f"more {self.limit} given back than were taken"
+        assert self.taken > 0, f"more {self.limit} released than were taken"
         self.taken -= 1
 
     def reached(self, *, node: str | None = None, name: str | None = None) -> LimitReached:
-        """The refusal."""
+        """Return the refusal."""
         return LimitReached(
             f"{self.where} has reached its limit {self.limit} = {self.most}; try again later, or "
             "have the server's limit raised",

@@ -74,7 +74,7 @@ class Listener(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Stop accepting, and notify connected clients to go elsewhere.
+        """Stop accepting, and send connected clients to other servers.
 
         It does not wait until they have gone, and it ends no session.
         """
@@ -107,7 +107,7 @@ class ListenerFactory(Protocol):
         Args:
             context: what the listeners of one server share.
             url: as given to ``--listen``.
-            tls: with which the URL's scheme asks for TLS; ``None`` otherwise.
+            tls: if the URL's scheme requires TLS; ``None`` otherwise.
             sockets: bound and perhaps listening already; the listener owns them from now on.
 
         Raises:

@@ -17,7 +17,7 @@ from tenure.server.auth import Credentials, Token, read_tokens
 from tenure.server.auth.revocation import CertificateId, read_revoked
 from tenure.server.auth.tokens import Rights
 from tenure.server.examination import examine_files
-from tenure.server.log import LOGGER, tell
+from tenure.server.log import LOGGER, log_event
 from tenure.server.settings import Settings, Wrong
 from tenure.server.tls import server_context
 
@@ -77,7 +77,7 @@ def load_files(settings: Settings) -> LoadedFiles:
             faults.append(finding.found)
         elif finding.level == "warning":
             remedy = finding.remedy or None
-            tell(LOGGER, logging.WARNING, "take care", found=finding.found, remedy=remedy)
+            log_event(LOGGER, logging.WARNING, "take care", found=finding.found, remedy=remedy)
     if faults:
         raise Wrong(list(dict.fromkeys(faults)))  # several listeners may share a certificate
     tls = {address: server_context(files) for address, files in settings.tls.items()}

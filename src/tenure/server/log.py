@@ -1,6 +1,6 @@
 """Log of the server: one line for each event, for people or for machines.
 
-An event is a few fixed words, and *facts*: names with values. ``tell(log, level, "listening",
+An event is a few fixed words, and *facts*: names with values. ``log_event(log, level, "listening",
 address=...)`` writes
 
     2026-11-22T10:00:00.123Z info     listening  address=tenure://127.0.0.1:7070
@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from tenure.server.log_writer import LogWriter
 
-__all__ = ["LOGGER", "LogFormat", "LogLevel", "log_uncaught", "moment", "set_up", "tell"]
+__all__ = ["LOGGER", "LogFormat", "LogLevel", "log_event", "log_uncaught", "moment", "set_up"]
 
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -34,10 +34,10 @@ _OFTEN = 20
 """Lines of one event that are said in a period."""
 
 _PERIOD = 10.0
-"""Seconds after which the counting begins anew."""
+"""Seconds after which the count starts again."""
 
 
-def tell(log: logging.Logger, level: int, event: str, /, **facts: object) -> None:
+def log_event(log: logging.Logger, level: int, event: str, /, **facts: object) -> None:
     """Say that something happened.
 
     Args:
@@ -158,19 +158,19 @@ class _Text(logging.Formatter):
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event, facts = _content(record)
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": moment(record.created),
             "level": record.levelname.lower(),
             "event": event,
             **facts,
         }
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
 
 
 def _content(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The words and the facts; a line of another library is words, and says whose it is."""
+    """Return the words and the facts; a line of another library is words, and says whose it is."""
     facts: dict[str, object] = {
         name: value for name, value in getattr(record, "facts", {}).items() if value is not None
     }

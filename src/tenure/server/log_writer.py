@@ -35,7 +35,7 @@ class LogWriter:
 
     Args:
         file: the descriptor; it stays open.
-        dropped_line: makes the line that tells how many were dropped.
+        dropped_line: makes the line with the number of dropped ones.
         most: bytes of lines that may wait.
     """
 
@@ -52,7 +52,7 @@ class LogWriter:
         self._taken = 0  # bytes
         self._refused = 0  # lines that did not fit
         self._failed = 0  # lines that could not be written
-        self._told = 0  # of both, as far as the log tells
+        self._reported = 0  # of both, as reported in the log
         self._closed = False
         self._thread = BackgroundThread("log writer", self._run)
 
@@ -101,8 +101,10 @@ class LogWriter:
             self._taken += size
             self._write_counted(b"".join(lines), len(lines))
             dropped = self.dropped
-            if dropped > self._told and self._write(self._dropped_line(dropped - self._told)):
-                self._told = dropped
+            if dropped > self._reported and self._write(
+                self._dropped_line(dropped - self._reported)
+            ):
+                self._reported = dropped
             if line is None:
                 return
 

@@ -2,8 +2,8 @@
 
 Rules:
 
-* The first SIGTERM or SIGINT asks for an end in order, which has ``drain-time``. What is not done
-  by then, or when the second comes, is left as it is, as if the server had been killed: sessions
+* The first SIGTERM or SIGINT starts an end in order, which has ``drain-time``. What is not done
+  by then, or when the second comes, is left as after a kill: sessions
   live on in the store.
 * `_serve` owns all tasks. Only an end by force leaves some behind; then the process must end
   without waiting for them.
@@ -32,7 +32,7 @@ from tenure.server.app import Server, make_listener
 from tenure.server.auth import Authenticator
 from tenure.server.context import Context
 from tenure.server.examination import examine_files, examine_store
-from tenure.server.log import LOGGER, tell
+from tenure.server.log import LOGGER, log_event
 from tenure.server.settings import Settings
 from tenure.server.systemd import Notifier, passed_sockets
 
@@ -113,7 +113,7 @@ def loop_factory(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop] 
     """Return the factory of the event loop; ``None`` for asyncio's own.
 
     Raises:
-        Unsupported: uvloop is asked for, and not installed.
+        Unsupported: uvloop is requested, and not installed.
     """
     if settings.loop == "asyncio":
         return None
@@ -132,7 +132,7 @@ def loop_factory(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop] 
 
 async def _serve(settings: Settings, environment: MutableMapping[str, str]) -> Ending:
     loop = asyncio.get_running_loop()
-    tell(
+    log_event(
         LOGGER,
         logging.INFO,
         "starting",
@@ -141,41 +141,41 @@ async def _serve(settings: Settings, environment: MutableMapping[str, str]) -> E
     )
     server = Server(settings, passed_sockets(environment))
     notifier = Notifier(environment)
-    heard = _Signals(loop)
-    life = loop.create_task(_live(server, notifier, heard))
+    signals = _Signals(loop)
+    life = loop.create_task(_live(server, notifier, signals))
     signs = loop.create_task(_signs_of_life(notifier))
-    with heard.listening(lambda: _reload(server, notifier)):
+    with signals.listening(lambda: _reload(server, notifier)):
         try:
-            await _either(life, heard.first)
-            await _either(life, heard.second, timeout=settings.drain_time)
+            await _either(life, signals.first)
+            await _either(life, signals.second, timeout=settings.drain_time)
             if not life.done():
-                return _forced(heard, settings)
+                return _forced(signals, settings)
             life.result()
         finally:
             signs.cancel()
             await asyncio.wait({signs})
             server.audit.close()
-    tell(LOGGER, logging.INFO, "ended")
+    log_event(LOGGER, logging.INFO, "ended")
     return Ending()
 
 
-async def _live(server: Server, notifier: Notifier, heard: _Signals) -> None:
+async def _live(server: Server, notifier: Notifier, signals: _Signals) -> None:
     try:
         opening = asyncio.get_running_loop().create_task(server.open())
-        await _either(opening, heard.first)
+        await _either(opening, signals.first)
         if not opening.done():
             opening.cancel()
             await asyncio.wait({opening})
         if not opening.cancelled():
             opening.result()
             where = " ".join(server.addresses)
-            tell(LOGGER, logging.INFO, "ready", store=server.store, addresses=where)
+            log_event(LOGGER, logging.INFO, "ready", store=server.store, addresses=where)
             # What exists by now lives as long as the process: the collector need not look at it.
             gc.collect()
             gc.freeze()
             notifier.ready(f"serving {server.store} at {where}")
-            number = await heard.first
-            tell(LOGGER, logging.INFO, "draining", signal=signal.Signals(number).name)
+            number = await signals.first
+            log_event(LOGGER, logging.INFO, "draining", signal=signal.Signals(number).name)
             notifier.stopping("draining")
             await server.drain()
     finally:
@@ -199,9 +199,9 @@ def _reload(server: Server, notifier: Notifier) -> None:
     server.reload(lambda: notifier.ready(f"serving {server.store} at {' '.join(server.addresses)}"))
 
 
-def _forced(heard: _Signals, settings: Settings) -> Ending:
-    number = heard.second.result() if heard.second.done() else 0
-    tell(
+def _forced(signals: _Signals, settings: Settings) -> Ending:
+    number = signals.second.result() if signals.second.done() else 0
+    log_event(
         LOGGER,
         logging.ERROR,
         "ended by force; sessions live on in the store",
@@ -213,7 +213,7 @@ def _forced(heard: _Signals, settings: Settings) -> Ending:
 
 
 class _Signals:
-    """The first signal that asks for the end, and the second.
+    """First and second signal to end.
 
     Attributes:
         first, second: their numbers, when they come.
@@ -226,9 +226,9 @@ class _Signals:
 
     @contextlib.contextmanager
     def listening(self, reload: Callable[[], None]) -> Iterator[None]:
-        """Hear signals while inside; SIGHUP asks for a reload."""
+        """Handle signals while inside; SIGHUP starts a reload."""
         for number in _ENDING:
-            self._loop.add_signal_handler(number, self._hear, number)
+            self._loop.add_signal_handler(number, self._receive, number)
         self._loop.add_signal_handler(signal.SIGHUP, reload)
         try:
             yield
@@ -236,7 +236,7 @@ class _Signals:
             for number in (*_ENDING, signal.SIGHUP):
                 self._loop.remove_signal_handler(number)
 
-    def _hear(self, number: int) -> None:
+    def _receive(self, number: int) -> None:
         for future in (self.first, self.second):
             if not future.done():
                 future.set_result(number)

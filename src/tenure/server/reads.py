@@ -1,10 +1,10 @@
 """Turns of costly reads: lists, descriptions with owners and waiters, statistics.
 
-The price of such a read grows with what the store holds, and a request of a few bytes asks for it.
+The price of such a read grows with what the store holds, and a request of a few bytes causes it.
 Each one is therefore carried out in *slices* of a few milliseconds, and a slice waits for its turn:
 
 * **One at a time.** A connection carries out one costly read at a time (`Reader.lock`), and a
-  client one slice at a time, whatever its number of connections. A client is an identity, or a
+  client one slice at a time, on all its connections. A client is an identity, or a
   source where connections show none (`reader_of`).
 * **In turn.** Clients take turns, and the connections of a client take turns.
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one

@@ -33,14 +33,14 @@ class Semaphores:
 
     An ephemeral semaphore counts while a session of this server has a request for it; a lasting
     one since it was created here or counted in the store. Before one is refused the store is
-    counted anew, at most every ten seconds, for others may have deleted some.
+    counted again, at most every ten seconds, for others may have deleted some.
 
     A semaphore counts for the account whose client created it or had the first request for it. An
     identity beside others gets its reserved share (`tenure.server.auth.accounts`) also when there
     are as many as may be.
 
-    The first counting, before a client is let in, also tells the guard which nodes and which data
-    were there before.
+    The first counting, before a client is let in, also reports the present nodes and data to the
+    guard.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class Semaphores:
     ) -> AsyncIterator[None]:
         """Count a lasting semaphore that the body creates.
 
-        It counts before the store is asked, and no longer if the store refuses it. If the body is
-        cancelled, or fails without saying what the store did, the semaphore may exist: it counts
-        until the store is counted anew.
+        It counts before the operation is sent, and no longer if the store refuses it. If the body
+        is cancelled, or fails without saying what the store did, the semaphore may exist: it counts
+        until the store is counted again.
 
         Raises:
             LimitReached: there are as many as may be, and this is not one of them.
@@ -149,7 +149,7 @@ class Semaphores:
                     self._forget(key)
 
     async def _make_room(self, node: str, name: str, account: Account | None) -> None:
-        """Check that there may be another one; count the store anew before it is refused."""
+        """Check that there may be another one; count the store again before it is refused."""
         try:
             self._check(node, name, account)
         except LimitReached:
@@ -222,10 +222,10 @@ class Semaphores:
             del self._queues[node, name]
             self._ephemeral -= queue.ephemeral
             if queue.ephemeral and queue.account is not None:
-                queue.account.semaphores.give_back()
+                queue.account.semaphores.release()
 
     def _check(self, node: str, name: str, account: Account | None) -> None:
-        """Raises `LimitReached` if there must not be another one for this account."""
+        """Raise `LimitReached` if there must not be another one for this account."""
         if (account is None or account.semaphores.alone) and self.taken >= self._most:
             raise self._reached(node, name)
         if account is not None:
@@ -234,7 +234,7 @@ class Semaphores:
     def _forget(self, key: tuple[str, str]) -> None:
         account = self._lasting.pop(key, None)
         if account is not None:
-            account.semaphores.give_back()
+            account.semaphores.release()
 
     def _reached(self, node: str, name: str) -> LimitReached:
         return Count("semaphores", self._most).reached(node=node, name=name)

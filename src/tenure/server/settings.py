@@ -77,7 +77,7 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         "URL",
         "The store that is put on the network. By default an SQLite file of your own, on which "
-        "every grant is on disk before it is told.",
+        "every grant is on disk before it is reported.",
     ),
     Setting(
         "listen",
@@ -318,7 +318,7 @@ def _tls_files(address: Address, given: Mapping[str, Given], faults: list[str]) 
     client_crl = own.get("tls-client-crl", given["tls-client-crl"].value)
     if client_crl is not None and client_ca is None:
         faults.append(
-            f"{address.url} has a revocation list of client certificates and asks for none; add "
+            f"{address.url} has a revocation list of client certificates and requires none; add "
             "--tls-client-ca"
         )
     return TlsFiles(cert, key, client_ca, client_crl)

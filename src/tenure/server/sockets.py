@@ -18,12 +18,12 @@ from tenure.server.addresses import Address
 
 __all__ = ["SocketFile", "bind_ports", "bind_unix", "claim"]
 
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 """Seconds in which a server that lives accepts a connection on its Unix socket."""
 
 
 async def bind_ports(address: Address) -> list[socket.socket]:
-    """A socket for each address of a host, all on one port, bound and not yet listening.
+    """Return a socket for each address of a host, all on one port, bound and not yet listening.
 
     Raises:
         EngineUnavailable: it cannot be bound; the message says why.
@@ -43,7 +43,7 @@ async def bind_ports(address: Address) -> list[socket.socket]:
 def _bind_all(
     found: Sequence[tuple[int, int, int, str, tuple[object, ...]]],
 ) -> list[socket.socket]:
-    """A socket for each address, all on one port."""
+    """Return a socket for each address, all on one port."""
     bound: list[socket.socket] = []
     try:
         port = 0
@@ -56,8 +56,8 @@ def _bind_all(
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            host, asked, *rest = where
-            made.bind((host, asked or port, *rest))
+            host, requested, *rest = where
+            made.bind((host, requested or port, *rest))
             port = made.getsockname()[1]
     except BaseException:
         for each in bound:
@@ -85,16 +85,16 @@ class SocketFile:
         self._mode = mode
         self._bound: tuple[int, int] | None = None  # device and inode
 
-    def bind(self, patience: float = _PATIENCE) -> socket.socket:
+    def bind(self, timeout: float = _TIMEOUT) -> socket.socket:
         """Return a socket, bound and not yet listening.
 
         Args:
-            patience: seconds for another server's answer, if one listens there; 0 does not wait.
+            timeout: seconds for another server's answer, if one listens there; 0 does not wait.
 
         Raises:
             EngineUnavailable: another server listens there, or the path cannot be bound.
         """
-        bound = bind_unix(self.path, self._mode, patience)
+        bound = bind_unix(self.path, self._mode, timeout)
         try:
             self._bound = self._found()
         except OSError as error:
@@ -122,18 +122,18 @@ class SocketFile:
         return status.st_dev, status.st_ino
 
 
-def bind_unix(path: str, mode: int, patience: float = _PATIENCE) -> socket.socket:
-    """A Unix socket at a path, bound and not yet listening, with these permissions.
+def bind_unix(path: str, mode: int, timeout: float = _TIMEOUT) -> socket.socket:
+    """Return a Unix socket at a path, bound and not yet listening, with these permissions.
 
     Args:
         path: where to bind it.
         mode: the permissions.
-        patience: seconds for another server's answer, if one listens there; 0 does not wait.
+        timeout: seconds for another server's answer, if one listens there; 0 does not wait.
 
     Raises:
         EngineUnavailable: a server listens there, or it cannot be bound; the message says why.
     """
-    _remove_stale(path, patience)
+    _remove_stale(path, timeout)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # No client can connect before listen(), so there is time to set the permissions.
@@ -147,7 +147,7 @@ def bind_unix(path: str, mode: int, patience: float = _PATIENCE) -> socket.socke
     return bound
 
 
-def _remove_stale(path: str, patience: float) -> None:
+def _remove_stale(path: str, timeout: float) -> None:
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def _remove_stale(path: str, patience: float) -> None:
     if not stat.S_ISSOCK(mode):
         raise _cannot(path, "there is a file that is no socket; remove it, or take another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-        trial.settimeout(patience)
+        trial.settimeout(timeout)
         try:
             trial.connect(path)
         except ConnectionRefusedError:

@@ -24,7 +24,7 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 def load(
     options: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
 ) -> Settings:
-    """The settings, from everywhere.
+    """Return the settings, from everywhere.
 
     Args:
         options: what the command line says, by the settings' names.
@@ -118,14 +118,14 @@ def _from_options(options: Mapping[str, Any], faults: list[str]) -> Iterator[tup
 
 def _instead(wrong: str, known: Mapping[str, object]) -> str:
     near = difflib.get_close_matches(wrong, known, n=1)
-    return f"; did you mean {near[0]}?" if near else "; 'tenure serve --help' tells all"
+    return f"; did you mean {near[0]}?" if near else "; 'tenure serve --help' lists all"
 
 
 # What values are
 
 
 def _of_its_type(setting: Setting, value: object) -> Any:
-    """The value, when it is one of the setting's; ValueError says what would be."""
+    """Return the value, when it is one of the setting's; ValueError says what would be."""
     match setting.kind:
         case "texts":
             if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
@@ -157,7 +157,7 @@ def _of_its_type(setting: Setting, value: object) -> Any:
 
 
 def _read(setting: Setting, text: str) -> Any:
-    """The value that a text means."""
+    """Return the value that a text means."""
     value: object = text
     if setting.kind == "texts":
         value = text.split()

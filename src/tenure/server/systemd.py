@@ -24,7 +24,7 @@ class Notifier:
         environment: where its variables are.
 
     Attributes:
-        watchdog: seconds between two signs of life, ``None`` when none are wanted. It is half of
+        watchdog: seconds between two signs of life, ``None`` when none are requested. It is half of
             the time after which the manager takes the server for hung.
     """
 
@@ -35,7 +35,7 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Report that the server accepts connections."""
-        self._tell("READY=1", f"STATUS={_line(status)}")
+        self._send("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self, now: float) -> None:
         """Report that the server reads its files again; `ready` ends this.
@@ -43,17 +43,17 @@ class Notifier:
         Args:
             now: the monotonic clock, which systemd compares with its own.
         """
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={int(now * 1e6)}")
+        self._send("RELOADING=1", f"MONOTONIC_USEC={int(now * 1e6)}")
 
     def stopping(self, status: str) -> None:
         """Report that the server is stopping."""
-        self._tell("STOPPING=1", f"STATUS={_line(status)}")
+        self._send("STOPPING=1", f"STATUS={_line(status)}")
 
     def alive(self) -> None:
         """Send a sign of life."""
-        self._tell("WATCHDOG=1")
+        self._send("WATCHDOG=1")
 
-    def _tell(self, *facts: str) -> None:
+    def _send(self, *facts: str) -> None:
         if not self._address:
             return
         # "@" stands for the NUL byte of Linux's abstract namespace.
@@ -81,7 +81,7 @@ def _line(text: str) -> str:
 
 
 def passed_sockets(environment: MutableMapping[str, str]) -> list[socket.socket]:
-    """The listening sockets that were passed to this process; the variables are taken away."""
+    """Return the listening sockets passed to this process, and remove the variables."""
     pid = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)

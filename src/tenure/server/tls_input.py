@@ -2,7 +2,7 @@
 
 The event loop decrypts all that it has received before the connection's protocol gets any of it.
 With one byte in a record, that is thousands of reads; of a connection that is being closed, it is
-all that the client goes on to send. So beyond `_SLICE` the object says that there is no more. The
+all that the client continues to send. So beyond `_SLICE` the object says that there is no more. The
 rest is read when it is the connection's turn (`tenure.server.budget`). A connection that is being
 closed is cut off instead.
 """

@@ -24,8 +24,8 @@ When no callback is ready *and* no timer is set, nothing can ever happen again: 
 `Deadlock`, which names the waiting tasks and the lines at which they wait.
 
 By default the loop does not wait for anything outside itself, such as threads, or sockets that are
-served elsewhere: it could not tell whether to wait for them or to advance time. With `patience` it
-waits for them for that many real seconds before each jump.
+served by other threads: it could not know whether to wait for them or to advance time. With
+`real_wait` it waits for them for that many real seconds before each jump.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class VirtualClock:
 class _Selector(selectors.PollSelector):
     """Selector that never waits for a timer: it has the loop advance time instead."""
 
-    def __init__(self, idle: Callable[[float | None], None], patience: float) -> None:
+    def __init__(self, idle: Callable[[float | None], None], real_wait: float) -> None:
         super().__init__()
         self._idle = idle
-        self._patience = patience
+        self._real_wait = real_wait
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         may_wait = timeout is None or timeout > 0
-        ready = super().select(self._patience if may_wait else 0)
+        ready = super().select(self._real_wait if may_wait else 0)
         if may_wait and not ready:
             self._idle(timeout)
         return ready
@@ -122,20 +122,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     Args:
         clock: the clock, which the loop advances whenever it is idle.
-        patience: real seconds to wait for threads and sockets before time jumps. Without it,
+        real_wait: real seconds to wait for threads and sockets before time jumps. Without it,
             `run_in_executor` and `asyncio.to_thread` raise `RuntimeError`.
         horizon: virtual seconds that may pass before the loop raises `Deadlock`. A timer that
             repeats for ever must not hide that everything else is stuck.
     """
 
     def __init__(
-        self, clock: VirtualClock, *, patience: float = 0.0, horizon: float = HORIZON
+        self, clock: VirtualClock, *, real_wait: float = 0.0, horizon: float = HORIZON
     ) -> None:
         """Start at the clock's present time; see the class for the arguments."""
         self.clock = clock
-        self._patience = patience
+        self._real_wait = real_wait
         self._horizon = clock.now() + horizon
-        super().__init__(_Selector(self._idle, patience))
+        super().__init__(_Selector(self._idle, real_wait))
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
@@ -144,11 +144,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run a function in a thread; only a loop with `patience` waits for threads."""
-        if not self._patience:
+        """Run a function in a thread; only a loop with `real_wait` waits for threads."""
+        if not self._real_wait:
             raise RuntimeError(
-                "a thread was asked for, and a loop on virtual time does not wait for threads "
-                "unless it is made with patience=..."
+                "a thread was started, and a loop on virtual time does not wait for threads "
+                "unless it is made with real_wait=..."
             )
         return super().run_in_executor(executor, func, *args)
 
@@ -163,7 +163,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         tasks = sorted(asyncio.all_tasks(self), key=asyncio.Task.get_name)
         if not tasks:
             return "; no task is left either, only a future that nothing will ever set"
-        hint = "" if self._patience else "\nWhat comes from a thread or a socket needs patience=..."
+        hint = (
+            "" if self._real_wait else "\nWhat comes from a thread or a socket needs real_wait=..."
+        )
         return "; there wait" + "".join(f"\n  {_place(task)}" for task in tasks) + hint
 
 
@@ -192,7 +194,7 @@ def run(
     clock: VirtualClock | None = None,
     *,
     debug: bool | None = None,
-    patience: float = 0.0,
+    real_wait: float = 0.0,
     horizon: float = HORIZON,
 ) -> T:
     """Run a coroutine to its end in virtual time, on a loop of its own, as `asyncio.run` does.
@@ -201,7 +203,7 @@ def run(
         coroutine: the coroutine.
         clock: the clock; a new one if omitted.
         debug: asyncio's debug mode.
-        patience: see `VirtualLoop`.
+        real_wait: see `VirtualLoop`.
         horizon: see `VirtualLoop`.
 
     Raises:
@@ -211,7 +213,7 @@ def run(
     time = VirtualClock() if clock is None else clock
 
     def new_loop() -> VirtualLoop:
-        return VirtualLoop(time, patience=patience, horizon=horizon)
+        return VirtualLoop(time, real_wait=real_wait, horizon=horizon)
 
     with asyncio.Runner(debug=debug, loop_factory=new_loop) as runner:
         return runner.run(coroutine)

@@ -28,7 +28,7 @@ from tenure.model import (
     SemaphoreDescription,
     Unchanged,
 )
-from tenure.testing.recorder import PATIENCE, Recorder
+from tenure.testing.recorder import TIMEOUT, Recorder
 
 __all__ = [
     "Program",
@@ -104,36 +104,36 @@ class ProgramRequest:
     @property
     def standing(self) -> Standing:
         """Place of the request by all that the program has received."""
-        heard = self.program.heard
-        if self.withdrawn or self.program.over or self.request_id in heard.removals:
+        recorder = self.program.recorder
+        if self.withdrawn or self.program.over or self.request_id in recorder.removals:
             return Standing.GONE
-        if self.request_id in heard.grants or self._place is Place.GRANTED:
+        if self.request_id in recorder.grants or self._place is Place.GRANTED:
             return Standing.OWNS
         return Standing.WAITS if self._place is Place.WAITING else Standing.GONE
 
     @property
     def removal(self) -> Removal | None:
         """Reason for its removal from the queue, if its program was notified of one."""
-        return self.program.heard.removals.get(self.request_id)
+        return self.program.recorder.removals.get(self.request_id)
 
     async def granted(self) -> int | None:
         """Wait until it is granted, and return its order id."""
-        heard = self.program.heard
+        recorder = self.program.recorder
 
         def decided(_: Recorder) -> bool:
-            self.order_id = heard.grants.get(self.request_id) or self.order_id
+            self.order_id = recorder.grants.get(self.request_id) or self.order_id
             known = self.order_id is not None or not self.program.capabilities.fencing
             return self.standing is Standing.GONE or (self.standing is Standing.OWNS and known)
 
-        await heard.wait_for(decided, f"the grant of {self}")
+        await recorder.wait_for(decided, f"the grant of {self}")
         assert self.standing is Standing.OWNS, f"{self} was to be granted"
         return self.order_id
 
     async def removed(self) -> Removal:
         """Wait until it is removed from its queue, and return the reason."""
-        heard = self.program.heard
-        await heard.wait_for(lambda _: self.request_id in heard.removals, f"the removal of {self}")
-        return heard.removals[self.request_id]
+        recorder, number = self.program.recorder, self.request_id
+        await recorder.wait_for(lambda _: number in recorder.removals, f"the removal of {self}")
+        return recorder.removals[number]
 
 
 class Watching:
@@ -156,23 +156,25 @@ class Watching:
     async def called(self) -> None:
         """Wait until the watch has been called since this last returned."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while self.calls == self._taken:
                     self._called.clear()
                     await self._called.wait()
         except TimeoutError:
-            raise AssertionError(f"the watch was not called within {PATIENCE:g} s") from None
+            raise AssertionError(f"the watch was not called within {TIMEOUT:g} s") from None
         self._taken = self.calls
 
 
 class Program:
     """One session, with its requests and the events that it received."""
 
-    def __init__(self, engine: Engine, session: EngineSession, heard: Recorder, node: str) -> None:
+    def __init__(
+        self, engine: Engine, session: EngineSession, recorder: Recorder, node: str
+    ) -> None:
         """Start with the requests that the session recovered."""
         self.engine = engine
         self.session = session
-        self.heard = heard
+        self.recorder = recorder
         self.node = node
         self.requests = [
             ProgramRequest(
@@ -181,7 +183,7 @@ class Program:
                 found.name,
                 Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id),
             )
-            for found in heard.found
+            for found in recorder.found
         ]
         self.left = False
         self._holds = itertools.count((session.attach_number << 32) + 1)
@@ -201,7 +203,7 @@ class Program:
     @property
     def over(self) -> bool:
         """True if the session is closed, detached or ended."""
-        return self.left or self.heard.end is not None
+        return self.left or self.recorder.end is not None
 
     def next_request_id(self) -> int:
         """Return a request id that no request of this session has had."""
@@ -219,11 +221,11 @@ class Program:
     ) -> ProgramRequest:
         """Call `enqueue`, without waiting for its answer."""
         number = self.next_request_id() if request_id is None else request_id
-        self.heard.asks(number)
+        self.recorder.sending(number)
         answer = self.session.enqueue(
             number, name, count, data, timeout=timeout, ephemeral=ephemeral
         )
-        self.heard.answered(number, answer)
+        self.recorder.answered(number, answer)
         request = ProgramRequest(self, number, name, answer)
         self.requests.append(request)
         return request
@@ -252,7 +254,7 @@ class Program:
 
     def recovered(self, name: str) -> ProgramRequest:
         """Return the request for a name that this session had when it was taken over."""
-        [found] = [each for each in self.heard.found if each.name == name]
+        [found] = [each for each in self.recorder.found if each.name == name]
         return next(each for each in self.requests if each.request_id == found.request_id)
 
     def send_withdrawal(self, request: ProgramRequest) -> Answer[Withdrawn]:
@@ -339,9 +341,9 @@ class Program:
 
     async def ended(self) -> TenureError:
         """Wait until the store has ended the session."""
-        await self.heard.wait_for(lambda heard: heard.end is not None, "the end of the session")
-        assert self.heard.end is not None
-        return self.heard.end
+        await self.recorder.wait_for(lambda each: each.end is not None, "the end of the session")
+        assert self.recorder.end is not None
+        return self.recorder.end
 
 
 def require_owners(capabilities: Capabilities) -> None:
@@ -391,10 +393,8 @@ class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence arou
         if isinstance(error, self._kind):
             self.error = error
             return True
-        if error is not None and (
-            not isinstance(error, TenureError) or isinstance(error, Unsupported)
-        ):
-            return False  # not an error of an engine, or `Unsupported`, which skips the test
-        raise AssertionError(
-            f"{self._what}: expected {self._kind.__name__}, not {error!r}"
-        ) from error
+        # Errors that are not an engine's pass through, and `Unsupported`, which skips the test.
+        if isinstance(error, Unsupported) or not isinstance(error, TenureError | None):
+            return False
+        expected = f"{self._what}: expected {self._kind.__name__}"
+        raise AssertionError(f"{expected}, not {error!r}") from error

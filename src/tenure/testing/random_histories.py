@@ -16,7 +16,7 @@ Rules of the comparison:
 * Times are not compared, and no step waits for time to pass: timeouts are 0 or none.
 * A fact that one of the engines does not know is equal to anything.
 * Events and watches are compared after every step, once they have settled: when each program
-  believes what the store says.
+  agrees with the store.
 
 It needs Hypothesis; nothing else in `tenure.testing` does.
 """
@@ -72,7 +72,7 @@ NEW_TIMEOUTS = st.sampled_from([UNCHANGED, UNCHANGED, UNCHANGED, None, 0])
 class Histories(Sessions):
     """State machine of a random history on two stores; `histories` derives one for two engines."""
 
-    withdrawals_are_told = True
+    compare_withdrawals = True
     """True to compare the answers of withdrawals; a lost answer may change one to ``True``."""
 
     @initialize(limit=LIMITS.filter(bool))
@@ -164,19 +164,19 @@ class Histories(Sessions):
         self.enqueue(who=who, name="a", as_named=True, count=count, data=b"", timeout=timeout)
 
     def _note(self, session: TwinSession, one: ProgramRequest, other: ProgramRequest) -> None:
-        asked = TwinRequest(f"r{len(self._asked)}", session, (one, other))
-        for side, request in zip(self._sides, asked.sides, strict=True):
-            side.note_request(request, asked.label)
-        self._asked.append(asked)
+        request_of = TwinRequest(f"r{len(self._requests)}", session, (one, other))
+        for side, request in zip(self._sides, request_of.sides, strict=True):
+            side.note_request(request, request_of.label)
+        self._requests.append(request_of)
 
     @precondition(Sessions.something)
     @rule(which=ANY)
     def withdraw(self, which: int) -> None:
-        asked = self._request(which)
+        request_of = self._request(which)
 
         async def withdraw(number: int, _: Side) -> object:
-            withdrawn = await asked.session.sides[number].withdraw(asked.sides[number])
-            return withdrawn if self.withdrawals_are_told else None
+            withdrawn = await request_of.session.sides[number].withdraw(request_of.sides[number])
+            return withdrawn if self.compare_withdrawals else None
 
         self._both(withdraw)
 
@@ -189,21 +189,21 @@ class Histories(Sessions):
         data: bytes | None,
         timeout: float | Unchanged | None,
     ) -> None:
-        asked = self._request(which)
+        request_of = self._request(which)
         self._both(
-            lambda number, _: asked.session.sides[number].alter(
-                asked.sides[number], count=count, data=data, timeout=timeout
+            lambda number, _: request_of.session.sides[number].alter(
+                request_of.sides[number], count=count, data=data, timeout=timeout
             )
         )
 
     @precondition(Sessions.something)
     @rule(which=ANY, name=st.none() | st.none() | NAMES)
     def evict(self, which: int, name: str | None) -> None:
-        asked = self._request(which)
+        request_of = self._request(which)
 
         async def evict(number: int, side: Side) -> bool:
-            known = asked.sides[number]
-            node = asked.session.sides[number].node
+            known = request_of.sides[number]
+            node = request_of.session.sides[number].node
             return await side.stage.eye.evict(node, name or known.name, known.order_id or 1)
 
         self._both(evict)
@@ -243,8 +243,8 @@ class Histories(Sessions):
                         mine[request_id].withdrawn = True
                     withdrawn.append(request_id)
                     first = withdrawn.count(request_id) == 1  # only its first answer is compared
-                    told = first and self.withdrawals_are_told
-                    answers.append(_withdrawn(program, request_id, told=told))
+                    compared = first and self.compare_withdrawals
+                    answers.append(_withdrawn(program, request_id, compared=compared))
             return [await outcome(each) for each in answers]
 
         self._both(rush)
@@ -290,18 +290,18 @@ class Histories(Sessions):
         for side in self._sides:
             await side.stage.settle()
         for session in self._attached:
-            if session.usable and any(program.heard.end for program in session.sides):
+            if session.usable and any(program.recorder.end for program in session.sides):
                 for program in session.sides:
                     await program.ended()  # fails if it ended on one side only
         for number, side in enumerate(self._sides):
             for watch in self._watched:
                 if not watch.stopped and watch.session.usable and not watch.session.over(number):
                     await watch.settle(number, side)
-        for asked in self._asked:
-            if asked.session.usable:
-                one, other = asked.sides
-                assert one.standing == other.standing, f"{asked} stands differently"
-                assert same_removal(one, other), f"{asked} was removed differently"
+        for request_of in self._requests:
+            if request_of.session.usable:
+                one, other = request_of.sides
+                assert one.standing == other.standing, f"{request_of} stands differently"
+                assert same_removal(one, other), f"{request_of} was removed differently"
 
 
 def _answered(
@@ -332,22 +332,22 @@ async def _placed(request: ProgramRequest) -> object:
     return placed(await request.answered())
 
 
-def _withdrawn(program: Program, request_id: int, *, told: bool) -> Awaitable[object]:
-    """Withdraw a request now, and return an awaitable of the answer; ``None`` unless `told`."""
+def _withdrawn(program: Program, request_id: int, *, compared: bool) -> Awaitable[object]:
+    """Withdraw a request now, and return an awaitable of the answer; ``None`` unless `compared`."""
     try:
         answer = program.session.withdraw(request_id)
     except TenureError as error:
         return _failed(error)
-    return _left(answer, told=told)
+    return _left(answer, compared=compared)
 
 
-async def _left(answer: Answer[Withdrawn], *, told: bool) -> object:
+async def _left(answer: Answer[Withdrawn], *, compared: bool) -> object:
     withdrawn = await answer_of(answer)
-    return withdrawn if told else None
+    return withdrawn if compared else None
 
 
 def histories(
-    reference: Stores, other: Stores, *, withdrawals_are_told: bool = True
+    reference: Stores, other: Stores, *, compare_withdrawals: bool = True
 ) -> type[Histories]:
     """Return the state machine that compares two engines; pytest collects its ``TestCase``.
 
@@ -356,8 +356,8 @@ def histories(
     Args:
         reference: the stores of the one engine.
         other: the stores of the other.
-        withdrawals_are_told: true to compare the answers of withdrawals. If answers are lost, an
+        compare_withdrawals: true to compare the answers of withdrawals. If answers are lost, an
             engine may answer ``True`` for a request that was never in the queue.
     """
-    compared = {"stores": (reference, other), "withdrawals_are_told": withdrawals_are_told}
+    compared = {"stores": (reference, other), "compare_withdrawals": compare_withdrawals}
     return type("Histories", (Histories,), compared)

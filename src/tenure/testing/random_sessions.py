@@ -69,7 +69,7 @@ class Sessions(RuleBasedStateMachine):
             Side(stores, url, clock) for stores, url in zip(self.stores, urls, strict=True)
         ]
         self._attached: list[TwinSession] = []
-        self._asked: list[TwinRequest] = []
+        self._requests: list[TwinRequest] = []
         self._watched: list[TwinWatch] = []
         for side in self._sides:
             self._run(side.open())
@@ -107,7 +107,7 @@ class Sessions(RuleBasedStateMachine):
 
     def _request(self, chosen: int) -> TwinRequest:
         """Return a request; four times in five one that is in its queue, if there is any."""
-        candidates = [asked for asked in self._asked if asked.session.usable]
+        candidates = [request_of for request_of in self._requests if request_of.session.usable]
         queued = [each for each in candidates if each.sides[0].standing is not Standing.GONE]
         return choose(queued if queued and chosen % 5 else candidates, chosen // 5)
 
@@ -121,7 +121,7 @@ class Sessions(RuleBasedStateMachine):
 
     def something(self) -> bool:
         """Return true if there is a request of a usable session."""
-        return any(asked.session.usable for asked in self._asked)
+        return any(request_of.session.usable for request_of in self._requests)
 
     # Nodes and sessions
 
@@ -205,7 +205,7 @@ class Sessions(RuleBasedStateMachine):
             programs.append(program)
             return [
                 (side.requests[found.order_id], replace(found, request_id=0, order_id=0))
-                for found in program.heard.found
+                for found in program.recorder.found
             ]
 
         self._both(take_over)
@@ -218,7 +218,7 @@ class Sessions(RuleBasedStateMachine):
         for one, other in zip(programs[0].requests, programs[1].requests, strict=True):
             assert one.order_id is not None
             label = self._sides[0].requests[one.order_id]
-            self._asked.append(TwinRequest(label, session, (one, other)))
+            self._requests.append(TwinRequest(label, session, (one, other)))
 
     @precondition(lambda self: len(self._living()) > 2)
     @rule(who=ANY, how=st.sampled_from(["close", "end", "detach", "disconnect"]))

@@ -16,7 +16,7 @@ from tenure.errors import SessionExpired
 from tenure.model import Recovered
 
 __all__ = [
-    "PATIENCE",
+    "TIMEOUT",
     "Attached",
     "Detached",
     "Ended",
@@ -28,7 +28,7 @@ __all__ = [
     "Said",
 ]
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds after which a test stops waiting for an event. An idle machine needs milliseconds; the
 rest is for a busy one."""
 
@@ -101,9 +101,9 @@ class Recorder:
         self._answers: dict[int, Answer[Enqueued] | None] = {}
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def asks(self, request_id: int) -> None:
+    def sending(self, request_id: int) -> None:
         """Note that `enqueue` is about to be called for a request."""
         self._answers[request_id] = None
 
@@ -112,7 +112,7 @@ class Recorder:
         self._answers[request_id] = answer
 
     async def wait_for(
-        self, condition: Callable[[Recorder], bool], what: str, *, within: float = PATIENCE
+        self, condition: Callable[[Recorder], bool], what: str, *, within: float = TIMEOUT
     ) -> None:
         """Wait until a condition on the recorded events is true.
 
@@ -128,17 +128,17 @@ class Recorder:
         try:
             async with asyncio.timeout(within):
                 while not condition(self):
-                    await self._news.wait()
+                    await self._changed.wait()
         except TimeoutError:
             raise AssertionError(
-                f"not within {within:g} s: {what}; heard: {self.said or 'nothing'}"
+                f"not within {within:g} s: {what}; received: {self.said or 'nothing'}"
             ) from None
 
     # SessionEvents
 
     def proven(self, at: float) -> None:
         """Record a proof; it may come from any thread."""
-        self._hear(Proven(at))
+        self._record(Proven(at))
         self.proofs.append(at)
         if threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self._wake)
@@ -150,7 +150,7 @@ class Recorder:
         if any(isinstance(word, Resumed) for word in self.said):
             self.broken.append("what a session recovers was said twice")
         self.found = tuple(requests)
-        self._hear(Resumed(self.found))
+        self._record(Resumed(self.found))
         for request in requests:
             place = Place.GRANTED if request.granted else Place.WAITING
             self._answers[request.request_id] = Enqueued(place, request.order_id)
@@ -158,7 +158,7 @@ class Recorder:
 
     def granted(self, request_id: int, order_id: int | None) -> None:
         """Record a grant; another order id or a grant after removal is a violation."""
-        self._hear(GrantedRequest(request_id, order_id))
+        self._record(GrantedRequest(request_id, order_id))
         self._check_answered(request_id, "granted")
         if request_id in self.removals:
             self.broken.append(f"request {request_id} was granted after it had been removed")
@@ -172,28 +172,28 @@ class Recorder:
 
     def removed(self, request_id: int, why: Removal) -> None:
         """Record a removal."""
-        self._hear(Removed(request_id, why))
+        self._record(Removed(request_id, why))
         self._check_answered(request_id, "removed")
         self.removals[request_id] = why
         self._wake()
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
         """Record the loss of contact."""
-        self._hear(Detached())
+        self._record(Detached())
         self._wake()
 
     def attached(self) -> None:
         """Record the return of contact."""
-        self._hear(Attached())
+        self._record(Attached())
         self._wake()
 
     def ended(self, error: SessionExpired) -> None:
         """Record the end of the session."""
-        self._hear(Ended(error))
+        self._record(Ended(error))
         self.end = error
         self._wake()
 
-    def _hear(self, said: Said) -> None:
+    def _record(self, said: Said) -> None:
         if self.end is not None:
             self.broken.append(f"{said} was said after the end")
         if threading.get_ident() != self._thread and not isinstance(said, Proven):
@@ -202,12 +202,12 @@ class Recorder:
 
     def _check_answered(self, request_id: int, what: str) -> None:
         if request_id not in self._answers:
-            self.broken.append(f"request {request_id} was {what}, and had never been asked for")
+            self.broken.append(f"request {request_id} was {what}, and had never been sent")
             return
         answer = self._answers[request_id]
         if answer is None or (isinstance(answer, asyncio.Future) and not answer.done()):
             self.broken.append(f"request {request_id} was {what} before enqueue had answered")
 
     def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

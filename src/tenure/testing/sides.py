@@ -1,6 +1,6 @@
 """Two stores side by side, with descriptions in terms that mean the same on both.
 
-A session, a request or a watch of a comparison is a twin: it exists on the side of the reference
+A session, a request or a watch of a comparison exists twice: on the side of the reference
 and on the side of the other engine. It has one label for both sides. Every id that an engine
 returns is replaced by the label of the session or request that has this id.
 """
@@ -196,11 +196,11 @@ class Side:
     async def everything(self) -> dict[str, object]:
         """Return the full state of the store: its nodes, sessions and semaphores."""
         eye = self.stage.eye
-        told: dict[str, object] = {}
+        state: dict[str, object] = {}
         for path in await eye.list_nodes():
             node = await eye.describe_node(path)
             sessions = await eye.list_sessions(path)
-            told[path] = (
+            state[path] = (
                 *(node.config, known(node.sessions), known(node.semaphores)),
                 [
                     (
@@ -216,7 +216,7 @@ class Side:
                     for each in await eye.list_semaphores(path, owners=True, waiters=True)
                 ],
             )
-        return told
+        return state
 
     def watched(self, found: SemaphoreDescription | None, watch: TwinWatch) -> object:
         """Return the part of a description that a watch covers."""

@@ -1,8 +1,8 @@
 """Fixture of the suites: an empty store, connections to it, and programs with one session each.
 
 Every connection is an `Engine` of its own, so two programs on two connections interact like two
-processes. A program believes the answers and events that it received. `Stage.settle` waits until
-every program believes what the store says.
+processes. A program relies on the answers and events that it received. `Stage.settle` waits until
+every program agrees with the store.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tenure.errors import NodeNotFound
 from tenure.model import DEFAULT_NODE, Capabilities, Liveness
 from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.program import Program, ProgramRequest, Standing, require_owners
-from tenure.testing.recorder import PATIENCE, Recorder
+from tenure.testing.recorder import TIMEOUT, Recorder
 
 __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
 
-WINDOW = 4 * PATIENCE
+WINDOW = 4 * TIMEOUT
 """Recovery window of a session that must not expire although it is not renewed, in seconds."""
 
 RENEWAL = 20
@@ -147,7 +147,7 @@ class Stage:
         if key is None:
             key = _KEY if liveness == "window" else b""
         connection = await self.engine() if engine is None else engine
-        heard = Recorder()
+        recorder = Recorder()
         how = Attach(
             node,
             window,
@@ -158,8 +158,8 @@ class Stage:
             assume_dead,
             adopt,
         )
-        session = await connection.attach(how, heard)
-        program = Program(connection, session, heard, node)
+        session = await connection.attach(how, recorder)
+        program = Program(connection, session, recorder, node)
         self._programs.append(program)
         return program
 
@@ -174,11 +174,11 @@ class Stage:
             AssertionError: the condition did not become true in time.
         """
         try:
-            async with asyncio.timeout(PATIENCE):
-                while not await condition():  # noqa: ASYNC110  nothing tells when to look again
+            async with asyncio.timeout(TIMEOUT):
+                while not await condition():  # noqa: ASYNC110  no event says when to look again
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise AssertionError(f"not within {PATIENCE:g} s: {what}") from None
+            raise AssertionError(f"not within {TIMEOUT:g} s: {what}") from None
 
     async def queue(self, name: str, node: str = DEFAULT_NODE) -> tuple[list[int], list[int]]:
         """Return the session ids of owners and waiters, in order; empty without a semaphore."""
@@ -198,41 +198,42 @@ class Stage:
         return self.capabilities.owners and not program.over
 
     async def settle(self) -> None:
-        """Wait until every program believes of its requests what the store says of them.
+        """Wait until every program agrees with the store on its requests.
 
         Programs that still disagree with the store renew their sessions meanwhile, as every client
-        does: an engine may look at a renewal for what no message of its store tells. If the engine
-        cannot list owners and waiters, only the rules for pushed events are checked.
+        does: an engine may look at a renewal for changes without a message of its store. If the
+        engine cannot list owners and waiters, only the rules for pushed events are checked.
 
         Raises:
-            AssertionError: a program and the store still disagree after `PATIENCE` seconds, or an
+            AssertionError: a program and the store still disagree after `TIMEOUT` seconds, or an
                 engine broke a rule for pushed events.
         """
         for program in self._programs:
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(TIMEOUT):
                     looks = 0
-                    while self._sees(program) and await _truth(self.eye, program) != _belief(
+                    while self._sees(program) and await _truth(self.eye, program) != _considered(
                         program
                     ):
-                        await _news(program)
+                        await _next_event(program)
                         looks += 1
                         if looks % RENEWAL == 0:
                             program.session.renew()
             except TimeoutError:
                 truth = await _truth(self.eye, program)
                 raise AssertionError(
-                    f"session {program.id} on {program.node} believes {_belief(program)}, and the "
-                    f"store says {truth}; it was told {program.heard.said}"
+                    f"session {program.id} on {program.node} considers "
+                    f"{_considered(program)}, and the store says {truth}; "
+                    f"it received {program.recorder.said}"
                 ) from None
-        broken = [word for program in self._programs for word in program.heard.broken]
-        assert not broken, f"rules for what an engine tells were broken: {broken}"
+        broken = [word for program in self._programs for word in program.recorder.broken]
+        assert not broken, f"rules for the events of an engine were broken: {broken}"
 
 
 Beliefs = Counter[tuple[str, int | None, Standing]]
 
 
-def _belief(program: Program) -> Beliefs:
+def _considered(program: Program) -> Beliefs:
     return Counter(
         (request.name, _known(request), request.standing)
         for request in program.requests
@@ -241,12 +242,12 @@ def _belief(program: Program) -> Beliefs:
 
 
 def _known(request: ProgramRequest) -> int | None:
-    if not _tells_order(request.program, request.standing):
+    if not _knows_order(request.program, request.standing):
         return None
-    return request.program.heard.grants.get(request.request_id) or request.order_id
+    return request.program.recorder.grants.get(request.request_id) or request.order_id
 
 
-def _tells_order(program: Program, standing: Standing) -> bool:
+def _knows_order(program: Program, standing: Standing) -> bool:
     """Return true if the engine reports the order id of a request in this state."""
     known = program.capabilities
     return known.fencing and (known.waiter_order or standing is not Standing.WAITS)
@@ -256,7 +257,7 @@ async def _truth(eye: Engine, program: Program) -> Beliefs:
     with contextlib.suppress(NodeNotFound):
         found = await eye.list_semaphores(program.node, owners=True, waiters=True)
         return Counter(
-            (each.name, request.order_id if _tells_order(program, standing) else None, standing)
+            (each.name, request.order_id if _knows_order(program, standing) else None, standing)
             for each in found
             for standing, requests in (
                 (Standing.OWNS, each.owners),
@@ -268,8 +269,10 @@ async def _truth(eye: Engine, program: Program) -> Beliefs:
     return Counter()
 
 
-async def _news(program: Program) -> None:
+async def _next_event(program: Program) -> None:
     """Wait until the program receives an event, for at most 0.05 seconds."""
-    said = len(program.heard.said)
+    said = len(program.recorder.said)
     with contextlib.suppress(AssertionError):
-        await program.heard.wait_for(lambda heard: len(heard.said) > said, "news", within=0.05)
+        await program.recorder.wait_for(
+            lambda recorder: len(recorder.said) > said, "an event", within=0.05
+        )

@@ -126,5 +126,5 @@ def _unknown(written: str, spelling: str, known: Mapping[str, str]) -> str:
     return (
         f"there is no parameter {written!r} here; "
         + (f"did you mean {near[0]}? " if near else "")
-        + f"There {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+        + f"{'There' if near else 'there'} {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
     )

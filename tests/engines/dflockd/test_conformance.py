@@ -28,21 +28,21 @@ def on_an_early_server() -> Iterator[str]:
 
 
 SEEN = {
-    "a_grant_is_told_to_the_one_granted_and_to_nobody_else",
-    "a_program_that_closes_its_session_is_not_told_that_it_ended",
+    "a_grant_is_reported_only_to_its_session",
+    "a_program_that_closes_its_session_gets_no_end",
     "a_refused_request_leaves_its_session_in_good_order",
     "a_renewal_may_come_from_any_thread_while_the_loop_stands_still",
     "a_renewal_proves_the_session_from_the_time_it_was_sent",
     "a_session_closes_although_its_caller_is_cancelled",
     "a_session_that_holds_nothing_expires_too",
-    "an_engine_tells_where_its_store_is_by_what_clock_and_what_it_can",
+    "an_engine_has_a_url_a_clock_and_capabilities",
     "attaching_proves_the_session",
     "closing_a_session_on_one_connection_leaves_its_neighbours_alone",
     "operations_take_effect_in_the_order_in_which_they_were_called",
     "refused_and_withdrawn_requests_leave_the_order_rising",
     "the_default_node_cannot_be_dropped_even_by_force",
     "the_default_node_is_always_there",
-    "what_was_only_just_asked_for_may_be_given_up_at_once",
+    "a_request_may_be_withdrawn_at_once_after_it_was_sent",
 }
 """The behaviours that can be seen, at least in their greater part."""
 
@@ -53,7 +53,7 @@ for _name in set(BEHAVIOURS) - SEEN:
 
 TestEarly: type[Conformance] = conformance_tests(Stores(on_an_early_server))
 for _name in set(BEHAVIOURS) - {  # a process for each: those that tell something of this engine
-    "a_grant_is_told_to_the_one_granted_and_to_nobody_else",
+    "a_grant_is_reported_only_to_its_session",
     "a_renewal_may_come_from_any_thread_while_the_loop_stands_still",
     "closing_a_session_on_one_connection_leaves_its_neighbours_alone",
 }:

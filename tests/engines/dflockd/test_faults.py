@@ -49,7 +49,7 @@ async def lose(session: tenure.Session, name: str, begun: asyncio.Event) -> tenu
 # The network
 
 
-@guarantee("cut off", "told in time", "others go on", on=DFLOCKD)
+@guarantee("cut off", "loss reported", "others proceed", on=DFLOCKD)
 async def test_a_cut_connection_is_the_loss_of_all_on_it_at_once(server: Server) -> None:
     async with (
         Proxy(server.port) as proxy,
@@ -101,7 +101,7 @@ async def _hold(client: tenure.Client, name: str) -> None:
         pass
 
 
-@guarantee("cut off", "told in time", "others go on", on=DFLOCKD)
+@guarantee("cut off", "loss reported", "others proceed", on=DFLOCKD)
 async def test_who_is_out_of_reach_believes_no_more_when_the_next_holds(ours: InThread) -> None:
     async with (
         Proxy(ours.port) as proxy,
@@ -128,10 +128,10 @@ async def test_an_answer_that_stays_out_costs_its_connection_not_the_session(
         client.session() as session,
     ):
         proxy.silent = proxy.refuses = True
-        asking = asyncio.create_task(_take(session, "m"))
+        requesting = asyncio.create_task(_take(session, "m"))
         await proxy.until_open(0)
         proxy.silent = proxy.refuses = False
-        lease = await asyncio.wait_for(asking, PATIENCE)
+        lease = await asyncio.wait_for(requesting, PATIENCE)
         assert lease.held
         await lease.release()
 
@@ -144,7 +144,7 @@ async def _take_within(client: tenure.Client, name: str) -> tenure.Lease:
     return await client.mutex(name).lock(timeout=PATIENCE)
 
 
-@guarantee("cut off", "nothing leaks", "others go on", on=DFLOCKD)
+@guarantee("cut off", "nothing leaks", "others proceed", on=DFLOCKD)
 async def test_what_a_server_does_not_know_to_be_lost_is_released_when_it_is_there_again(
     ours: InThread,
 ) -> None:
@@ -388,4 +388,4 @@ async def test_an_unexpected_error_does_not_end_the_attempts_to_connect(
         async with client.mutex("m").lock(timeout=PATIENCE), client.mutex("n").lock():
             pass
     assert not failing
-    assert any("connecting to the dflockd server" in each.getMessage() for each in caplog.records)
+    assert any("keeping a connection to" in each.getMessage() for each in caplog.records)

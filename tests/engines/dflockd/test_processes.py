@@ -46,7 +46,7 @@ def a_holder(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@guarantee("killed", "one owner", "others go on", "nothing leaks", on=DFLOCKD)
+@guarantee("killed", "one owner", "others proceed", "nothing leaks", on=DFLOCKD)
 async def test_the_lock_of_a_killed_program_passes_on_at_once(server: Server) -> None:
     with a_holder(server.url) as process:
         async with tenure.connect(server.url) as client:
@@ -56,7 +56,7 @@ async def test_the_lock_of_a_killed_program_passes_on_at_once(server: Server) ->
                 pass
 
 
-@guarantee("stopped", "one owner", "told in time", "others go on", on=DFLOCKD)
+@guarantee("stopped", "one owner", "loss reported", "others proceed", on=DFLOCKD)
 async def test_a_program_that_is_stopped_past_its_lease_learns_so_when_it_goes_on(
     server: Server,
 ) -> None:

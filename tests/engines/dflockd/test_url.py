@@ -42,7 +42,7 @@ def test_parameters_say_how_the_servers_are_set_up() -> None:
         "dflockd://h?connect-timeout=1&socket-timeout=2&read-timeout=60&renew-ratio=0.2"
         "&connections=8"
     )
-    assert (address.connect_timeout, address.patience, address.read_timeout) == (1, 2, 60)
+    assert (address.connect_timeout, address.answer_timeout, address.read_timeout) == (1, 2, 60)
     assert (address.renew_ratio, address.connections) == (0.2, 8)
     assert parse("dflockd://h").renew_ratio is None
 
@@ -57,11 +57,11 @@ def test_tls_has_a_scheme_of_its_own() -> None:
     ("url", "why"),
     [
         ("dflockd://", "not a host"),
-        ("dflockd://h/path", "nothing follows"),
+        ("dflockd://h/path", "remove the path"),
         ("dflockd://h?connections=1", "from 2 to"),
         ("dflockd://h?read-timeout=soon", "from 1 to"),
         ("dflockds://h?tls-ca=/does/not/exist", "No such file"),
-        ("dflockd://s@h?auth-token-file=/x", "a token and a file"),
+        ("dflockd://s@h?auth-token-file=/x", "given twice"),
         ("dflockd://h?auth-token-file=/does/not/exist", "cannot be read"),
         ("dflockd://se%0Acret@h", "one line"),
         (f"dflockd://{'x' * 65537}@h", "at most 65536 bytes"),

@@ -15,9 +15,9 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
-from tenure.engines.etcd import channel as channels
-from tenure.engines.etcd.calls import CallFailed, Code, message
-from tenure.engines.etcd.channel import Channel
+from tenure.engines.etcd import grpc, members
+from tenure.engines.etcd.grpc import CallFailed, Code, message
+from tenure.engines.etcd.members import Channel
 from tests.engines.etcd.servers import free_port
 from tests.server.certificates import Authority
 
@@ -393,12 +393,12 @@ async def test_a_member_that_leaves_with_nothing_under_way_is_left() -> None:
 async def test_a_connection_whose_numbers_are_used_up_is_followed_by_another_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "_SILENCE", 0.02)
+    monkeypatch.setattr(grpc, "_SILENCE", 0.02)
     async with both() as (member, channel):
         assert await ask(channel) == b"yes"
         member.answers = lambda *_: None
-        assert channel._link is not None
-        channel._link.connection._next = (1 << 31) - 1
+        assert channel._connection is not None
+        channel._connection.protocol._next = (1 << 31) - 1
         talk = member.talks[0]
         last = asyncio.create_task(ask(channel))
         await talk.until(h2.events.StreamEnded, 2)
@@ -487,7 +487,7 @@ async def test_a_member_that_only_says_good_bye_is_no_connection() -> None:
 async def test_a_member_that_accepts_and_says_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "_CONNECTING", 0.05)
+    monkeypatch.setattr(members, "_CONNECTING", 0.05)
     async with a_member() as member, a_channel(member) as channel:
         member.greets = False
         assert "no answer" in str(await refused(channel))
@@ -510,7 +510,7 @@ async def test_closing_ends_what_is_under_way_connected_or_not() -> None:
 async def test_closing_does_not_wait_for_a_member_that_reads_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "_CLOSING", 0.05)
+    monkeypatch.setattr(grpc, "_CLOSING", 0.05)
     async with a_member() as member:
         member.settings = {SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30}
         async with a_channel(member) as channel:
@@ -533,8 +533,8 @@ async def test_closing_does_not_wait_for_a_member_that_reads_nothing(
 async def test_a_silent_member_is_asked_for_a_sign_of_life_and_left_if_it_gives_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "_SILENCE", 0.02)
-    monkeypatch.setattr(channels, "_SIGN_OF_LIFE", 1.0)
+    monkeypatch.setattr(grpc, "_SILENCE", 0.02)
+    monkeypatch.setattr(grpc, "_SIGN_OF_LIFE", 1.0)
     async with both() as (member, channel):
         member.answers = lambda *_: None
         asked = asyncio.create_task(refused(channel))
@@ -565,7 +565,7 @@ async def test_a_member_that_asks_for_a_sign_of_life_gets_it_soon() -> None:
 async def test_nobody_is_asked_for_signs_of_life_when_there_is_nothing_to_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "_SILENCE", 0.005)
+    monkeypatch.setattr(grpc, "_SILENCE", 0.005)
     async with both() as (member, channel):
 
         async def asked_so_often(number: int) -> int:
@@ -616,4 +616,4 @@ async def test_a_member_that_speaks_no_http2_says_so_by_its_certificate(tmp_path
         a_member(secrets=server) as member,
         a_channel(member, client, "localhost") as channel,
     ):
-        assert "does not speak HTTP/2" in str(await refused(channel))
+        assert "does not support HTTP/2" in str(await refused(channel))

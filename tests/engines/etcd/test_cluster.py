@@ -64,7 +64,7 @@ async def test_a_leader_that_is_killed_and_comes_back_costs_no_lease(
     assert seen.sessions == CONTENDERS
 
 
-@guarantee("cut off", "one owner", "kept", "others go on", on=ETCD)
+@guarantee("cut off", "one owner", "kept", "others proceed", on=ETCD)
 async def test_a_leader_that_is_stopped_for_longer_than_the_window_costs_no_lease(
     cluster: Cluster, url: str
 ) -> None:
@@ -86,7 +86,7 @@ async def test_a_leader_that_is_stopped_for_longer_than_the_window_costs_no_leas
 # Two of three: no quorum
 
 
-@guarantee("cut off", "kept", "others go on", on=ETCD)
+@guarantee("cut off", "kept", "others proceed", on=ETCD)
 async def test_a_quorum_that_is_back_within_the_window_was_never_missed(
     cluster: Cluster, url: str
 ) -> None:
@@ -100,7 +100,7 @@ async def test_a_quorum_that_is_back_within_the_window_was_never_missed(
     assert seen.sessions == CONTENDERS
 
 
-@guarantee("cut off", "one owner", "told in time", "others go on", on=ETCD)
+@guarantee("cut off", "one owner", "loss reported", "others proceed", on=ETCD)
 async def test_without_a_quorum_nobody_is_granted_and_leases_end_at_their_deadlines(
     cluster: Cluster, url: str
 ) -> None:
@@ -154,7 +154,7 @@ async def on_proxies(cluster: Cluster, url: str) -> AsyncIterator[tuple[str, lis
             await proxy.aclose()
 
 
-@guarantee("cut off", "one owner", "kept", "others go on", on=ETCD)
+@guarantee("cut off", "one owner", "kept", "others proceed", on=ETCD)
 @pytest.mark.parametrize("how", ["cut", "silent"])
 async def test_a_member_out_of_reach_costs_no_lease_whichever_it_is(
     cluster: Cluster, url: str, how: str
@@ -174,7 +174,7 @@ async def test_a_member_out_of_reach_costs_no_lease_whichever_it_is(
         assert seen.sessions == 8
 
 
-@guarantee("cut off", "one owner", "kept", "others go on", on=ETCD)
+@guarantee("cut off", "one owner", "kept", "others proceed", on=ETCD)
 async def test_a_member_that_the_others_have_lost_makes_nobody_win_and_costs_no_lease(
     tmp_path: Path,
 ) -> None:
@@ -197,7 +197,7 @@ async def test_a_member_that_the_others_have_lost_makes_nobody_win_and_costs_no_
 # What an administrator of etcd does
 
 
-@guarantee("cut off", "kept", "others go on", on=ETCD)
+@guarantee("cut off", "kept", "others proceed", on=ETCD)
 async def test_what_was_compacted_away_meanwhile_is_read_again(cluster: Cluster, url: str) -> None:
     async with (
         tenure.connect(url) as owner,
@@ -229,7 +229,7 @@ async def test_what_was_compacted_away_meanwhile_is_read_again(cluster: Cluster,
         await waiting.aclose()
 
 
-@guarantee("administrator", "told in time", "tokens rise", "others go on", on=ETCD)
+@guarantee("administrator", "loss reported", "tokens rise", "others proceed", on=ETCD)
 async def test_a_lease_that_is_revoked_in_etcd_is_lost_at_once(cluster: Cluster, url: str) -> None:
     async with tenure.connect(url) as holder, tenure.connect(url) as other:
         before = await asyncio.to_thread(cluster.leases)

@@ -13,7 +13,6 @@ from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.engines.etcd.calls import GrpcCall
 from tenure.engines.etcd.frames import (
     ACK,
     CONTINUATION,
@@ -33,24 +32,24 @@ from tenure.engines.etcd.frames import (
     frame,
     head,
 )
-from tenure.engines.etcd.http2 import Http2Connection
+from tenure.engines.etcd.http2 import Http2Connection, Http2Stream
 
 HEAD = head("/a/Method", "host:1", secure=False, more=[("te", "trailers"), ("token", "t" * 200)])
 OK = b"\x88"  # the block of ":status: 200", by the static table
 MIB = 1 << 20
 
 
-class Asked(GrpcCall):
+class Asked(Http2Stream):
     """A request, and all that it was told."""
 
     def __init__(self, data: bytes = b"", *, ends: bool = True, block: bytes = HEAD) -> None:
         super().__init__(block, data, ends=ends)
         self.heard: list[tuple[str, object, bool]] = []
 
-    def heard_headers(self, fields: Fields, ended: bool) -> None:
+    def received_headers(self, fields: Fields, ended: bool) -> None:
         self.heard.append(("headers", dict(fields), ended))
 
-    def heard_data(self, data: bytes, ended: bool) -> None:
+    def received_data(self, data: bytes, ended: bool) -> None:
         self.heard.append(("data", data, ended))
 
     def lost(self, why: str, *, again: bool) -> None:
@@ -459,7 +458,7 @@ def test_a_peer_that_breaks_the_rules_is_left_with_a_reason(said: str) -> None:
     ours, asked = connected()
     what, code = VIOLATIONS[said]
     ours.receive(what)
-    assert ours.over.startswith("the peer does not speak HTTP/2 properly: ")
+    assert ours.over.startswith("the peer violated HTTP/2: ")
     assert not asked.again
     told = ours.take()
     assert told[3] == GOAWAY

@@ -23,7 +23,7 @@ for _behaviour in BEHAVIOURS.values():
         setattr(TestLosingAnswers, f"test_{_behaviour.name}", None)
 
 TestMemoryAndEtcdLosingAnswers = histories(
-    MEMORY_IN_REAL_TIME, LOSING, withdrawals_are_told=False
+    MEMORY_IN_REAL_TIME, LOSING, compare_withdrawals=False
 ).TestCase
 pytest.mark.exhaustive(TestMemoryAndEtcdLosingAnswers)
 TestMemoryAndEtcdLosingAnswers.settings = settings(

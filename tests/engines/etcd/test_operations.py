@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tenure.engines.etcd.attachment import EtcdOperations
-from tenure.engines.etcd.calls import Code
-from tenure.engines.etcd.members import Refused
+from tenure.engines.etcd.errors import Refused
+from tenure.engines.etcd.grpc import Code
 from tenure.errors import EngineError, SessionExpired, TenureError
 
 PATIENCE = 30.0
@@ -22,7 +22,7 @@ class Told:
         self.operations = EtcdOperations(self.tasks, self._told)
         self.seen: list[object] = []
 
-    def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
+    def _told(self, error: BaseException, name: str) -> TenureError:
         kind = EngineError if isinstance(error, Refused) else SessionExpired
         return kind(f"{name}: {error!r}")
 

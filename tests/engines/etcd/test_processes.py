@@ -40,7 +40,7 @@ async def holders(url: str, *windows: float) -> AsyncIterator[list[Holder]]:
             await holder.end()
 
 
-@guarantee("killed", "one owner", "in order", "tokens rise", "others go on", on=ETCD)
+@guarantee("killed", "one owner", "in order", "tokens rise", "others proceed", on=ETCD)
 async def test_after_a_killed_holder_and_a_killed_waiter_the_next_in_line_is_granted(
     url: str,
 ) -> None:
@@ -73,7 +73,7 @@ async def test_nothing_is_left_of_a_program_that_was_killed(url: str) -> None:
         assert set(await asyncio.to_thread(shared().keys, prefix)) == before
 
 
-@guarantee("stopped", "one owner", "tokens rise", "told in time", "others go on", on=ETCD)
+@guarantee("stopped", "one owner", "tokens rise", "loss reported", "others proceed", on=ETCD)
 async def test_a_stopped_holder_believes_no_more_when_the_next_one_holds(url: str) -> None:
     async with holders(url, WINDOW, 30) as (stopped, other):
         token = await stopped.do("lock", name="m")
@@ -88,7 +88,7 @@ async def test_a_stopped_holder_believes_no_more_when_the_next_one_holds(url: st
 
 
 @guarantee("stopped", "kept", on=ETCD)
-@guarantee("stuck peer", "in order", "kept", "others go on", on=ETCD)
+@guarantee("stuck peer", "in order", "kept", "others proceed", on=ETCD)
 async def test_a_program_that_is_stopped_within_its_window_holds_up_nobody_and_loses_nothing(
     url: str,
 ) -> None:
@@ -103,7 +103,7 @@ async def test_a_program_that_is_stopped_within_its_window_holds_up_nobody_and_l
         await stopped.do("release", name="m")  # which raises of a lease that is lost
 
 
-@guarantee("restarted", "kept", "told stands", on=ETCD)
+@guarantee("restarted", "kept", "answers stand", on=ETCD)
 async def test_a_program_that_was_killed_is_resumed_with_what_it_had(url: str) -> None:
     async with tenure.connect(url) as client:
         holder = await Holder.start(url, attach=False)
@@ -120,7 +120,7 @@ async def test_a_program_that_was_killed_is_resumed_with_what_it_had(url: str) -
                 assert lease.fencing_token == token
 
 
-@guarantee("disk full", "kept", "nothing leaks", "others go on", "told stands", on=ETCD)
+@guarantee("disk full", "kept", "nothing leaks", "others proceed", "answers stand", on=ETCD)
 async def test_a_member_without_space_grants_nothing_and_keeps_what_is_held() -> None:
     with a_cluster(1, "--quota-backend-bytes", str(4 << 20)) as cluster:
         async with tenure.connect(cluster.url) as client:
@@ -170,7 +170,7 @@ IN_A_CHILD = """
 """
 
 
-@guarantee("fork", "others go on", on=ETCD)
+@guarantee("fork", "others proceed", on=ETCD)
 async def test_a_child_of_a_program_with_an_open_client_connects_and_locks(url: str) -> None:
     program = (sys.executable, "-c", textwrap.dedent(IN_A_CHILD), url)
     process = await asyncio.create_subprocess_exec(*program)

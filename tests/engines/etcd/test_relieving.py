@@ -30,7 +30,7 @@ class Program:
     async def enqueue(
         self, hold: int, *, data: bytes = b"", timeout: float | None = None
     ) -> Enqueued:
-        self.heard.asks(hold)
+        self.heard.sending(hold)
         answer = self.session.enqueue(
             *(hold, "m", EPHEMERAL_LIMIT, data), timeout=timeout, ephemeral=True
         )

@@ -45,7 +45,7 @@ async def attached(
     try:
         yield await engine.attach(Attach(DEFAULT_NODE, window, liveness=liveness), heard), heard
     finally:
-        thread = engine._renewer._thread
+        thread = engine._heartbeat._thread
         await engine.aclose()
     assert not thread.alive
 
@@ -64,7 +64,7 @@ async def test_a_thread_renews_again_and_again(liveness: Liveness) -> None:
             for _ in range(3):
                 await proven_beside_the_loop(session, heard)
             assert heard.proofs == sorted(heard.proofs)
-            assert "tenure-etcd-renewer" in {each.name for each in threading.enumerate()}
+            assert "tenure-etcd-heartbeat" in {each.name for each in threading.enumerate()}
 
 
 async def test_a_member_that_is_down_or_silent_is_passed_over(cluster: Cluster) -> None:
@@ -102,7 +102,7 @@ async def test_closing_does_not_wait_for_a_member_that_says_nothing(cluster: Clu
         url = f"etcd://{cluster.members[0].address},127.0.0.1:{silent}"
         async with attached(url) as (session, heard):
             await proven_beside_the_loop(session, heard)
-            session.engine._renewer._first = 1  # the silent one is asked next
+            session.engine._heartbeat._first = 1  # the silent one is asked next
             await asyncio.to_thread(session.renew)
         assert session.over
 
@@ -111,5 +111,5 @@ async def test_who_is_closed_is_not_renewed(cluster: Cluster) -> None:
     async with attached(cluster.url) as (session, _):
         engine = session.engine
     before = threading.active_count()
-    engine._renewer.renew(session)
+    engine._heartbeat.renew(session)
     assert threading.active_count() == before

@@ -11,7 +11,8 @@ from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, Withdrawn
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
-from tenure.engines.etcd.members import Lost, Members
+from tenure.engines.etcd.errors import Lost
+from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.errors import SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT

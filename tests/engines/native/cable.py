@@ -11,7 +11,7 @@ from typing import cast
 from tenure.clock import Clock, SystemClock
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.native import NativeEngine
-from tenure.engines.native.link import dialler
+from tenure.engines.native.reconnector import dialler
 from tenure.engines.native.url import parse
 from tenure.testing.stage import Stage, Stores
 

@@ -35,7 +35,7 @@ def times(kind: type[Attached | Detached], heard: Recorder) -> int:
 
 async def back(program: Program) -> None:
     """Return when it has been attached again."""
-    await program.heard.wait_for(lambda heard: times(Attached, heard) == 1, "its coming back")
+    await program.recorder.wait_for(lambda heard: times(Attached, heard) == 1, "its coming back")
 
 
 async def done_and_cut(stage: Stage, cable: Cable, done: Callable[[], Awaitable[bool]]) -> None:
@@ -53,7 +53,7 @@ async def test_who_holds_and_who_waits_keep_their_places(address: str) -> None:
         await back(program)
         assert await stage.queue("m") == ([program.id], [other.id])
         assert await stage.queue("n") == ([other.id], [program.id])
-        assert times(Detached, program.heard) == 1
+        assert times(Detached, program.recorder) == 1
         await other.withdraw(blocking)
         await waiting.granted()
         await program.withdraw(held)
@@ -97,7 +97,7 @@ async def test_a_request_that_cannot_be_written_is_sent_on_the_next_connection(
 
     async with on_a_cable(address) as (stage, _, engine):
         program = await stage.program(engine=engine)
-        transport = cast("Any", engine)._link.connection._transport
+        transport = cast("Any", engine)._reconnector.connection._transport
         with monkeypatch.context() as patch:
             patch.setattr(transport, "write", fails)
             sent = [program.send(name, EPHEMERAL_LIMIT, ephemeral=True) for name in ("m", "n")]
@@ -263,7 +263,7 @@ async def test_a_close_whose_answer_was_lost_has_closed(address: str) -> None:
 
         await done_and_cut(stage, cable, closed)
         await closing
-        assert program.heard.end is None
+        assert program.recorder.end is None
 
 
 async def test_an_attach_whose_answer_was_lost_begins_one_session(address: str) -> None:
@@ -393,7 +393,7 @@ async def test_a_silent_server_is_given_up_before_the_window_is_over(address: st
         await stage.until(another, "another connection")
         cable.deaf = False
         await back(program)
-        assert program.heard.end is None
+        assert program.recorder.end is None
         assert await stage.queue("m") == ([program.id], [])
         await program.withdraw(held)
 
@@ -401,7 +401,7 @@ async def test_a_silent_server_is_given_up_before_the_window_is_over(address: st
 async def test_a_session_that_cannot_be_attached_again_ends_with_its_window(address: str) -> None:
     async with on_a_cable(address) as (stage, cable, engine):
         program = await stage.program(engine=engine, window=1.0)
-        sent = program.heard.proofs[-1]
+        sent = program.recorder.proofs[-1]
         cable.out = True
         cable.cut()
         late = program.send("m", EPHEMERAL_LIMIT, ephemeral=True)
@@ -416,8 +416,8 @@ async def test_without_a_server_an_administrators_question_fails_after_a_while(
     address: str,
 ) -> None:
     async with on_a_cable(address) as (_, cable, engine):
-        assert engine._link is not None
-        engine._link.patience = 0.2
+        assert engine._reconnector is not None
+        engine._reconnector.timeout = 0.2
         cable.out = True
         cable.cut()
         with raises(EngineError):

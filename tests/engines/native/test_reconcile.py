@@ -9,16 +9,16 @@ import pytest
 from msgspec import structs
 
 from tenure.engines.contract import Enqueued, Place, Removal
-from tenure.engines.native.calls import Call
-from tenure.engines.native.reconcile import OWNED, REFUSED, Holds, reconcile
+from tenure.engines.native.calls import NativeCall
+from tenure.engines.native.reconcile import OWNED, REFUSED, Requests, reconcile
 from tenure.wire.messages import Alter, Attached, Enqueue, Withdraw
 from tenure.wire.values import Found
 
 NOW = 100.0
 
 
-def call(message: Enqueue | Withdraw | Alter, *, sent: bool = True) -> Call:
-    made = Call(message.rid, message, asyncio.get_running_loop().create_future())
+def call(message: Enqueue | Withdraw | Alter, *, sent: bool = True) -> NativeCall:
+    made = NativeCall(message.rid, message, asyncio.get_running_loop().create_future())
     made.sent = sent
     return made
 
@@ -40,16 +40,16 @@ def attached(*requests: Found, removed: list[tuple[int, str]] | None = None) -> 
 
 
 async def test_what_both_sides_know_stays_as_it_is() -> None:
-    holds: Holds = {1: OWNED, 2: inf, 3: NOW + 5}
+    requests: Requests = {1: OWNED, 2: inf, 3: NOW + 5}
     here = (found(1, granted=True), found(2, granted=False), found(3, granted=False))
-    plan = reconcile(holds, [], attached(*here), NOW)
-    assert plan == (holds, [], [], [], [], [], [])
+    plan = reconcile(requests, [], attached(*here), NOW)
+    assert plan == (requests, [], [], [], [], [], [])
 
 
 async def test_a_waiter_that_owns_there_is_told() -> None:
     plan = reconcile({2: inf}, [], attached(found(2, granted=True)), NOW)
     assert plan.granted == [found(2, granted=True)]
-    assert plan.holds == {2: OWNED}
+    assert plan.requests == {2: OWNED}
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ async def test_what_is_not_there_any_more_is_told_with_the_best_reason_known(
 ) -> None:
     plan = reconcile({1: until}, [], attached(removed=removed), NOW)
     assert plan.removed == [(1, why)]
-    assert plan.holds == {}
+    assert plan.requests == {}
 
 
 async def test_who_owned_and_waits_there_has_lost_it_and_does_not_want_another() -> None:
     plan = reconcile({1: OWNED}, [], attached(found(1, granted=False)), NOW)
     assert plan.removed == [(1, Removal.EVICTED)]
     assert plan.orphans == [1]
-    assert plan.holds == {}
+    assert plan.requests == {}
 
 
 async def test_what_nobody_here_wants_is_withdrawn() -> None:
@@ -90,7 +90,7 @@ async def test_a_request_without_an_answer_is_answered_by_the_queue(granted: boo
     plan = reconcile({1: inf}, [asked], attached(found(1, granted=granted)), NOW)
     place = Place.GRANTED if granted else Place.WAITING
     assert plan.placed == [(asked, Enqueued(place, 1001))]
-    assert plan.holds == {1: OWNED if granted else inf}
+    assert plan.requests == {1: OWNED if granted else inf}
     assert plan.again == []
 
 
@@ -99,7 +99,7 @@ async def test_a_request_that_is_not_there_is_asked_for_again(sent: bool) -> Non
     asked = call(enqueue(5, 1), sent=sent)
     plan = reconcile({1: inf}, [asked], attached(), NOW)
     assert plan.again == [asked]
-    assert plan.holds == {1: inf}
+    assert plan.requests == {1: inf}
     assert plan.removed == []
 
 
@@ -108,7 +108,7 @@ async def test_a_request_that_came_and_went_is_answered_and_its_removal_told() -
     plan = reconcile({1: inf}, [asked], attached(removed=[(1, "evicted")]), NOW)
     assert plan.placed == [(asked, Enqueued(Place.WAITING, None))]
     assert plan.removed == [(1, Removal.EVICTED)]
-    assert plan.holds == {}
+    assert plan.requests == {}
     assert plan.again == []
 
 
@@ -121,7 +121,7 @@ async def test_what_was_given_up_meanwhile_is_only_withdrawn() -> None:
     assert plan.placed == [(asked, Enqueued(Place.GRANTED, 1001))]
     assert plan.again == [given_up]
     assert plan.orphans == []
-    assert plan.holds == {}
+    assert plan.requests == {}
 
 
 async def test_everything_else_is_asked_again_in_its_order() -> None:
@@ -132,10 +132,10 @@ async def test_everything_else_is_asked_again_in_its_order() -> None:
     ]
     plan = reconcile({1: OWNED, 2: inf}, calls, attached(found(1, granted=True)), NOW)
     assert plan.again == calls
-    assert plan.holds == {1: OWNED, 2: inf}
+    assert plan.requests == {1: OWNED, 2: inf}
 
 
-def alter(rid: int, hold: int, count: int | None, *, sent: bool = True) -> Call:
+def alter(rid: int, hold: int, count: int | None, *, sent: bool = True) -> NativeCall:
     return call(Alter(rid, 1, hold, count, b"x", False, None), sent=sent)
 
 

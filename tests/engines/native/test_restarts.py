@@ -38,7 +38,7 @@ from tests.server.served import Served, served
 from tests.server.serving import serving
 
 
-@guarantee("restarted", "kept", "tokens rise", "told stands", on="tenure")
+@guarantee("restarted", "kept", "tokens rise", "answers stand", on="tenure")
 @pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=["killed", "ended"])
 async def test_a_restart_of_the_server_loses_no_lease_no_place_and_no_number(
     tmp_path: Path, number: int
@@ -242,10 +242,10 @@ async def test_who_comes_back_after_its_window_takes_nothing_from_its_successor(
             clock.advance(2 * WINDOW)  # a suspension, of which the loop's timers know nothing
             cable.out = False
             await former.ended()
-            assert former.heard.end is not None
-            assert not former.heard.end.taken_over  # it has not asked
+            assert former.recorder.end is not None
+            assert not former.recorder.end.taken_over  # it has not asked
             assert await stage.queue("m") == ([successor.id], [])
-            assert successor.heard.end is None
+            assert successor.recorder.end is None
             await stage.disconnect(other)
 
 

@@ -62,7 +62,7 @@ async def test_the_server_that_has_the_session_is_found_among_several(store: str
             assert lease.held
 
 
-@guarantee("stalled", "told in time", on="tenure")
+@guarantee("stalled", "loss reported", on="tenure")
 async def test_a_loop_that_stands_still_for_too_long_loses_its_lease(store: str) -> None:
     with served(store) as server:
         async with tenure.connect(server.address) as client:

@@ -185,7 +185,7 @@ async def test_a_message_that_the_server_would_not_read_is_refused_by_itself() -
             with raises(InvalidArgument):
                 await program.lock("m", data=bytes(200_000))
             await program.lock("m", data=bytes(1000))
-            assert program.heard.end is None
+            assert program.recorder.end is None
 
 
 async def test_more_than_the_server_reads_at_a_time_waits_here() -> None:

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from tenure.engines.contract import Withdrawn
-from tenure.engines.native.calls import Call
-from tenure.engines.native.hearing import hearing
-from tenure.engines.native.link import Link
+from tenure.engines.native.calls import NativeCall
+from tenure.engines.native.dispatch import dispatch
+from tenure.engines.native.reconnector import NativeReconnector
 from tenure.errors import EngineError, SessionExpired
 from tenure.wire.messages import Done, Withdraw
 
 
-def asked(*, perhaps_done: bool) -> Call:
-    call = Call(1, Withdraw(1, 1, 7), asyncio.get_running_loop().create_future())
-    call.perhaps_done = perhaps_done
+def withdrawal(*, may_have_run: bool) -> NativeCall:
+    call = NativeCall(1, Withdraw(1, 1, 7), asyncio.get_running_loop().create_future())
+    call.may_have_run = may_have_run
     return call
 
 
-def hear(call: Call, answer: Done) -> Withdrawn:
+def outcome(call: NativeCall, answer: Done) -> Withdrawn:
     connection: Any = SimpleNamespace(calls={call.rid: call}, useful=False)
     unused: Any = pytest.fail
-    hearing({}, connection, unused, unused)[Done](answer)
+    dispatch({}, connection, unused, unused)[Done](answer)
     found = call.future.result()
     assert isinstance(found, Withdrawn)
     return found
@@ -34,22 +34,22 @@ def hear(call: Call, answer: Done) -> Withdrawn:
 @pytest.mark.parametrize("found", [True, False])
 async def test_the_server_says_whether_the_request_was_there(found: bool) -> None:
     expected = Withdrawn.LEFT if found else Withdrawn.MISSING
-    assert hear(asked(perhaps_done=False), Done(1, found)) is expected
+    assert outcome(withdrawal(may_have_run=False), Done(1, found)) is expected
 
 
 async def test_a_server_that_does_not_say_it_is_taken_to_have_released() -> None:
-    assert hear(asked(perhaps_done=False), Done(1)) is Withdrawn.LEFT
+    assert outcome(withdrawal(may_have_run=False), Done(1)) is Withdrawn.LEFT
 
 
 @pytest.mark.parametrize("found", [True, False])
 async def test_what_a_lost_server_may_have_done_was_there(found: bool) -> None:
-    assert hear(asked(perhaps_done=True), Done(1, found)) is Withdrawn.LEFT
+    assert outcome(withdrawal(may_have_run=True), Done(1, found)) is Withdrawn.LEFT
 
 
 async def test_a_session_that_is_over_was_so_before_unless_a_lost_server_may_have_done_it() -> None:
-    link = object.__new__(Link)
-    link.refuse(unsure := asked(perhaps_done=True), SessionExpired("over"))
+    reconnector = object.__new__(NativeReconnector)
+    reconnector.fail(unsure := withdrawal(may_have_run=True), SessionExpired("over"))
     assert unsure.future.result() is Withdrawn.LEFT
-    for perhaps_done, error in ((False, SessionExpired("over")), (True, EngineError("a fault"))):
-        link.refuse(call := asked(perhaps_done=perhaps_done), error)
+    for may_have_run, error in ((False, SessionExpired("over")), (True, EngineError("a fault"))):
+        reconnector.fail(call := withdrawal(may_have_run=may_have_run), error)
         assert call.future.exception() is error

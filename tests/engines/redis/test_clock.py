@@ -69,7 +69,7 @@ def clocked() -> Iterator[Clocked]:
 
 
 @broken("wall clock", "kept", on=REDIS)
-@guarantee("wall clock", "told in time", "tokens rise", on=REDIS)
+@guarantee("wall clock", "loss reported", "tokens rise", on=REDIS)
 async def test_a_step_forward_ends_sessions_and_their_holders_are_told(clocked: Clocked) -> None:
     fence, former = Fence("the data"), []
     async with tenure.connect(clocked.url) as one, tenure.connect(clocked.url) as other:

@@ -129,3 +129,10 @@ async def test_a_queue_that_is_never_empty_lives_on(server: Server) -> None:
             await (await each).release()
         for session in sessions:
             await session.aclose()
+
+
+async def test_a_refusal_by_the_queue_shows_that_the_quarantine_is_over(server: Server) -> None:
+    async with tenure.connect(server.url) as client, client.mutex("m").lock():
+        cast("Any", client._core.engine).quarantine.prolong(5.0)
+        async with client.session() as other:
+            assert await other.mutex("m").try_lock() is None

@@ -68,7 +68,7 @@ async def test_a_server_that_sleeps_for_less_than_the_window_costs_nothing(serve
             assert lease.held
 
 
-@guarantee("restarted", "told stands", "tokens rise", "kept", on=REDIS)
+@guarantee("restarted", "answers stand", "tokens rise", "kept", on=REDIS)
 async def test_a_restart_with_the_data_keeps_leases_and_places(durable: Server) -> None:
     async with tenure.connect(durable.url) as client:
         session = await client.session(recovery_window=20)
@@ -149,7 +149,7 @@ async def test_a_server_that_comes_and_goes_keeps_no_session_alive(durable: Serv
     assert ends[0] == ends[1] == ends[2] is not None
 
 
-@guarantee("cut off", "told in time", "others go on", on=REDIS)
+@guarantee("cut off", "loss reported", "others proceed", on=REDIS)
 async def test_a_server_stopped_past_the_window_costs_the_lease_by_its_deadline(
     server: Server,
 ) -> None:
@@ -255,7 +255,7 @@ async def test_an_acquire_cancelled_on_a_line_that_breaks_meanwhile_leaves_nothi
         assert endless <= {"{tenure}:meta", "{tenure}:nodes"}
 
 
-@guarantee("cancelled", "nothing leaks", "others go on", on=REDIS)
+@guarantee("cancelled", "nothing leaks", "others proceed", on=REDIS)
 async def test_a_release_cancelled_before_its_answer_takes_effect(server: Server) -> None:
     async with (
         Proxy(server.socket, f"{server.socket}.proxy") as proxy,
@@ -331,7 +331,7 @@ async def test_a_change_whose_answer_was_lost_is_made_once(server: Server) -> No
                 await changing  # it does not exist already, and was not missing
 
 
-@guarantee("cut off", "one owner", "others go on", "kept", on=REDIS)
+@guarantee("cut off", "one owner", "others proceed", "kept", on=REDIS)
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_contenders_on_a_line_that_breaks_have_the_lock_in_turn(
     server: Server, protocol: int

@@ -49,7 +49,7 @@ def pair() -> Iterator[tuple[Server, Server, str]]:
 
 async def test_a_sentinel_is_not_taken_for_a_server(pair: tuple[Server, Server, str]) -> None:
     _, _, url = pair
-    with pytest.raises(tenure.EngineUnavailable, match=r"a sentinel .* write redis\+sentinel://"):
+    with pytest.raises(tenure.EngineUnavailable, match=r"a sentinel .* Write redis\+sentinel://"):
         await tenure.connect(url.replace("+sentinel", "").replace("/jobs", "")).list_nodes()
 
 

@@ -147,23 +147,25 @@ async def test_nobody_there_is_said_at_once() -> None:
 async def test_an_account_that_may_not_hear_anything_is_told_so(protocol: int) -> None:
     with a_server("--user", *"job on >word ~* +@all resetchannels".split()) as server:
         url = f"{server.url}&protocol={protocol}&username=job&password=word"
-        with pytest.raises(tenure.AuthenticationFailed, match=r"permissions .* channels .*; give"):
+        with pytest.raises(
+            tenure.AuthenticationFailed, match=r"permissions .* channels .*\. Grant"
+        ):
             await works(url)
 
 
 async def test_a_database_that_is_not_there_is_said(server: Server) -> None:
-    with pytest.raises(tenure.EngineError, match="no database 99; choose one below"):
+    with pytest.raises(tenure.EngineError, match=r"no database 99\. Choose one below"):
         await works(f"{server.url}&db=99")
 
 
 async def test_tls_is_taken_for_what_it_is_not(secure_url: str) -> None:
     plain = f"redis{secure_url.partition('?')[0].removeprefix('rediss')}"
-    with pytest.raises(tenure.EngineUnavailable, match="if it speaks TLS, write rediss://"):
+    with pytest.raises(tenure.EngineUnavailable, match="if it uses TLS, write rediss://"):
         await works(plain)
     port = free_port()
     with (
         a_server(port=port),
-        pytest.raises(tenure.EngineUnavailable, match="if it does not speak TLS, write redis://"),
+        pytest.raises(tenure.EngineUnavailable, match=r"[Ii]f it does not use TLS, write redis://"),
     ):
         await works(f"rediss://localhost:{port}?socket_connect_timeout=0.5")
 
@@ -171,8 +173,8 @@ async def test_tls_is_taken_for_what_it_is_not(secure_url: str) -> None:
 @pytest.mark.parametrize(
     ("said", "error", "why"),
     [
-        (b"<html>", tenure.EngineUnavailable, "does not speak Redis's protocol"),
-        (b"-ERR unknown command\r\n", tenure.Unsupported, "Redis 5.0.14; tenure needs 6.2"),
+        (b"<html>", tenure.EngineUnavailable, "sent an invalid reply"),
+        (b"-ERR unknown command\r\n", tenure.Unsupported, "Redis 5.0.14. Use 6.2"),
     ],
 )
 async def test_what_is_no_redis_or_an_old_one_is_said(
@@ -196,7 +198,7 @@ async def test_what_is_no_redis_or_an_old_one_is_said(
 
 async def test_what_is_left_to_chance_is_said(server: Server) -> None:
     async with tenure.connect(server.url) as client:
-        assert "a failover may forget the last ones" in client.guarantees
+        assert "a failover may lose the last ones" in client.guarantees
     async with tenure.connect(f"{server.url}&min_replicas=2") as client:
         assert "confirmed by 2 replica(s)" in client.guarantees
 
@@ -226,7 +228,7 @@ async def test_a_grant_is_given_back_when_too_few_replicas_confirm_it(server: Se
         tenure.connect(server.url) as eye,
         tenure.connect(f"{server.url}&min_replicas=1") as client,
     ):
-        with pytest.raises(tenure.EngineError, match="0 of the 1 replicas"):
+        with pytest.raises(tenure.EngineError, match="0 of min_replicas=1 replicas"):
             await client.mutex("m").lock()
         async with eye.mutex("m").lock(timeout=30) as lease:
             waiting = asyncio.ensure_future(client.mutex("m").lock(timeout=30))

@@ -15,7 +15,7 @@ def test_a_plain_url_means_what_redis_py_takes_it_to_mean() -> None:
     address = parse("redis://user:p%40ss@db.example:7000/3?client_name=jobs&socket_timeout=2.5")
     assert address.places == (("db.example", 7000),)
     assert (address.db, address.username, address.password) == (3, "user", "p@ss")
-    assert (address.client_name, address.patience, address.tls) == ("jobs", 2.5, None)
+    assert (address.client_name, address.socket_timeout, address.tls) == ("jobs", 2.5, None)
 
 
 def test_what_is_left_out_has_its_usual_value() -> None:

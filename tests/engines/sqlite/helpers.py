@@ -48,7 +48,7 @@ class Program:
         self, hold: int, name: str, *, count: int = EPHEMERAL_LIMIT, **how: Any
     ) -> Answer[Enqueued]:
         """Enqueue, without waiting for the answer."""
-        self.heard.asks(hold)
+        self.heard.sending(hold)
         how = {"data": b"", "timeout": None, "ephemeral": True} | how
         data = how.pop("data")
         answer = self.session.enqueue(hold, name, count, data, **how)

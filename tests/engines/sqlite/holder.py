@@ -14,7 +14,15 @@ from typing import Any
 
 import tenure
 from tenure.errors import TenureError
-from tests.engines.sqlite.worker import PATIENCE, Worker, look_no_more, now, say, serve
+from tests.engines.sqlite.worker import (
+    PATIENCE,
+    Worker,
+    is_taking_over,
+    look_no_more,
+    now,
+    say,
+    serve,
+)
 
 __all__ = ["Holder"]
 
@@ -71,7 +79,7 @@ class Program:
 
     async def do_is_taking_over(self) -> bool:
         engine: Any = self.client._core.engine
-        return engine._open and bool(engine.monitor._taking_over)
+        return engine._open and is_taking_over(engine)
 
     async def do_lock(self, name: str, timeout: float | None = None) -> int:
         lease = await self.session.mutex(name).lock(timeout=timeout)

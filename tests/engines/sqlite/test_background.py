@@ -13,8 +13,8 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place, Withdrawn
 from tenure.engines.sqlite import monitor, requests
-from tenure.engines.sqlite.bell import Bell
 from tenure.engines.sqlite.committer import Committer
+from tenure.engines.sqlite.notifier import DatagramNotifier
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import EngineError
 from tenure.testing.stage import Stage, Stores
@@ -119,7 +119,7 @@ async def test_a_waiter_is_granted_wherever_a_step_fails(
 ) -> None:
     injector = Injector(monkeypatch, "engines/sqlite", error)
     if not rings:
-        monkeypatch.setattr(Bell, "ring", lambda self, participants: [])
+        monkeypatch.setattr(DatagramNotifier, "notify", lambda self, participants: [])
     async with Stage(Stores(lambda: nullcontext(url)), url, SystemClock()) as stage:
         fired = await played_in_spite_of_errors(
             a_hand_over, injector, caplog, await stage.programs(2)

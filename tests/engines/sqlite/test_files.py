@@ -253,7 +253,7 @@ def test_a_relative_path_is_shown_as_an_absolute_one(
     caplog.set_level(logging.INFO, "tenure.sqlite")
     files.prepare(parse("sqlite:///jobs.db"))
     files.prepare(parse("sqlite:///jobs.db"))
-    assert caplog.messages == [f"created the store {tmp_path}/jobs.db"]
+    assert caplog.messages == [f"created the store: url=sqlite:///{tmp_path}/jobs.db"]
 
 
 # One file, one name
@@ -296,7 +296,7 @@ def test_a_file_that_is_mounted_elsewhere_is_refused_there(tmp_path: Path) -> No
     if "permission" in done.stderr.lower():
         pytest.skip("may not mount anything here")
     assert "is mounted by itself" in done.stderr
-    assert "mount the folder" in done.stderr
+    assert "Mount the folder" in done.stderr
 
 
 # Who could put something in its place
@@ -491,7 +491,7 @@ def test_a_planted_folder_of_ours_that_is_a_link_is_refused(tmp_path: Path) -> N
 
 
 def test_a_folder_in_the_place_of_the_file_is_a_clear_error(tmp_path: Path) -> None:
-    refused(f"sqlite:///{tmp_path}", EngineError, "is a folder; add the name")
+    refused(f"sqlite:///{tmp_path}", EngineError, "is a folder. Add the name")
 
 
 def test_a_file_in_the_place_of_a_folder_is_a_clear_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place
-from tenure.engines.sqlite.life import Life, Lives, boot_id, started
+from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id, started
 from tenure.errors import EngineError
 from tests.engines.sqlite.conftest import Workers, on_either
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program
@@ -38,12 +38,12 @@ class Hands:
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Life:
-    return Life(f"{tmp_path}/7.live", 0o600)
+def life(tmp_path: Path) -> LivenessFile:
+    return LivenessFile(f"{tmp_path}/7.live", 0o600)
 
 
-def test_heartbeats_are_read_by_others(life: Life, tmp_path: Path) -> None:
-    lives = Lives(str(tmp_path))
+def test_heartbeats_are_read_by_others(life: LivenessFile, tmp_path: Path) -> None:
+    lives = LivenessFiles(str(tmp_path))
     slots = [life.new_slot(float(number)) for number in range(2000)]
     assert slots == list(range(2000))
     assert [lives.last_beat(7, slot, 0.0) for slot in slots] == [float(slot) for slot in slots]
@@ -54,7 +54,7 @@ def test_heartbeats_are_read_by_others(life: Life, tmp_path: Path) -> None:
     life.remove()
 
 
-def test_a_slot_is_used_again_when_its_session_is_over(life: Life) -> None:
+def test_a_slot_is_used_again_when_its_session_is_over(life: LivenessFile) -> None:
     first = life.new_slot(1.0)
     second = life.new_slot(2.0)
     life.free_slot(first)
@@ -63,8 +63,8 @@ def test_a_slot_is_used_again_when_its_session_is_over(life: Life) -> None:
     life.remove()
 
 
-def test_dead_is_whose_lock_can_be_taken(life: Life, tmp_path: Path) -> None:
-    lives, others = Lives(str(tmp_path)), Lives(str(tmp_path))
+def test_dead_is_whose_lock_can_be_taken(life: LivenessFile, tmp_path: Path) -> None:
+    lives, others = LivenessFiles(str(tmp_path)), LivenessFiles(str(tmp_path))
     assert not lives.is_dead(7)
     assert not lives.is_dead(7)
     life.close()
@@ -78,14 +78,14 @@ def test_dead_is_whose_lock_can_be_taken(life: Life, tmp_path: Path) -> None:
 
 
 def test_who_is_missed_is_silent_from_then_on(tmp_path: Path) -> None:
-    lives = Lives(str(tmp_path))
+    lives = LivenessFiles(str(tmp_path))
     assert lives.last_beat(7, 0, 100.0) == 100.0
     assert lives.last_beat(7, 0, 130.0) == 100.0
 
 
 def test_few_files_are_kept_open(tmp_path: Path) -> None:
-    all_lives = [Life(f"{tmp_path}/{number}.live", 0o600) for number in range(100)]
-    lives = Lives(str(tmp_path))
+    all_lives = [LivenessFile(f"{tmp_path}/{number}.live", 0o600) for number in range(100)]
+    lives = LivenessFiles(str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         assert not any(lives.is_dead(number) for number in range(100))
@@ -98,8 +98,8 @@ def test_few_files_are_kept_open(tmp_path: Path) -> None:
 
 
 def test_a_life_that_is_dropped_lets_go(tmp_path: Path) -> None:
-    life = Life(f"{tmp_path}/7.live", 0o600)
-    lives = Lives(str(tmp_path))
+    life = LivenessFile(f"{tmp_path}/7.live", 0o600)
+    lives = LivenessFiles(str(tmp_path))
     del life
     assert lives.is_dead(7)
 
@@ -121,7 +121,7 @@ async def test_a_renewal_proves_from_before_it_was_written(url: str) -> None:
         assert one.heard.proofs[-1] == clock.time - 2
 
 
-@guarantee("stopped", "told in time", on=SQLITE)
+@guarantee("stopped", "loss reported", on=SQLITE)
 async def test_a_renewal_after_the_window_proves_nothing_and_ends_the_session(url: str) -> None:
     clock = Hands()
     async with program(url, clock, window=10) as one:
@@ -133,7 +133,7 @@ async def test_a_renewal_after_the_window_proves_nothing_and_ends_the_session(ur
         assert "window of 10 s" in str(one.heard.end)
 
 
-@guarantee("stopped", "told in time", on=SQLITE)
+@guarantee("stopped", "loss reported", on=SQLITE)
 async def test_a_process_stopped_inside_a_renewal_proves_nothing(url: str) -> None:
     # Between reading the clock and writing the heartbeat, others may have missed it.
     clock = Hands()
@@ -177,7 +177,7 @@ async def test_a_renewal_after_the_end_does_nothing(url: str) -> None:
 
 
 @on_either
-@guarantee("power cut", "nothing leaks", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("power cut", "nothing leaks", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 async def test_after_a_reboot_everything_of_before_is_over(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,7 @@ async def test_after_a_reboot_everything_of_before_is_over(
     await one.session.create_semaphore("pool", 2, b"data", exist_ok=False)
     await one.enqueue(1, "pool", count=2, ephemeral=False)
     await one.enqueue(2, "x")
-    engine._let_go(EngineError("the machine is gone"), left=False)
+    engine._release(EngineError("the machine is gone"), left=False)
     monkeypatch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
     monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     async with opened(url) as engine:

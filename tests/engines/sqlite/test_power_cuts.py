@@ -178,7 +178,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "after"
 
 
-@guarantee("power cut", "told stands", on=DURABLE_SQLITE)
+@guarantee("power cut", "answers stand", on=DURABLE_SQLITE)
 @pytest.mark.timeout(300)
 async def test_no_power_cut_takes_back_what_was_told(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,7 +192,7 @@ async def test_no_power_cut_takes_back_what_was_told(
     assert list(broken_promises(log, folder, range(len(log) + 1))) == []
 
 
-@guarantee("power cut", "told stands", on=DURABLE_SQLITE)
+@guarantee("power cut", "answers stand", on=DURABLE_SQLITE)
 @pytest.mark.timeout(300)
 async def test_what_one_program_asks_for_all_keep(path: Path, folder: Path) -> None:
     # Each is told by the other, too: a hand-over is written by who releases.
@@ -201,7 +201,7 @@ async def test_what_one_program_asks_for_all_keep(path: Path, folder: Path) -> N
     assert list(broken_promises(log, folder, range(first, len(log) + 1))) == []
 
 
-@broken("power cut", "told stands", on=SQLITE)
+@broken("power cut", "answers stand", on=SQLITE)
 async def test_without_it_a_power_cut_does_take_back(path: Path, folder: Path) -> None:
     # This is also how the test above would fail.
     log = await recorded(path, "process", "process", rounds=1)
@@ -217,7 +217,7 @@ class SetBack(SystemClock):
         return 0.0
 
 
-@guarantee("power cut", "tokens rise", "others go on", on=DURABLE_SQLITE)
+@guarantee("power cut", "tokens rise", "others proceed", on=DURABLE_SQLITE)
 async def test_after_a_power_cut_the_store_goes_on_with_higher_tokens(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.engines.sqlite.worker import now
 from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 
-@guarantee("none", "in order", "tokens rise", "others go on", on=SQLITE)
+@guarantee("none", "in order", "tokens rise", "others proceed", on=SQLITE)
 async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Workers) -> None:
     async with workers(3) as (a, b, c):
         assert (await a.do("enqueue", hold=1, name="x"))[0] == "GRANTED"
@@ -32,7 +32,7 @@ async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Wor
         assert (await c.hear("granted", hold=1))["order_id"] == second_token > first_token
 
 
-@guarantee("killed", "others go on", on=SQLITE)
+@guarantee("killed", "others proceed", on=SQLITE)
 async def test_a_killed_holder_is_followed_at_once(workers: Workers) -> None:
     async with workers(2) as (holder, waiter):
         await waiter.do("look_no_more")
@@ -42,7 +42,7 @@ async def test_a_killed_holder_is_followed_at_once(workers: Workers) -> None:
         await waiter.hear("granted", hold=1)
 
 
-@guarantee("killed", "in order", "others go on", on=SQLITE)
+@guarantee("killed", "in order", "others proceed", on=SQLITE)
 async def test_a_killed_waiter_is_passed_over_in_the_same_step(workers: Workers) -> None:
     async with workers(3) as (holder, dead, waiter):
         await waiter.do("look_no_more")
@@ -103,7 +103,7 @@ async def test_what_the_dead_leave_in_the_folder_is_removed(workers: Workers, pa
 
 
 @on_either
-@guarantee("stopped", "told in time", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("stopped", "loss reported", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_stopped_holder_is_followed_after_its_window_and_hears_of_it(
     workers: Workers,
 ) -> None:
@@ -122,7 +122,7 @@ async def test_a_stopped_holder_is_followed_after_its_window_and_hears_of_it(
 
 
 @on_either
-@guarantee("stopped", "one owner", "told in time", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("stopped", "one owner", "loss reported", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_stopped_holder_believes_no_more_when_the_next_one_holds(holders: Holders) -> None:
     async with holders(2) as (stopped, other):
         await stopped.do("begin", window=1.5, resumable=False)
@@ -182,7 +182,7 @@ async def test_watchers_hear_of_a_leaders_death(workers: Workers) -> None:
         await observer.hear("changed", name="x")
 
 
-@guarantee("fork", "nothing leaks", "others go on", on=SQLITE)
+@guarantee("fork", "nothing leaks", "others proceed", on=SQLITE)
 async def test_a_forked_child_does_not_keep_its_parents_locks(workers: Workers) -> None:
     async with workers(2) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -232,7 +232,7 @@ async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers)
 
 
 @on_either
-@guarantee("killed", "one owner", "tokens rise", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("killed", "one owner", "tokens rise", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 @guarantee("stopped", "one owner", "tokens rise", "kept", on=(SQLITE, DURABLE_SQLITE))
 async def test_stops_and_kills_break_nothing(workers: Workers, url: str) -> None:
     chance = random.Random(7)

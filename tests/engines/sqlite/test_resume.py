@@ -15,7 +15,7 @@ import pytest
 
 from tenure.engines.contract import Attach, Place
 from tenure.engines.sqlite.engine import SqliteEngine
-from tenure.engines.sqlite.takeover import Found
+from tenure.engines.sqlite.sessions import Found
 from tenure.engines.sqlite.transaction import EVICTED, GRANTED
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 from tenure.model import NodeConfig, Recovered
@@ -24,7 +24,7 @@ from tests.engines.sqlite.conftest import Holders, on_either
 from tests.engines.sqlite.helpers import Program, attached, engine_of, opened, program, result
 from tests.engines.sqlite.holder import Holder
 from tests.engines.sqlite.test_life import Hands
-from tests.engines.sqlite.worker import Refused, now
+from tests.engines.sqlite.worker import Refused, is_taking_over, now
 from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
 WINDOW = 2.0
@@ -60,7 +60,7 @@ async def test_a_restarted_process_has_what_the_killed_one_had(holders: Holders)
 
 
 @on_either
-@guarantee("taken over", "one owner", "told in time", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("taken over", "one owner", "loss reported", on=(SQLITE, DURABLE_SQLITE))
 async def test_after_a_stop_the_session_is_taken_over_when_belief_has_ended(
     holders: Holders,
 ) -> None:
@@ -86,7 +86,7 @@ async def test_after_a_stop_the_session_is_taken_over_when_belief_has_ended(
         assert not successor.has_heard("lost")
 
 
-@guarantee("taken over", "one owner", "told in time", "others go on", on=SQLITE)
+@guarantee("taken over", "one owner", "loss reported", "others proceed", on=SQLITE)
 async def test_a_living_holder_is_told_and_followed_at_once(holders: Holders) -> None:
     async with holders(2) as (former, successor):
         token = await former.do("begin", window=60)
@@ -170,7 +170,7 @@ async def test_the_last_of_several_waits_for_the_first_as_well(holders: Holders)
         assert lost["deadline"] <= resumed["at"]
 
 
-@guarantee("killed", "others go on", on=SQLITE)
+@guarantee("killed", "others proceed", on=SQLITE)
 async def test_a_session_that_nobody_resumes_ends_with_its_window(holders: Holders) -> None:
     async with holders(2) as (dead, waiter):
         await dead.do("begin", window=2 * WINDOW)
@@ -241,16 +241,16 @@ async def resume(engine: SqliteEngine, former: Program, **how: object) -> Progra
 
 def make_deaf(engine: SqliteEngine) -> None:
     """It reads no news, as one whose loop is stuck."""
-    engine.monitor.newsroom.read = lambda tx: None  # type: ignore[method-assign]
+    engine.monitor.delivery.read = lambda tx: None  # type: ignore[method-assign]
 
 
 async def taking_over(engine: SqliteEngine) -> None:
     """Return when a take-over by this engine has reached the store."""
-    while not engine.monitor._taking_over:  # noqa: ASYNC110  nobody is told of it
+    while not is_taking_over(engine):  # noqa: ASYNC110  nobody is told of it
         await asyncio.sleep(0)
 
 
-@guarantee("taken over", "told in time", on=SQLITE)
+@guarantee("taken over", "loss reported", on=SQLITE)
 async def test_the_commands_of_a_former_attachment_are_refused_by_the_store(url: str) -> None:
     async with opened(url) as here, opened(url) as there:
         former = await attached(here, liveness="window")
@@ -346,16 +346,16 @@ async def test_a_push_between_the_last_look_and_the_answer_is_told_after_what_wa
         how = Attach("/default", 30.0, session_id=former.session.id)
         attaching = asyncio.create_task(there.attach(how, heard))
         await taking_over(there)
-        newsroom = there.monitor.newsroom
-        session = newsroom.sessions[former.session.id]
+        delivery = there.monitor.delivery
+        session = delivery.sessions[former.session.id]
         pushes = [(GRANTED, session.id, 1, 7, ""), (EVICTED, session.id, 2, None, "")]
-        newsroom.pass_on(pushes)
+        delivery.pass_on(pushes)
         await asyncio.sleep(0)
         assert heard.said == []
         attaching.cancel()
         await asyncio.wait([attaching])
         session.over = False
-        newsroom.sessions[session.id] = session
+        delivery.sessions[session.id] = session
         waiting = Recovered(1, "m", 7, 1, b"", True, False)
         session.begin([Found(waiting, None)])
         assert heard.said == [Resumed((waiting,))]
@@ -381,7 +381,7 @@ async def test_a_take_over_that_was_read_is_not_acknowledged_before_it_was_told(
         former = await attached(here, liveness="window")
         attaching = asyncio.create_task(resume(there, former))
         await taking_over(there)
-        here.monitor.rung()
+        here.monitor.notified()
         await here.create_node("/n", NodeConfig(), exist_ok=False)  # which removes what was read
         with there.store.reading() as tx:
             assert tx.execute("SELECT count(*) FROM news WHERE kind = 7").fetchone() == (1,)
@@ -514,7 +514,7 @@ async def test_a_session_outlives_a_reboot(url: str, monkeypatch: pytest.MonkeyP
     await mortal.enqueue(1, "n")
     await former.enqueue(1, "m")
     await former.enqueue(2, "n", timeout=100)
-    engine._let_go(EngineError("the machine is gone"), left=False)
+    engine._release(EngineError("the machine is gone"), left=False)
     monkeypatch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
     monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     clock.time = 3.0  # the clock begins anew
@@ -539,7 +539,7 @@ async def test_a_reboot_does_not_make_sessions_immortal(
     engine = engine_of(url, clock)
     await engine.open()
     former = await attached(engine, window=10, liveness="window")
-    engine._let_go(EngineError("the machine is gone"), left=False)
+    engine._release(EngineError("the machine is gone"), left=False)
     monkeypatch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
     monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     clock.time = 3.0

@@ -19,7 +19,7 @@ import tenure
 from tenure.engines.contract import Place
 from tenure.errors import EngineError, EngineUnavailable
 from tenure.model import NodeConfig
-from tenure.testing.recorder import PATIENCE
+from tenure.testing.recorder import TIMEOUT as PATIENCE
 from tests.engines.sqlite.helpers import attached, engine_of, opened, program, result
 from tests.guarantees import DURABLE_SQLITE, SQLITE, guarantee
 
@@ -95,7 +95,7 @@ async def test_a_damaged_file_is_a_clear_error(url: str, path: Path) -> None:
             for number in range(200):
                 await one.session.update_semaphore(f"pool-{number}", b"y")
 
-    with pytest.raises(EngineError, match="is damaged; stop all programs"):
+    with pytest.raises(EngineError, match=r"is damaged.*Stop all programs"):
         await use()
 
 
@@ -244,7 +244,7 @@ def fill(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("query", ["", "?durability=full"])
-@guarantee("disk full", "kept", "others go on", "told stands", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("disk full", "kept", "others proceed", "answers stand", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
     small_disk: Path, query: str
 ) -> None:
@@ -331,7 +331,7 @@ async def test_descriptors_that_have_run_out_are_a_clear_error(
             raise OSError(24, os.strerror(24))
 
         with monkeypatch.context() as patch:
-            patch.setattr("tenure.engines.sqlite.sessions.Life", none_left)
+            patch.setattr("tenure.engines.sqlite.participants.LivenessFile", none_left)
             with pytest.raises(EngineError, match="ulimit"):
                 await attached(engine)
         one = await attached(engine)

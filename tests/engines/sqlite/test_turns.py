@@ -214,7 +214,7 @@ async def test_a_cancelled_attach_leaves_no_session(url: str, path: Path) -> Non
         assert len(await engine.list_sessions("/default")) == 1
 
 
-@guarantee("stuck peer", "others go on", on=SQLITE)
+@guarantee("stuck peer", "others proceed", on=SQLITE)
 async def test_another_programs_transaction_is_waited_for(url: str, path: Path) -> None:
     async with program(url) as one:
         shell = sqlite3.connect(path, isolation_level=None)
@@ -231,11 +231,11 @@ async def test_another_programs_transaction_is_waited_for(url: str, path: Path) 
 
 
 @on_either
-@guarantee("stuck peer", "kept", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("stuck peer", "kept", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 async def test_another_programs_endless_transaction_is_a_clear_error(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.engines.sqlite.committer._PATIENCE", 0.05)
+    monkeypatch.setattr("tenure.engines.sqlite.committer._LOCKED_TIMEOUT", 0.05)
     async with program(url) as one:
         shell = sqlite3.connect(path, isolation_level=None)
         try:
@@ -406,7 +406,7 @@ def a_process_stopped_in_its_turn(path: Path) -> Iterator[subprocess.Popen[str]]
 
 
 @on_either
-@guarantee("stuck peer", "kept", "others go on", on=(SQLITE, DURABLE_SQLITE))
+@guarantee("stuck peer", "kept", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 async def test_a_process_stopped_in_its_turn_is_named_and_costs_nobody_a_lease(
     url: str, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -449,7 +449,7 @@ async def test_a_timeout_behind_a_stopped_turn_names_the_process(url: str, path:
             assert lease.held
 
 
-@guarantee("stuck peer", "others go on", on=SQLITE)
+@guarantee("stuck peer", "others proceed", on=SQLITE)
 async def test_an_engine_closed_behind_a_stopped_turn_says_so_and_lets_go(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,7 +521,7 @@ async def test_what_comes_of_an_operation_after_the_engine_was_closed_is_told_to
         with the_turn(path):
             answer = one.ask(1, "x")
             await asyncio.sleep(0.01)
-        engine._let_go(EngineError("gone"), left=False)
+        engine._release(EngineError("gone"), left=False)
         with pytest.raises(EngineError, match="gone"):
             await result(answer)
         assert await other.enqueue(1, "x", timeout=0) is Place.GRANTED

@@ -23,6 +23,7 @@ from typing import Any, Protocol, Self
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Removal, Withdrawn
 from tenure.engines.sqlite import connect, monitor
+from tenure.engines.sqlite.session import SqliteSession
 from tenure.errors import Misuse, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Liveness, Recovered
 from tenure.testing.program import answer_of
@@ -321,9 +322,9 @@ class Program:
 
     async def do_deaf(self) -> None:
         """Hear no bell any more."""
-        self.engine.monitor.rung = lambda: None
+        self.engine.monitor.notified = lambda: None
         store = self.engine.store
-        store.loop.remove_reader(store.bell._socket.fileno())
+        store.loop.remove_reader(store.notifier._socket.fileno())
 
     async def do_exit(self) -> None:
         os._exit(0)
@@ -334,8 +335,14 @@ class Program:
 
 def look_no_more(engine: Any) -> None:
     """Notice in good time only what is told at once, and nothing by looking again and again."""
-    monitor._TICK = monitor._TICK_WAITING = monitor._BELIEF = 3600.0
+    monitor._TICK = monitor._TICK_WAITING = 3600.0
+    SqliteSession.check_every = 3600.0
     engine.monitor._timer.cancel()
+
+
+def is_taking_over(engine: Any) -> bool:
+    """Whether a takeover by this engine has reached the store, and is not complete."""
+    return any(each.early is not None for each in engine.monitor.delivery.sessions.values())
 
 
 class Obedient(Protocol):

@@ -157,7 +157,7 @@ async def test_grants_have_their_tokens_whether_or_not_the_names_were_contended_
         session = await engine.attach(Attach(DEFAULT_NODE, 30.0), heard)
 
         def lock(hold: int, name: str) -> Any:
-            heard.asks(hold)
+            heard.sending(hold)
             answer = session.enqueue(hold, name, EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
             heard.answered(hold, answer)
             return answer
@@ -192,7 +192,7 @@ async def test_without_fencing_a_grant_has_no_order_id() -> None:
             answer: Any = session.enqueue(
                 hold, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True
             )
-            heard.asks(hold)
+            heard.sending(hold)
             heard.answered(hold, answer)
             assert (await answer).order_id is None
         released: Any = session.withdraw(1)

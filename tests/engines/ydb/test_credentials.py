@@ -24,7 +24,7 @@ from ydb import _apis
 from ydb._grpc.common.protos import ydb_auth_pb2  # type: ignore[import-not-found]  # made at run time
 
 from tenure.clock import SystemClock
-from tenure.engines.ydb import channel, connect
+from tenure.engines.ydb import connect, database
 from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tests.engines.ydb.behind import Server
 from tests.engines.ydb.test_access import TOKEN, serving, use
@@ -155,7 +155,7 @@ async def test_servers_that_do_not_answer_are_passed_over(
 async def test_a_server_that_is_silent_is_passed_over(
     server: Server, environment: pytest.MonkeyPatch
 ) -> None:
-    environment.setattr(channel, "_shuffled", list)  # the silent one is tried first
+    environment.setattr(database, "_shuffled", list)  # the silent one is tried first
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{server.port}"
         await use(f"ydb://{hosts}/local?token={TOKEN}&connect_timeout=4")
@@ -187,7 +187,7 @@ async def test_a_server_that_knows_no_users_is_told_apart_from_a_wrong_password(
     server: Server, environment: object
 ) -> None:
     url = server.url.replace("://", f"://{USER}:{IN_URL}@")
-    with pytest.raises(AuthenticationFailed, match="show it a token"):
+    with pytest.raises(AuthenticationFailed, match="use a token"):
         await use(url)
 
 

@@ -13,8 +13,9 @@ import pytest
 import tenure
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
+from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Withdrawn
-from tenure.engines.ydb import connect, messages
+from tenure.engines.ydb import connect, database, messages
 from tenure.engines.ydb.engine import YdbEngine
 from tenure.errors import EngineUnavailable, LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
@@ -68,7 +69,7 @@ def lock(
     name: str = "m",
     timeout: float | None = None,
 ) -> asyncio.Future[Enqueued]:
-    heard.asks(hold)
+    heard.sending(hold)
     answer: Any = session.enqueue(hold, name, EPHEMERAL_LIMIT, b"", timeout=timeout, ephemeral=True)
     heard.answered(hold, answer)
     return answer  # type: ignore[no-any-return]
@@ -191,7 +192,7 @@ async def test_a_waiter_that_gives_up_while_the_contact_is_broken_is_not_granted
         assert not heard.grants
 
 
-@guarantee("cut off", "others go on", on=YDB)
+@guarantee("cut off", "others proceed", on=YDB)
 async def test_a_grant_that_was_not_heard_is_told_when_the_contact_is_back(
     server: Server, proxy: Proxy
 ) -> None:
@@ -209,7 +210,7 @@ async def test_a_grant_that_was_not_heard_is_told_when_the_contact_is_back(
         await granted(heard, 1)
 
 
-@guarantee("administrator", "told in time", on=YDB)
+@guarantee("administrator", "loss reported", on=YDB)
 async def test_what_was_evicted_while_the_contact_was_broken_is_told_when_it_is_back(
     server: Server, proxy: Proxy
 ) -> None:
@@ -218,7 +219,7 @@ async def test_what_was_evicted_while_the_contact_was_broken_is_told_when_it_is_
         session_at(server.url) as (other, told),
     ):
         await other.create_semaphore("pool", 1, b"", exist_ok=False)
-        heard.asks(1)
+        heard.sending(1)
         answer: Any = session.enqueue(1, "pool", 1, b"", timeout=None, ephemeral=False)
         heard.answered(1, answer)
         assert (await answer).place is Place.GRANTED
@@ -323,14 +324,14 @@ async def test_a_stolen_session_is_over(server: Server) -> None:
     async with engine_at(server.url) as engine:
         heard, key = Recorder(), b"a key"
         session = await engine.attach(Attach(DEFAULT_NODE, WINDOW, key=key), heard)
-        thief = await engine.database.channel.stream()
+        thief = await engine.database.stream(1.0)
         await thief.write(messages.start("/local/default", session.id, WINDOW, "", 99, key))
         await heard.wait_for(lambda heard: heard.end is not None, "the end")
         thief.cut()
         assert "another program has resumed it" in str(heard.end)
 
 
-@guarantee("restarted", "kept", "told stands", on=YDB)
+@guarantee("restarted", "kept", "answers stand", on=YDB)
 @pytest.mark.parametrize("kind", ["memory", "file"])
 async def test_a_server_that_is_started_anew_finds_everybody_again(kind: str) -> None:
     """On a file; in memory everything is lost, and that is told."""
@@ -381,6 +382,32 @@ async def test_who_cannot_attach_is_told_why(server: Server, proxy: Proxy) -> No
             await engine.describe_node(DEFAULT_NODE)
 
 
+async def test_pauses_between_attempts_are_short_for_a_session_with_a_short_window(
+    server: Server,
+) -> None:
+    async with engine_at(server.url) as engine:
+        without = engine.database.longest_pause()
+        session = await engine.attach(Attach(DEFAULT_NODE, 1.0), Recorder())
+        assert engine.database.longest_pause() == pytest.approx(0.1)
+        await session.close()
+        assert engine.database.longest_pause() == without == LONGEST_PAUSE
+
+
+async def test_a_call_waits_for_a_lost_connection(
+    server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LONGEST_CALL_WAIT", 60.0)
+    async with engine_at(f"{proxy.url}?connect_timeout=60") as engine:
+        proxy.refuse()
+        with pytest.raises(EngineUnavailable):
+            await engine.describe_node(DEFAULT_NODE)
+        waiting = asyncio.create_task(engine.describe_node(DEFAULT_NODE))
+        await asyncio.sleep(0)  # it has begun
+        assert not waiting.done()
+        proxy.start()
+        assert (await waiting).path == DEFAULT_NODE
+
+
 @broken("stalled", "kept", on=YDB)
 async def test_a_loop_that_is_stuck_for_longer_than_the_window_has_lost_its_leases(
     server: Server,
@@ -393,7 +420,7 @@ async def test_a_loop_that_is_stuck_for_longer_than_the_window_has_lost_its_leas
         assert isinstance(await lease.wait_lost(), LeaseLost)
 
 
-@guarantee("cut off", "told in time", on=YDB)
+@guarantee("cut off", "loss reported", on=YDB)
 async def test_a_lease_is_lost_before_it_can_have_expired(server: Server, proxy: Proxy) -> None:
     """With the primitives above: the body is cancelled by the holder's own clock."""
     clock = SystemClock()

@@ -13,9 +13,9 @@ from typing import cast
 
 import pytest
 
-from tenure.engines.ydb.channel import Channel
-from tenure.engines.ydb.errors import OutOfReach
+from tenure.engines.ydb.database import Database
 from tenure.engines.ydb.member import Member
+from tenure.errors import EngineUnavailable, TenureError
 from tenure.testing import VirtualClock
 from tenure.wire.ydb import Message, Status
 from tenure.wire.ydb import SessionResponse as Response
@@ -42,7 +42,7 @@ class Peer:
         self.streams = 0
         self.left = {"stream": 0, "connection": 0}
 
-    async def stream(self) -> Conversation:
+    async def stream(self, wait: float) -> Conversation:
         self.streams += 1
         return Conversation(self)
 
@@ -78,10 +78,10 @@ class Conversation:
     async def read(self) -> Message | None:
         message = await self._said.get()
         if message is None:
-            raise OutOfReach("the connection was closed")
+            raise EngineUnavailable("the connection was closed")
         return message
 
-    def connection_heard_since(self, instant: float) -> bool:
+    def connection_active_since(self, instant: float) -> bool:
         return self._peer.others
 
     def cut(self) -> None:
@@ -90,7 +90,7 @@ class Conversation:
             self._peer.left["stream"] += 1
             self._said.put_nowait(None)
 
-    def condemn(self) -> None:
+    def condemn(self, why: TenureError) -> None:
         self.cut()
         self._peer.left["connection"] += 1
 
@@ -107,8 +107,8 @@ class Program:
 
     def __init__(self, clock: VirtualClock, peer: Peer) -> None:
         self.proofs: list[float] = []
-        channel = cast(Channel, peer)
-        self.member = Member(channel, "/local/n", WINDOW, "me", b"key", clock.now, self)
+        database = cast(Database, peer)
+        self.member = Member(database, "/local/n", WINDOW, "me", b"key", clock.now, self)
 
     def member_started(self, member: Member) -> None:
         """Its proofs tell."""

@@ -73,7 +73,7 @@ def ask_for(talk: Talk, name: str) -> list[tuple[str, int]]:
         answers.append((kind, body.req_id))
         return kind != "acquire_semaphore_pending"
 
-    talk.protocol.ask(
+    talk.protocol.send(
         lambda req_id: messages.acquire(req_id, name, 1, b"", None, ephemeral=True), heard
     )
     return answers
@@ -129,7 +129,7 @@ def test_what_was_dropped_is_neither_answered_nor_asked_again() -> None:
         answers.append(kind)
         return True
 
-    asked = talk.protocol.ask(lambda req_id: messages.release(req_id, "a"), heard)
+    asked = talk.protocol.send(lambda req_id: messages.release(req_id, "a"), heard)
     talk.said()
     talk.protocol.drop(asked)
     talk.says(release_semaphore_result=Response.ReleaseSemaphoreResult(req_id=asked.req_id))
@@ -140,12 +140,12 @@ def test_what_was_dropped_is_neither_answered_nor_asked_again() -> None:
 
 def test_who_asks_knows_whether_it_was_asked_before() -> None:
     talk = Talk()
-    asked = talk.protocol.ask(lambda req_id: messages.release(req_id, "a"), lambda *_: True)
+    asked = talk.protocol.send(lambda req_id: messages.release(req_id, "a"), lambda *_: True)
     talk.attach()
-    assert not asked.again
+    assert not asked.repeated
     talk.protocol.lost()
     talk.attach()
-    assert asked.again
+    assert asked.repeated
 
 
 def _renewed(talk: Talk) -> tuple[int, int]:
@@ -177,7 +177,7 @@ def test_a_proof_takes_the_answers_to_a_ping_and_to_a_description(pong_first: bo
     assert talk.heard(known) == []
     talk.says(**second)
     assert talk.heard(known) == [1010.0]
-    assert not talk.protocol.waits_for_proof
+    assert not talk.protocol.awaits_proof
 
 
 def test_a_description_that_failed_proves_nothing() -> None:
@@ -192,7 +192,7 @@ def test_a_description_that_failed_proves_nothing() -> None:
         )
     )
     assert talk.heard(known) == []
-    assert talk.protocol.waits_for_proof
+    assert talk.protocol.awaits_proof
     opaque, req_id = _renewed(talk)  # the next one does, and the first is forgotten
     talk.says(pong=Response.PingPong(opaque=opaque))
     talk.says(
@@ -201,7 +201,7 @@ def test_a_description_that_failed_proves_nothing() -> None:
         )
     )
     assert talk.heard(known) == [1000.0]
-    assert not talk.protocol.waits_for_proof
+    assert not talk.protocol.awaits_proof
 
 
 def test_answers_from_before_a_loss_prove_nothing_after_it() -> None:
@@ -248,11 +248,11 @@ def test_who_is_silent_attaches_no_more_but_to_end_the_session() -> None:
     talk = Talk()
     talk.attach()
     talk.protocol.lost()
-    wanted = [talk.protocol.wants_contact]
+    wanted = [talk.protocol.may_attach]
     talk.time += WINDOW + 0.1
-    wanted.append(talk.protocol.wants_contact)
+    wanted.append(talk.protocol.may_attach)
     talk.protocol.stop()
-    wanted.append(talk.protocol.wants_contact)
+    wanted.append(talk.protocol.may_attach)
     assert wanted == [True, False, True]
     talk.attach()
     assert talk.said() == ["session_stop"]

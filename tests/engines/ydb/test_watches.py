@@ -54,7 +54,7 @@ class Session:
         self._step += 1
         return self._step
 
-    def ask(self, make: Callable[[int], Message], heard: Callable[[str, Message], bool]) -> None:
+    def send(self, make: Callable[[int], Message], heard: Callable[[str, Message], bool]) -> None:
         self.questions.append(Question(make, heard))
 
     def grant(self, order_id: int) -> None:

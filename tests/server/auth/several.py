@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -88,7 +90,11 @@ class Several:
 
     @contextlib.asynccontextmanager
     async def lines(self, identity: str) -> AsyncIterator[Any]:
-        """A function that sends a request of dflockd's protocol and returns its reply."""
+        """Function that sends a request of dflockd's protocol and returns its reply.
+
+        The connection is reset at the end. After an ordinary close the server would wait for as
+        long as the kernel keeps the closed socket, a minute, because it may be half closed only.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port("dflockd"))
 
         async def ask(*request: str) -> str:
@@ -99,6 +105,8 @@ class Several:
             assert await ask("auth", "_", token_of(identity))
             yield ask
         finally:
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()

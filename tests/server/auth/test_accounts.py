@@ -37,7 +37,7 @@ def test_one_identity_takes_what_is_shared_and_leaves_the_others_their_parts() -
         fill(other, expected=2)
     with pytest.raises(LimitReached, match="the identity b has more than its reserved share"):
         modest.sessions.take()
-    greedy.sessions.give_back(3)
+    greedy.sessions.release(3)
     fill(modest, expected=3)
 
 
@@ -47,7 +47,7 @@ def test_a_newcomer_gets_its_part_also_when_the_server_is_full() -> None:
     fill(first, expected=16)
     newcomer = accounts.of(identity("newcomer"))
     fill(newcomer, expected=4)
-    first.sessions.give_back(13)
+    first.sessions.release(13)
     fill(newcomer, expected=8)
     fill(first, expected=1)
 
@@ -69,10 +69,10 @@ def test_a_quota_is_named_in_the_refusal_and_holds_below_what_is_shared() -> Non
 def test_what_exists_already_is_counted_beyond_the_quota() -> None:
     account = Accounts(Limits()).of(identity("billing", sessions=1))
     account.sessions.take_anyway(3)
-    account.sessions.give_back(2)
+    account.sessions.release(2)
     with pytest.raises(LimitReached):
         account.sessions.take()
-    account.sessions.give_back()
+    account.sessions.release()
     account.sessions.take()
 
 
@@ -83,7 +83,7 @@ def test_another_quota_applies_to_an_account_that_is_in_use() -> None:
     assert accounts.of(identity("billing", sessions=2)) is account
     with pytest.raises(LimitReached, match="quota sessions = 2"):
         account.sessions.take()
-    account.sessions.give_back(4)
+    account.sessions.release(4)
     fill(account, expected=1)
     accounts.of(identity("billing"))
     fill(account, expected=98)
@@ -110,8 +110,8 @@ def test_names_of_different_kinds_are_different_identities() -> None:
 
 def test_more_than_was_taken_is_not_given_back() -> None:
     account = Accounts(Limits()).of(identity("a"))
-    with pytest.raises(AssertionError, match="more sessions given back"):
-        account.sessions.give_back()
+    with pytest.raises(AssertionError, match="more sessions released"):
+        account.sessions.release()
 
 
 def test_what_belongs_to_no_identity_leaves_less_for_those_that_ask_first() -> None:
@@ -125,11 +125,11 @@ def test_what_belongs_to_no_identity_leaves_less_for_those_that_ask_first() -> N
     second.nodes.take(4)  # its part is reserved
     with pytest.raises(LimitReached, match="second has more than its reserved share"):
         second.nodes.take()
-    first.nodes.give_back(11)
+    first.nodes.release(11)
     second.nodes.take(3)  # 8 are shared, less the 5
     with pytest.raises(LimitReached):
         second.nodes.take()
-    accounts.unowned.nodes.give_back(5)
+    accounts.unowned.nodes.release(5)
     second.nodes.take(5)
     with pytest.raises(LimitReached):
         second.nodes.take()
@@ -141,7 +141,7 @@ def test_an_only_identity_gets_what_is_deleted_of_no_identity() -> None:
     accounts.unowned.nodes.take_anyway(6)
     with pytest.raises(LimitReached):
         only.nodes.take()
-    accounts.unowned.nodes.give_back(4)
+    accounts.unowned.nodes.release(4)
     only.nodes.take(2)
     with pytest.raises(LimitReached):
         only.nodes.take()

@@ -237,7 +237,6 @@ async def is_refused_another_semaphore(server: Several) -> None:
         assert await ask("sl", "more", "1 2 10") == "error_max_locks"
 
 
-@pytest.mark.exhaustive  # it takes a minute
 async def test_a_semaphore_whose_dflockd_client_is_cut_off_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

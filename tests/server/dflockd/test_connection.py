@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tenure.engines.contract import Attach, Engine
+from tenure.engines.contract import Attach, Engine, SessionEvents
 from tenure.engines.memory import MemoryEngine
 from tenure.engines.memory.session import MemorySession
-from tenure.errors import AuthenticationFailed, EngineError
+from tenure.errors import AuthenticationFailed, EngineError, SessionExpired
 from tenure.server.auth import Authenticator, Identity, Peer
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.dflockd.claims import Holder
@@ -722,6 +722,31 @@ def test_random_bytes_harm_nobody(sent: list[bytes], later: bool) -> None:
             assert all(not key.claims for key in listener.locks.keys.values())
 
     run(scenario(), clock)
+
+
+async def test_a_session_that_ends_before_it_can_be_used_is_replaced(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine("", clock)
+    attached = 0
+
+    async def attach(how: Attach, events: SessionEvents) -> MemorySession:
+        nonlocal attached
+        attached += 1
+        session = await attach_soundly(how, events)
+        if attached == 1:
+            await session.close()
+            events.ended(SessionExpired("it was ended"))
+        return session
+
+    attach_soundly = engine.attach
+    async with serving(clock, engine=engine) as listener:
+        monkeypatch.setattr(engine, "attach", attach)
+        client = Client(listener)
+        assert (await client.asks("l", "job", "10")).startswith("ok ")
+        assert attached == 2
+        assert len(listener.locks.holders) == listener.context.counts.sessions.taken == 1
+        client.abort()
 
 
 async def test_a_defect_is_told_and_not_silent(

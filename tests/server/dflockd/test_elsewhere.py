@@ -11,10 +11,10 @@ import pytest
 
 from tenure.engines.contract import Attach, Engine
 from tenure.engines.memory import MemoryEngine
-from tenure.server.dflockd.elsewhere import LETTERS
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.names import key_of
+from tenure.server.dflockd.remote import LETTERS
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way
 from tests.server.dflockd.talking import Client, serving
@@ -27,7 +27,7 @@ _stores = itertools.count()
 
 @pytest.fixture
 def name() -> str:
-    return f"elsewhere-{next(_stores)}"
+    return f"remote-{next(_stores)}"
 
 
 @pytest.fixture(params=["at once", "later"])

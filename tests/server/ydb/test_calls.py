@@ -75,7 +75,7 @@ async def test_creating_a_node_that_exists_succeeds_and_changes_nothing(store: s
     ("name", "path", "status"),
     [
         ("CreateNode", "/local", Status.BAD_REQUEST),
-        ("CreateNode", "/elsewhere/n", Status.BAD_REQUEST),
+        ("CreateNode", "/remote/n", Status.BAD_REQUEST),
         ("CreateNode", "/locale/n", Status.BAD_REQUEST),
         *((name, "n", Status.BAD_REQUEST) for name in ("CreateNode", "DropNode")),
         *((name, "", Status.BAD_REQUEST) for name in ("AlterNode", "DescribeNode")),
@@ -86,7 +86,7 @@ async def test_creating_a_node_that_exists_succeeds_and_changes_nothing(store: s
         *(
             (name, path, Status.SCHEME_ERROR)
             for name in ("AlterNode", "DropNode", "DescribeNode")
-            for path in ("/local/missing", "/elsewhere/n", "/local")
+            for path in ("/local/missing", "/remote/n", "/local")
         ),
         ("DropNode", "/local/default", Status.PRECONDITION_FAILED),
     ],
@@ -205,11 +205,11 @@ async def test_headers_that_are_not_known_and_a_token_that_nobody_asks_for_are_i
 
 async def test_a_database_that_is_not_here_is_not_found() -> None:
     async with serving() as server, channel(server.target) as over:
-        metadata = [("x-ydb-database", "/elsewhere")]
+        metadata = [("x-ydb-database", "/remote")]
         refused = await call(over, "DescribeNode", metadata, path=NODE)
         assert refused.status == Status.NOT_FOUND
         client = await stream(over, metadata=metadata)
-        assert "/elsewhere" in await client.fails(Status.NOT_FOUND)
+        assert "/remote" in await client.fails(Status.NOT_FOUND)
 
 
 async def test_a_method_that_is_not_here_is_unimplemented() -> None:

@@ -294,7 +294,7 @@ async def test_whatever_is_asked_each_question_has_one_answer(
             await client.answer_one()
         elif step[0] == "news":
             await news()
-            client.conversation.tell_changes()
+            client.conversation.report_changes()
             await client.work()
         else:
             listeners[who].asks(asked, step)
@@ -306,7 +306,7 @@ async def test_whatever_is_asked_each_question_has_one_answer(
         for client in clients:
             await client.answer_all()
             await news()
-            client.conversation.tell_changes()
+            client.conversation.report_changes()
             await client.answer_all()
         listen()
 

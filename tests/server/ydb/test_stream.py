@@ -70,7 +70,7 @@ async def test_what_cannot_be_served_ends_the_stream_with_a_failure(request_: ob
         ({"path": "/"}, Status.BAD_REQUEST),
         ({"path": "//"}, Status.BAD_REQUEST),
         ({"path": "/local/bad name"}, Status.NOT_FOUND),
-        ({"path": "/elsewhere/default"}, Status.NOT_FOUND),
+        ({"path": "/remote/default"}, Status.NOT_FOUND),
         ({"path": "/local"}, Status.NOT_FOUND),
         ({"timeout_millis": 30 * 60 * 1000 + 1}, Status.BAD_REQUEST),
         ({"description": "d" * 1025}, Status.BAD_REQUEST),

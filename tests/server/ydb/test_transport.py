@@ -146,7 +146,7 @@ async def test_a_message_that_fails_unexpectedly_ends_its_call_alone() -> None:
                 await method(Request(), timeout=PATIENCE)
             assert caught.value.status is GrpcStatus.INTERNAL
             assert await healthy.acquired(await healthy.acquire("m", 1, ephemeral=True))
-        assert "a call failed: /defective" in server.lines.events()
+        assert "a call failed: operation=/defective" in server.lines.events()
 
 
 async def test_a_thousand_messages_in_a_frame_are_all_answered() -> None:
@@ -181,7 +181,7 @@ async def test_a_call_ends_whose_message_there_is_no_memory_for() -> None:
         assert caught.value.status is GrpcStatus.RESOURCE_EXHAUSTED
         client = await session(over)
         assert await client.acquired(await client.acquire("m", 1, ephemeral=True))
-        assert "a call failed: /large" not in server.lines.events()
+        assert "a call failed: operation=/large" not in server.lines.events()
 
 
 class Slow:

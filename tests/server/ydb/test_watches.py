@@ -159,7 +159,7 @@ async def test_a_describe_that_fails_replaces_no_watch(kept: bool) -> None:
         if not kept:
             await watcher.session.close()  # after which no watch can begin
         watcher.conversation.refused(job, EngineUnavailable("the store is out of reach"))
-        watcher.conversation.tell_changes()
+        watcher.conversation.report_changes()
         await watcher.work()
         await watcher.answer_all()
         refused, changed = watcher.heard()

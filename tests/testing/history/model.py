@@ -14,15 +14,15 @@ from random import Random
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history import Record
 from tenure.testing.history.records import (
-    Asked,
-    Believes,
     Called,
     Crashed,
     Gone,
     Granted,
+    Held,
     Leaves,
     Observed,
     Queued,
+    Requested,
     Returned,
     Truth,
 )
@@ -97,7 +97,7 @@ class World:
         request = Request(f"r{number}", name, count)
         process, timeout = f"p{number}", random.choice([None, random.uniform(0.0, 4.0)])
         self._say(
-            Asked(
+            Requested(
                 *(self._now, process, request.label, NODE, name, count, LIMITS[name], WINDOW),
                 timeout,
             )
@@ -128,7 +128,7 @@ class World:
                 return
             if request.order_id not in self._granted:
                 self._granted.add(request.order_id)
-                self._soon(lambda request=request: self._tell(request))  # type: ignore[misc]
+                self._soon(lambda request=request: self._notify(request))  # type: ignore[misc]
 
     def _give_up(self, request: Request) -> None:
         if not request.told and not request.over:
@@ -137,7 +137,7 @@ class World:
             self._soon(lambda: self._remove(request))
             self._soon(lambda: self._say(Gone(self._now, request.label, "timeout")))
 
-    def _tell(self, request: Request) -> None:
+    def _notify(self, request: Request) -> None:
         if request.over:
             return
         request.told = True
@@ -152,10 +152,10 @@ class World:
         elif fate == "crash":
             self._soon(lambda: self._crash(request))
         else:
-            self._say(Believes(self._now, request.label, 1000.0))
+            self._say(Held(self._now, request.label, 1000.0))
 
     def _sample(self, request: Request) -> None:
-        self._say(Believes(self._now, request.label, self._now + WINDOW))
+        self._say(Held(self._now, request.label, self._now + WINDOW))
 
     def _release(self, request: Request) -> None:
         request.over = True

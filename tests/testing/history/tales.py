@@ -27,19 +27,19 @@ from typing import cast
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history import History, Record, Violation, check
 from tenure.testing.history.records import (
-    Asked,
-    Believes,
     Called,
     Continued,
     Crashed,
     Gone,
     Granted,
+    Held,
     Leaves,
     Observed,
     Operation,
     Outcome,
     Paused,
     Queued,
+    Requested,
     Returned,
     Revokes,
     Shrinks,
@@ -79,7 +79,7 @@ def record(line: str) -> Record:
         case "granted":
             return Granted(at, who, int(words[0]), _after("until", words) or inf)
         case "held":
-            return Believes(at, who, _after("until", words) or inf)
+            return Held(at, who, _after("until", words) or inf)
         case "shrinks":
             return Shrinks(at, who, int(words[0]))
         case "leaves":
@@ -115,13 +115,13 @@ def record(line: str) -> Record:
     raise ValueError(line)
 
 
-def _asks(at: float, who: str, name: str, words: list[str]) -> Asked:
+def _asks(at: float, who: str, name: str, words: list[str]) -> Requested:
     count = limit = EPHEMERAL_LIMIT
     if len(words) > 1 and "/" in words[1]:
         count, limit = (int(number) for number in words[1].split("/"))
     former = "".join(words[words.index("recovers") + 1 :]) if "recovers" in words else None
     window, timeout = _after("window", words) or WINDOW, _after("for", words)
-    return Asked(at, who, words[0], "/n", name, count, limit, window, timeout, former)
+    return Requested(at, who, words[0], "/n", name, count, limit, window, timeout, former)
 
 
 def _after(word: str, words: list[str]) -> float | None:

@@ -53,17 +53,16 @@ def test_a_violation_is_a_timeline_that_a_person_can_read() -> None:
     )
     assert violation.rule == "limit"
     assert violation.what == (
-        "a (order id 1) and b (order id 2) believe at once that they hold 'm' on /n, "
-        "4 tokens of a limit of 3"
+        "a (order id 1) and b (order id 2) hold 'm' on /n at once, 4 tokens of a limit of 3"
     )
     assert str(violation).splitlines() == [
         f"limit: {violation.what}",
-        "     0.000000 s  p  a asks for 2 of 'm' (limit 3), for 5 s",
-        ">    0.100000 s  p  a is granted, fencing token 1, believed until 29.500000 s",
-        "     0.500000 s  q  b asks for 2 of 'm' (limit 3)",
-        ">    1.000000 s  q  b is granted, fencing token 2, believed until 29.500000 s",
+        "     0.000000 s  p  a requests 2 of 'm' (limit 3), for 5 s",
+        ">    0.100000 s  p  a is granted, fencing token 1, held until 29.500000 s",
+        "     0.500000 s  q  b requests 2 of 'm' (limit 3)",
+        ">    1.000000 s  q  b is granted, fencing token 2, held until 29.500000 s",
         "     2.000000 s  p  a may leave from here",
-        "     2.100000 s  p  a is released, was believed until 30.500000 s",
+        "     2.100000 s  p  a is released, was held until 30.500000 s",
     ]
 
 
@@ -140,17 +139,17 @@ def test_every_record_is_told_in_words() -> None:
     )
     violation = Violation("limit", "/n", "m", "what", records)
     assert [line[17:] for line in violation.timeline()[1:]] == [
-        "p  a asks for all of 'm', going on with b",
-        "p  c asks for all of 'm', going on with what it had",
+        "p  a requests all of 'm', continuing b",
+        "p  c requests all of 'm', continuing what it had",
         "p  a has its place, order id 7",
-        "p  a is granted, fencing token 7, believed until the end",
-        "p  a is held, believed until 9.000000 s",
+        "p  a is granted, fencing token 7, held until the end",
+        "p  a is held until 9.000000 s",
         "p  a may have only 1 from here",
         "   an administrator revokes a",
         "   an administrator revokes what p has",
         "   an administrator revokes 'm'",
         "p  is paused",
-        "p  goes on",
+        "p  continues",
         "p  crashes",
         "q  d: update 'm' b'x' ...",
         "q  ... d: ok",
@@ -161,7 +160,7 @@ def test_every_record_is_told_in_words() -> None:
         "o  w is over",
         "   in the store 'm' has b'x', owners [7], waiters [8]",
         "   in the store 'm' has no data, owners [], waiters []",
-        "p  a is granted, believed until 9.000000 s",
+        "p  a is granted, held until 9.000000 s",
         "   an administrator revokes everything",
         "q  f: update 'm' b'" + "x" * 55 + "... ...",
     ]

@@ -17,14 +17,14 @@ from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing import VirtualClock, VirtualLoop
 from tenure.testing.history import AppendOnly, Journal, Record, Request, load
 from tenure.testing.history.records import (
-    Asked,
-    Believes,
     Called,
     Gone,
     Granted,
+    Held,
     Leaves,
     Observed,
     Queued,
+    Requested,
     Returned,
     Revokes,
     Shrinks,
@@ -65,9 +65,11 @@ async def test_a_lock_is_recorded_from_asking_to_release(
             deadline, token = session.deadline, request.lease.fencing_token
     window = session.recovery_window
     assert records == [
-        Asked(start, "a", "a-1", "/default", "m", EPHEMERAL_LIMIT, EPHEMERAL_LIMIT, window, 5.0),
+        Requested(
+            start, "a", "a-1", "/default", "m", EPHEMERAL_LIMIT, EPHEMERAL_LIMIT, window, 5.0
+        ),
         Granted(start, "a-1", token, deadline),
-        Believes(start + 1.0, "a-1", deadline),
+        Held(start + 1.0, "a-1", deadline),
         Leaves(start + 1.0, "a-1"),
         Gone(start + 1.0, "a-1", "released", deadline),
     ]
@@ -83,7 +85,7 @@ async def test_deadlines_are_told_on_the_common_scale(
         deadline = session.deadline - 900.0
     assert records[1:3] == [
         Granted(7.0, "a-1", records[1].order_id, deadline),  # type: ignore[union-attr]
-        Believes(7.0, "a-1", deadline),
+        Held(7.0, "a-1", deadline),
     ]
 
 
@@ -96,7 +98,7 @@ async def test_a_wait_that_times_out_is_gone(
                 raise AssertionError("nothing is held")
         async with journal.try_lock(client.mutex("m")) as request:
             assert request is None
-    assert kinds(records) == [Asked, Gone] * 2
+    assert kinds(records) == [Requested, Gone] * 2
     assert [record.why for record in records if isinstance(record, Gone)] == ["timeout", "refused"]
 
 
@@ -121,7 +123,7 @@ async def test_who_cancels_says_so_first(
         assert not mine[0].sample()
     whys = {record.request: record.why for record in records if isinstance(record, Gone)}
     assert whys == {"a-1": "released", "a-2": "withdrawn"}
-    assert Believes not in kinds(records)
+    assert Held not in kinds(records)
     assert kinds(records).count(Leaves) == 2
 
 
@@ -138,7 +140,7 @@ async def test_a_loss_is_recorded_when_the_body_is_cancelled(
     async with tenure.connect(url, clock=clock) as client:
         with pytest.raises(tenure.LeaseLost):
             await be_evicted(client)
-    assert kinds(records) == [Asked, Granted, Revokes, Gone]
+    assert kinds(records) == [Requested, Granted, Revokes, Gone]
     assert [record.why for record in records if isinstance(record, Gone)] == ["lost"]
 
 
@@ -165,10 +167,10 @@ async def test_a_place_in_a_queue_is_recorded(
     places = [record for record in records if isinstance(record, Queued | Granted)]
     assert [(each.request, each.order_id) for each in places[1:]] == [("a-2", token)] * 2
     assert kinds(records) == [
-        *(Asked, Granted),
-        *(Asked, Queued),
-        *(Shrinks, Granted, Believes, Believes, Leaves, Gone),
-        *(Believes, Leaves, Gone),
+        *(Requested, Granted),
+        *(Requested, Queued),
+        *(Shrinks, Granted, Held, Held, Leaves, Gone),
+        *(Held, Leaves, Gone),
     ]
 
 
@@ -179,7 +181,7 @@ async def test_what_a_resumed_session_had_goes_on_under_another_label(
     after = Journal("a.1", records.append, now=clock.now)
     async with tenure.connect(url, clock=clock) as client:
         session = await client.session(resumable=True)
-        former = before.asks(session.mutex("m"))
+        former = before.request(session.mutex("m"))
         former.granted(await session.mutex("m").lock())
         before.leaves()
         resume = session.resume_token
@@ -192,7 +194,7 @@ async def test_what_a_resumed_session_had_goes_on_under_another_label(
                     pass
             async with after.recover(again.mutex("m")) as nothing:
                 assert nothing is None
-    asked = [record for record in records if isinstance(record, Asked)]
+    asked = [record for record in records if isinstance(record, Requested)]
     tokens = {record.order_id for record in records if isinstance(record, Queued | Granted)}
     assert [(each.request, each.recovers) for each in asked] == [
         ("a.0-1", None),
@@ -242,7 +244,7 @@ def test_threads_record_as_tasks_do(url: str, tmp_path: Path) -> None:
     with blocking.connect(url) as client:
         mutex, config = client.mutex("m"), client.semaphore("config")
         with (
-            journal.asks(mutex, timeout=5.0) as request,
+            journal.request(mutex, timeout=5.0) as request,
             mutex.lock(timeout=5.0) as lease,
             request.holds(lease),
         ):
@@ -252,7 +254,7 @@ def test_threads_record_as_tasks_do(url: str, tmp_path: Path) -> None:
         journal.observed("w", config, config.describe().data)
     found = load([tmp_path / "a"]).records
     assert kinds(list(found)) == [
-        *(Asked, Granted, Believes, Believes, Leaves, Gone),
+        *(Requested, Granted, Held, Held, Leaves, Gone),
         *(Called, Returned, Observed),
     ]
     assert isinstance(found[-1], Observed)
@@ -285,9 +287,9 @@ def test_a_file_that_is_there_is_added_to(tmp_path: Path) -> None:
 def test_the_limit_of_a_lasting_semaphore_has_to_be_told(url: str, journal: Journal) -> None:
     async def ask() -> None:
         async with tenure.connect(url) as client:
-            with pytest.raises(tenure.Misuse, match="tell the journal the limit of semaphore 'x'"):
-                journal.asks(client.semaphore("x"))
-            journal.asks(client.semaphore("x", ephemeral=True))
+            with pytest.raises(tenure.Misuse, match="the limit of semaphore 'x' is missing"):
+                journal.request(client.semaphore("x"))
+            journal.request(client.semaphore("x", ephemeral=True))
 
     asyncio.run(ask())
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tenure.testing.history import History, Record, check, dump, load
 from tenure.testing.history.files import from_json, to_json
 from tenure.testing.history.records import (
-    Asked,
-    Believes,
     Called,
     Gone,
     Granted,
+    Held,
     Leaves,
     Observed,
     Queued,
+    Requested,
     Returned,
     Truth,
 )
@@ -86,7 +86,7 @@ def swap(records: Records, old: Record, new: Record) -> None:
 
 def two_that_held_the_mutex(records: Records, random: Random) -> list[Granted]:
     """The grants of two that followed each other, with some time in between them."""
-    asked, left = of(records, Asked), of(records, Leaves)
+    asked, left = of(records, Requested), of(records, Leaves)
     grants = [
         record
         for record in records
@@ -108,7 +108,7 @@ def grant_too_early(records: Records, random: Random) -> str:
     first, second = two_that_held_the_mutex(records, random)
     left = of(records, Leaves)[first.request].at
     at = random.uniform(first.at, left)
-    asked = of(records, Asked)[second.request]
+    asked = of(records, Requested)[second.request]
     swap(records, second, replace(second, at=at))
     swap(records, asked, replace(asked, at=min(asked.at, at)))
     records.sort(key=lambda record: record.at)
@@ -135,7 +135,7 @@ def give_a_token_twice(records: Records, random: Random) -> str:
 def set_tokens_back(records: Records, random: Random) -> str:
     """As a store that forgets after a restart what it has given."""
     last = max(record.at for record in records)
-    records.insert(-1, Asked(last, "p", "late", "/n", "other", 1, 1, 30.0))
+    records.insert(-1, Requested(last, "p", "late", "/n", "other", 1, 1, 30.0))
     records.insert(-1, Granted(last, "late", 1, last + 30.0))
     assume(any(isinstance(record, Granted) and record.request != "late" for record in records))
     return "fencing"
@@ -145,7 +145,7 @@ def hold_after_the_end(records: Records, random: Random) -> str:
     gone = [record for record in records if isinstance(record, Gone)]
     assume(gone)
     over = random.choice(gone)
-    held: Record = Believes(over.at, over.request, 99.0)
+    held: Record = Held(over.at, over.request, 99.0)
     if random.random() < 0.5:
         held = Granted(over.at, over.request, 1, 99.0)
     records.insert(records.index(over) + 1, held)

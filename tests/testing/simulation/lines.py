@@ -181,7 +181,7 @@ class Socket(asyncio.Protocol):
 
     def read_by(self, callback: Callable[[], None] | None) -> None:
         self._reader = callback
-        self._tell()
+        self._notify()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, End)
@@ -189,14 +189,14 @@ class Socket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data
-        self._tell()
+        self._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._error = exc
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._reader is not None and (self._arrived or self._lost):
             asyncio.get_running_loop().call_soon(self._read)
 

@@ -53,10 +53,10 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def _counting_from_the_answer(self: DflockdSession, at: float) -> None:
-    _told(self, at + 2.0)
+    _proved(self, at + 2.0)
 
 
-_told = DflockdSession.tell_proof
+_proved = DflockdSession.prove
 
 
 def _taking_back_too_early(self: Locks, now: float) -> None:
@@ -73,7 +73,7 @@ def _joining_no_more(self: DflockdRequest) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "defect"),
     [
-        (DflockdSession, "tell_proof", _counting_from_the_answer),
+        (DflockdSession, "prove", _counting_from_the_answer),
         (Locks, "sweep", _taking_back_too_early),
         (DflockdRequest, "_again", _joining_no_more),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tenure.engines.native.heartbeat import Proofs
-from tenure.engines.native.operations import Operations
+from tenure.engines.native.operation_queue import NativeOperationQueue
 from tenure.testing.simulation import Outcome, draw, run
 from tenure.testing.simulation.plan import FAULTS
 from tests.testing.simulation.served import ServedWorld
@@ -45,17 +45,17 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def _counting_from_the_answer(self: Proofs, number: int, age: float) -> float | None:
-    return None if _answered(self, number, age) is None else self.asked + 2.0
+    return None if _answered(self, number, age) is None else self.renewed + 2.0
 
 
 _answered = Proofs.answered
 
 
-def _asking_nothing_again(self: Operations, connection: object, _: object = ()) -> None:
-    _go_on(self, connection)  # type: ignore[arg-type]
+def _sending_nothing_again(self: NativeOperationQueue, connection: object, _: object = ()) -> None:
+    _resume(self, connection)  # type: ignore[arg-type]
 
 
-_go_on = Operations.go_on
+_resume = NativeOperationQueue.resume
 
 
 @pytest.mark.filterwarnings("ignore")  # what is broken on purpose may complain in any way
@@ -63,7 +63,7 @@ _go_on = Operations.go_on
     ("owner", "name", "defect"),
     [
         (Proofs, "answered", _counting_from_the_answer),
-        (Operations, "go_on", _asking_nothing_again),
+        (NativeOperationQueue, "resume", _sending_nothing_again),
     ],
     ids=["a proof that is younger than its question", "what was lost is not asked again"],
 )

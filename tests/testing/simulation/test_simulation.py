@@ -19,7 +19,7 @@ from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
 from tenure.core.node import StoredSemaphore
 from tenure.testing.faults import FaultySession
-from tenure.testing.history import Asked, Called, Granted, Violation
+from tenure.testing.history import Called, Granted, Requested, Violation
 from tenure.testing.simulation import Outcome, Plan, draw, run, shrink, simulate, smallest
 from tenure.testing.simulation.batch import Tally, outcomes, tallies
 from tenure.testing.simulation.plan import FAULTS
@@ -50,7 +50,7 @@ def test_no_history_is_violated() -> None:
 def test_a_history_holds_what_it_gets_and_does_much() -> None:
     [outcome] = outcomes([1])
     granted = [record for record in outcome.records if isinstance(record, Granted)]
-    asked = sum(isinstance(record, Asked | Called) for record in outcome.records)
+    asked = sum(isinstance(record, Requested | Called) for record in outcome.records)
     assert len(granted) > 60
     assert asked > 150
     assert outcome.operations > 200
@@ -124,7 +124,7 @@ _granted = FaultySession.granted
 
 DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
     "a cancelled request stays in its queue": (
-        *(Request, "give_up_because", _no_withdrawal),
+        *(Request, "withdraw_because", _no_withdrawal),
         {"end", "error"},
     ),
     "a lease counts from the answer": (

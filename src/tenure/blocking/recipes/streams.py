@@ -29,7 +29,7 @@ class States(Stream[T]):
 
     def close(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``for`` ends."""
-        self._portal.give_back(self._wrapped.aclose)
+        self._portal.release(self._wrapped.aclose)
 
 
 class Changes(Stream[Change]):
@@ -41,4 +41,4 @@ class Changes(Stream[Change]):
 
     def close(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``for`` ends."""
-        self._portal.give_back(self._wrapped.aclose)
+        self._portal.release(self._wrapped.aclose)

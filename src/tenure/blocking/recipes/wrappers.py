@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from tenure import recipes as async_recipes
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import give_up, perhaps
+from tenure.blocking.blocks import perhaps, undo_acquire
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States
@@ -43,7 +43,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
 
     To go from writing to reading without letting another writer in between, shrink the lease:
     ``lease.update(count=1)``. There is no way from reading to writing: two readers that
-    wanted it would wait for each other. A thread that is inside the lock and waits for it again
+    need it would wait for each other. A thread that is inside the lock and waits for it again
     without a timeout gets `SelfDeadlock` when it is itself in the way; a reader that reads again
     behind a writer that waits for it is not noticed, so pass the lease on instead.
 
@@ -81,7 +81,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
                 granted or the session ends.
             on_loss: what a loss does beside being raised; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss; the lease
-                is given up that much earlier.
+                counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time.
@@ -91,7 +91,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         """
         return self._portal.obtain(
             Lease,
-            give_up,
+            undo_acquire,
             self._wrapped.read,
             data=data,
             timeout=timeout,
@@ -113,7 +113,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         """
         return self._portal.obtain(
             Lease,
-            give_up,
+            undo_acquire,
             self._wrapped.write,
             data=data,
             timeout=timeout,
@@ -127,7 +127,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         """Lock for reading if there are no writers and no waiters; else ``None``."""
         return self._portal.obtain(
             perhaps(Lease),
-            give_up,
+            undo_acquire,
             self._wrapped.try_read,
             data=data,
             on_loss=on_loss,
@@ -140,7 +140,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         """Lock for writing if there are no holders and no waiters; else ``None``."""
         return self._portal.obtain(
             perhaps(Lease),
-            give_up,
+            undo_acquire,
             self._wrapped.try_write,
             data=data,
             on_loss=on_loss,
@@ -180,7 +180,7 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
         return self._wrapped.name
 
     def get(self) -> T | None:
-        """The value now; ``None`` when nothing has been published.
+        """Return the value now; ``None`` when nothing has been published.
 
         Raises:
             InvalidArgument: what is there cannot be decoded, or is no shared configuration.
@@ -199,7 +199,7 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
         self._portal.call(self._wrapped.set, value)
 
     def watch(self) -> States[T | None]:
-        """The value now, and every newer one; ``None`` as long as nothing has been published.
+        """Return the value now and every newer one; ``None`` until something has been published.
 
         A value that cannot be decoded raises `InvalidArgument`, which ends an ``for`` but
         not the watch: the next iteration waits for the next value. The watch ends with
@@ -223,7 +223,7 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
     an engine that notices its death, else with the recovery window. Until then an instance that
     is down is still listed, so a client must be ready to try the next one.
 
-    A mutex and a registry of one name cannot be told apart; call a registry by the plural of
+    A mutex and a registry of one name cannot be distinguished; call a registry by the plural of
     what it lists, a mutex by the work that it guards.
 
     Args:
@@ -260,11 +260,11 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
             SessionExpired, SessionClosed: the session is over.
         """
         return self._portal.obtain(
-            Lease, give_up, self._wrapped.register, endpoint, on_loss=on_loss
+            Lease, undo_acquire, self._wrapped.register, endpoint, on_loss=on_loss
         )
 
     def list(self) -> tuple[Endpoint, ...]:
-        """The live endpoints, in the order of their registration.
+        """Return the live endpoints, in the order of their registration.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
@@ -273,7 +273,7 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
         return self._portal.call(self._wrapped.list)
 
     def watch(self) -> States[tuple[Endpoint, ...]]:
-        """The live endpoints now, and again after every change of them."""
+        """Return the live endpoints now, and again after every change of them."""
         return States(self._portal, self._wrapped.watch())
 
 
@@ -324,10 +324,10 @@ class Group(SyncWrapper[async_recipes.Group]):
             InvalidArgument: a lasting semaphore has that name, or the data is too long.
             SessionExpired, SessionClosed: the session is over.
         """
-        return self._portal.obtain(Lease, give_up, self._wrapped.join, data, on_loss=on_loss)
+        return self._portal.obtain(Lease, undo_acquire, self._wrapped.join, data, on_loss=on_loss)
 
     def members(self) -> tuple[Member, ...]:
-        """The members now, the oldest first.
+        """Return the members now, the oldest first.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
@@ -336,7 +336,7 @@ class Group(SyncWrapper[async_recipes.Group]):
         return self._portal.call(self._wrapped.members)
 
     def watch(self) -> States[tuple[Member, ...]]:
-        """The members now, and again after every change, the oldest first."""
+        """Return the members now, and again after every change, the oldest first."""
         return States(self._portal, self._wrapped.watch())
 
     def changes(self) -> Changes:

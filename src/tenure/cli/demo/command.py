@@ -29,7 +29,7 @@ __all__ = ["demo"]
 
 WORKERS = [f"w{number}" for number in range(1, 9)]
 TIME_LIMIT = 60.0
-"""Seconds after which the demo gives up; it takes a few."""
+"""Seconds after which the demo is ended; it takes a few."""
 
 FINE: dict[object, str] = {
     "held": "█",
@@ -59,7 +59,7 @@ STYLE = {"held": "green", "waiting": "yellow", "killed": "bold red", "idle": ""}
     help="Keep what the processes recorded, as JSON lines.",
 )
 def demo(history_file: Path | None) -> int:
-    """See processes share locks and a leader.
+    """Show processes that share locks and a leader.
 
     Starts real processes on a temporary SQLite file, records what each of them does, and checks
     the record: no two holders overlapped, fencing tokens rose, requests were granted in the
@@ -125,10 +125,10 @@ async def _play(history: History) -> list[Finding]:
 
 
 def _show(scene: Scene, history: History) -> Sequence[Finding]:
-    """The picture of a scene, and what its record proves."""
+    """Return the picture of a scene, and what its record proves."""
     for row in timeline(history.holds(scene.name), max(_width() - 8, 10)):
         _show_row(row)
-    for line in scene.tell(history):
+    for line in scene.describe(history):
         _show_line("", line)
     findings = scene.check(history)
     for each in findings:

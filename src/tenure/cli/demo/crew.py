@@ -1,4 +1,4 @@
-"""The processes of the demo, as the demo sees them: started, told what to do, heard, ended."""
+"""Processes of the demo: starts them, sends orders, records what they report, ends them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["DemoWorker", "started_crew"]
 
 
 class DemoWorker:
-    """One process. What it writes goes into the history."""
+    """One process. Its reports go into the history."""
 
     def __init__(
         self, who: str, process: asyncio.subprocess.Process, history: History, errors: Path
     ) -> None:
-        """Describe a started process, which has had no orders yet."""
+        """Take charge of a started process without orders."""
         self.who = who
         self.killed = False
         self._expected = 0  # the number of commands whose end it will report
         self._process = process
         self._history = history
         self._errors = errors
-        self._heard = asyncio.Condition()
+        self._reported = asyncio.Condition()
 
     @property
     def pid(self) -> int:
@@ -41,26 +41,26 @@ class DemoWorker:
         return self._process.pid
 
     async def listen(self) -> None:
-        """Take down what it writes, until it ends."""
+        """Record its reports until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             if line.endswith(b"\n"):  # what a killed process began to write does not count
-                async with self._heard:
+                async with self._reported:
                     self._history.events.append(parse(line))
-                    self._heard.notify_all()
+                    self._reported.notify_all()
         if not self.killed and await self._process.wait():
             said = self._errors.read_text(errors="replace").strip().splitlines() or ["nothing"]
             raise Mistake(Status.DEFECT, f"worker {self.who} failed: {said[-1]}")
 
-    def tell(self, **order: Any) -> None:
-        """Give it an order."""
+    def send(self, **order: Any) -> None:
+        """Send it an order."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
     async def until(self, enough: Callable[[list[DemoEvent]], bool]) -> None:
-        """Wait until what it has written satisfies a condition."""
-        async with self._heard:
-            await self._heard.wait_for(
+        """Wait until its reports satisfy a condition."""
+        async with self._reported:
+            await self._reported.wait_for(
                 lambda: enough([each for each in self._history.events if each.who == self.who])
             )
 
@@ -71,13 +71,13 @@ class DemoWorker:
         await self.until(lambda events: sum(each.what == "done" for each in events) >= expected)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it with SIGKILL."""
         self.killed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def dismiss(self) -> None:
-        """No more orders: it ends by itself."""
+        """End its orders, so that it ends by itself."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -90,7 +90,7 @@ class DemoWorker:
 async def started_crew(
     names: list[str], url: str, folder: Path, history: History
 ) -> AsyncIterator[list[DemoWorker]]:
-    """Processes that are there when the block begins and gone when it has ended."""
+    """Run processes for the length of a block."""
     crew: list[DemoWorker] = []
     try:
         for who in names:

@@ -1,8 +1,8 @@
 """Recorded history of a demo, and the checks of it.
 
 Every process writes down what it does, with the boot-time clock, which all processes of a host
-share. It notes a grant after it learns of it and a release before it asks for it, so that a hold
-is recorded as shorter than it was, never as longer: an overlap in the record was one in truth.
+share. It records a grant after receiving it, and a release before sending it. So no lease is longer
+in the record than it was, and an overlap in the record is a real overlap.
 
 Each check is computed from the record alone and gives a `Finding`. A check that has found nothing
 to look at fails.
@@ -20,7 +20,7 @@ from typing import Literal
 
 __all__ = ["DemoEvent", "DemoHold", "Finding", "History", "Look", "parse"]
 
-What = Literal["asked", "queued", "granted", "released", "killed", "written", "seen", "done"]
+What = Literal["requested", "queued", "granted", "released", "killed", "written", "seen", "done"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class DemoEvent:
 
 
 def parse(line: str | bytes) -> DemoEvent:
-    """The event that `DemoEvent.to_json` has written."""
+    """Return the event that `DemoEvent.to_json` has written."""
     return DemoEvent(**json.loads(line))
 
 
@@ -68,12 +68,12 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class DemoHold:
-    """One request: when it was asked for, known to be queued, granted, and over."""
+    """One request: when it was sent, known to be queued, granted, and over."""
 
     who: str
     token: int
     count: int
-    asked: float
+    requested: float
     queued: float
     granted: float
     ended: float
@@ -98,7 +98,7 @@ class History:
         self.looks: list[Look] = []
 
     def about(self, name: str, *what: What) -> list[DemoEvent]:
-        """The events of some kinds about one name, in the order of time."""
+        """Return the events of some kinds about one name, in the order of time."""
         found = [each for each in self.events if each.name == name and each.what in what]
         return sorted(found, key=lambda each: each.at)
 
@@ -110,23 +110,23 @@ class History:
         """Every request that was granted, in the order of the grants."""
         killed = {each.who: each.at for each in self.events if each.what == "killed"}
         found: list[DemoHold] = []
-        mine = self.about(name, "asked", "queued", "granted", "released")
+        mine = self.about(name, "requested", "queued", "granted", "released")
         for who in sorted({each.who for each in mine}):
-            asked = queued = None
+            requested = queued = None
             for event in (each for each in mine if each.who == who):
-                if event.what == "asked":
-                    asked, queued = event, None
+                if event.what == "requested":
+                    requested, queued = event, None
                 elif event.what == "queued":
                     queued = event
                 elif event.what == "granted":
-                    assert asked is not None, "a grant is asked for"
+                    assert requested is not None, "a grant follows a request"
                     assert event.token is not None, "a grant has a token"
                     found.append(
                         DemoHold(
                             who,
                             event.token,
                             event.count,
-                            asked.at,
+                            requested.at,
                             event.at if queued is None else queued.at,
                             event.at,
                             killed.get(who, float("inf")),
@@ -154,10 +154,18 @@ class History:
             return Finding(False, f"{name}: {most} held at once, of {limit}")
         return Finding(True, f"{name}: {len(holds)} grants, at most {most} at once; {what}: none")
 
-    def check_tokens(self, name: str) -> Finding:
-        """Check that a hold granted after the end of another one has a higher token."""
+    def check_tokens(self, name: str, limit: int) -> Finding:
+        """Check that a request granted after the end of another one has a higher token.
+
+        A process may record its grant late. So two requests that fit into the limit together are
+        compared only if one had ended before the other was sent.
+        """
         holds = self.holds(name)
-        pairs = [(a, b) for a, b in itertools.permutations(holds, 2) if a.ended <= b.granted]
+        pairs = [
+            (a, b)
+            for a, b in itertools.permutations(holds, 2)
+            if a.ended <= (b.granted if a.count + b.count > limit else b.requested)
+        ]
         wrong = [(a, b) for a, b in pairs if a.token >= b.token]
         if wrong:
             before, after = wrong[0]
@@ -171,7 +179,7 @@ class History:
     def check_arrival(self, name: str) -> Finding:
         """Check that a request queued before another was made is granted before it."""
         holds = self.holds(name)
-        pairs = [(a, b) for a, b in itertools.permutations(holds, 2) if a.queued < b.asked]
+        pairs = [(a, b) for a, b in itertools.permutations(holds, 2) if a.queued < b.requested]
         wrong = [(a, b) for a, b in pairs if a.token > b.token]
         if wrong:
             first, second = wrong[0]

@@ -23,19 +23,19 @@ class Row:
 
 
 def timeline(holds: Sequence[DemoHold], width: int) -> list[Row]:
-    """The rows, in the order in which the processes first held; each `width` cells long."""
+    """Return the rows, in the order in which the processes first held; each `width` cells long."""
     if not holds:
         return []
-    begin = min(each.asked for each in holds)
+    start = min(each.requested for each in holds)
     finite = [each.ended for each in holds if each.ended != float("inf")]
     end = max([*finite, *(each.granted for each in holds)])
-    scale = width / max(end - begin, 1e-9)
+    scale = width / max(end - start, 1e-9)
     rows = {each.who: Row(each.who, [IDLE] * width) for each in holds}
     for each in holds:
         cells = rows[each.who].cells
         first, granted, last = (
-            min(int((at - begin) * scale), width - 1)
-            for at in (each.asked, each.granted, min(each.ended, end))
+            min(int((at - start) * scale), width - 1)
+            for at in (each.requested, each.granted, min(each.ended, end))
         )
         for at in range(first, granted):
             if cells[at] == "idle":

@@ -65,17 +65,17 @@ class Scene:
     title: str
     play: Callable[[DemoStage], Awaitable[None]]
     check: Callable[[History], Sequence[Finding]]
-    tell: Callable[[History], Sequence[str]] = lambda _: ()
+    describe: Callable[[History], Sequence[str]] = lambda _: ()
 
 
 async def _hand_round(stage: DemoStage) -> None:
     """Six processes line up for one mutex, one after the other, twice."""
     first, *others = stage.crew[:6]
     order = {"do": "lock", "name": "nightly", "turns": 2, "hold": 0.03}
-    first.tell(**order, wait=True)
+    first.send(**order, wait=True)
     await first.until(lambda events: any(each.what == "granted" for each in events))
     for place, member in enumerate(others, start=1):
-        member.tell(**order, wait=False)
+        member.send(**order, wait=False)
         seen = await stage.look("nightly")
         while seen is None or len(seen.waiters) < place:
             await asyncio.sleep(0.002)
@@ -83,14 +83,14 @@ async def _hand_round(stage: DemoStage) -> None:
         now = stage.client.clock.now()
         token = seen.waiters[-1].order_id
         stage.note(DemoEvent(now, member.who, "queued", "nightly", token))
-    first.tell(go=True)
+    first.send(go=True)
     await stage.while_looking("nightly", [each.finish() for each in [first, *others]])
 
 
 def _check_mutex(history: History) -> list[Finding]:
     return [
         history.check_limit("nightly", 1),
-        history.check_tokens("nightly"),
+        history.check_tokens("nightly", 1),
         history.check_arrival("nightly"),
         history.check_looks("nightly"),
     ]
@@ -101,11 +101,11 @@ async def _share(stage: DemoStage) -> None:
     await stage.session.semaphore("gpu").create(limit=SLOTS)
     for number, member in enumerate(stage.crew):
         count = 2 if number % 4 == 3 else 1
-        member.tell(do="share", name="gpu", turns=3, hold=0.05, count=count)
+        member.send(do="share", name="gpu", turns=3, hold=0.05, count=count)
     await stage.while_looking("gpu", [each.finish() for each in stage.crew])
 
 
-def _tell_order(history: History) -> list[str]:
+def _describe_order(history: History) -> list[str]:
     holds = history.holds("nightly")
     common, tokens = shortened([each.token for each in holds])
     begin = f" (all begin with {common})" if common else ""
@@ -118,7 +118,7 @@ def _tell_order(history: History) -> list[str]:
 def _check_slots(history: History) -> list[Finding]:
     return [
         history.check_limit("gpu", SLOTS),
-        history.check_tokens("gpu"),
+        history.check_tokens("gpu", SLOTS),
         history.check_arrival("gpu"),
         history.check_looks("gpu"),
     ]
@@ -129,7 +129,7 @@ async def _elect(stage: DemoStage) -> None:
     candidates = stage.crew[:4]
     clock = stage.client.clock
     for member in candidates:
-        member.tell(do="lead", name="primary")
+        member.send(do="lead", name="primary")
     async with stage.session.election("primary").observe() as leaders:
         killed: DemoWorker | None = None
         async for leader in leaders:
@@ -148,7 +148,7 @@ async def _elect(stage: DemoStage) -> None:
     stage.crew.remove(killed)
     for member in candidates:
         if member is not killed:
-            member.tell(go="resign")
+            member.send(go="resign")
     for member in stage.crew:
         if member in candidates:
             await member.finish()
@@ -166,17 +166,17 @@ def _check_election(history: History) -> list[Finding]:
     return [
         history.check_takeover("primary"),
         history.check_limit("primary", 1),
-        history.check_tokens("primary"),
+        history.check_tokens("primary", 1),
     ]
 
 
 async def _configure(stage: DemoStage) -> None:
-    """Everybody watches a semaphore's data, which changes."""
+    """All processes watch a semaphore's data, which changes."""
     config = stage.session.semaphore("config")
     await config.create(limit=1, data=STATES[0].encode())
     stage.note(DemoEvent(stage.client.clock.now(), "demo", "written", "config", data=STATES[0]))
     for member in stage.crew:
-        member.tell(do="watch", name="config", last=STATES[-1])
+        member.send(do="watch", name="config", last=STATES[-1])
     for member in stage.crew:
         await member.until(lambda events: any(each.name == "config" for each in events))
     for state in STATES[1:]:
@@ -192,7 +192,7 @@ def _check_config(history: History) -> list[Finding]:
     return [history.check_watchers("config", sorted(seen))]
 
 
-def _tell_changes(history: History) -> list[str]:
+def _describe_changes(history: History) -> list[str]:
     lines: list[str] = []
     for change in history.about("config", "written"):
         seen = [each.at for each in history.about("config", "seen") if each.data == change.data]
@@ -208,7 +208,7 @@ SCENES = (
         "One mutex, six processes, in the order of arrival",
         _hand_round,
         _check_mutex,
-        _tell_order,
+        _describe_order,
     ),
     Scene("gpu", "Four slots, eight processes; two of them take two slots", _share, _check_slots),
     Scene("primary", "One leader of four; kill -9 the leader", _elect, _check_election),
@@ -217,6 +217,6 @@ SCENES = (
         "Data changed under a watch, and seen by all",
         _configure,
         _check_config,
-        _tell_changes,
+        _describe_changes,
     ),
 )

@@ -49,10 +49,10 @@ class Worker:
         return dict(json.loads(line)) if line else None
 
     async def do_lock(self, name: str, turns: int, hold: float, *, wait: bool) -> None:
-        """Take a mutex several times; with `wait`, keep it the first time until told to go on."""
+        """Take a mutex several times; with `wait`, keep it the first time until the next order."""
         mutex = self._session.mutex(name)
         for turn in range(turns):
-            self.note("asked", name)
+            self.note("requested", name)
             async with mutex.lock(data=self._who.encode()) as lease:
                 self.note("granted", name, lease.fencing_token)
                 if wait and turn == 0:
@@ -64,7 +64,7 @@ class Worker:
         """Take some of a semaphore's slots, several times."""
         pool = self._session.semaphore(name)
         for _ in range(turns):
-            self.note("asked", name)
+            self.note("requested", name)
             async with pool.enqueue(count, data=self._who.encode()) as ticket:
                 self.note("queued", name)
                 lease = await ticket.wait()
@@ -73,8 +73,8 @@ class Worker:
                 self.note("released", name, lease.fencing_token, count)
 
     async def do_lead(self, name: str) -> None:
-        """Be a candidate, and the leader until told to resign."""
-        self.note("asked", name)
+        """Be a candidate, and the leader until the order to resign."""
+        self.note("requested", name)
         async with self._session.election(name).campaign(self._who.encode()) as leadership:
             self.note("granted", name, leadership.fencing_token)
             await self._next()

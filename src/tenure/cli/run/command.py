@@ -38,9 +38,9 @@ class _WithStatusTable(click.Command):
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="When the lease cannot be proven any more, the command gets SIGTERM --grace before the "
     "deadline, and SIGKILL at the deadline, with all its descendants. Daemons (setsid, and no "
-    "parent left) end with a lost lock; they are left alone when the command ends by itself. What "
-    "it has asked others to do, a database, a container, another host, goes on: give those "
-    "TENURE_FENCING_TOKEN to compare.",
+    "parent left) end with a lost lock; they are left alone when the command ends by itself. Work "
+    "that it has started in a database, a container or on another host continues: have those "
+    "compare TENURE_FENCING_TOKEN.",
 )
 @click.option(
     "--lock",
@@ -153,7 +153,7 @@ def run(
 ) -> int:
     """Run a command under a lock.
 
-    Like flock(1), across processes and machines: waits for the lock, runs COMMAND, gives it back.
+    Like flock(1), across processes and machines: waits for the lock, runs COMMAND, and releases it.
 
     COMMAND runs in a process group of its own, with TENURE_NAME, TENURE_NODE and
     TENURE_FENCING_TOKEN in its environment. It gets the signals that 'tenure run' gets, and never
@@ -178,7 +178,7 @@ def _what(**given: str | None) -> tuple[Literal["lock", "semaphore", "elect"], s
 
 
 def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that go together, and those that were not given."""
+    """Return the options that go together, and those that were not given."""
     context = click.get_current_context()
     rules.check_window(options["window"])
     window, grace, limit = options["window"], options["grace"], options["limit"]
@@ -196,7 +196,7 @@ def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     if grace >= window / 2:
         raise click.UsageError(
             f"--grace is under half of the recovery window ({window:g} s), not {grace:g} s; "
-            "ask for a longer --recovery-window",
+            "choose a longer --recovery-window",
             context,
         )
     data = options["data"].encode(errors="surrogateescape")

@@ -14,7 +14,7 @@ _CREDENTIALS = frozenset({"TENURE_TOKEN", "DFLOCKD_AUTH_TOKEN"})
 """The variables that are credentials as a whole."""
 
 _SECRET = re.compile(r"password|passwd|secret|token(?![-_]?file)", re.IGNORECASE)
-"""The names of a URL's parameters that are secrets; the name of a file is none."""
+"""The names of a URL's parameters that are secrets, without names of files."""
 
 
 def environment_of(

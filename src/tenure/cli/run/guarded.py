@@ -89,7 +89,7 @@ class GuardedCommand:
         self._stuck = stuck
         self._apart = apart
         self._alone: asyncio.Task[None] | None = None
-        self._heard = b""
+        self._received = b""
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[CommandEnding] = self._loop.create_future()
         self._loop.add_reader(control, self._listen)
@@ -115,7 +115,7 @@ class GuardedCommand:
             command: the program and its arguments.
             environment: the whole environment of the command.
             deadline: when it is killed, on the boot-time clock, unless `extend` moves that.
-            grace: seconds before that when it is asked to end.
+            grace: seconds before that when it gets SIGTERM.
             foreground: it gets the terminal.
             inherit: a descriptor that it keeps open until it ends.
             cgroup: the cgroup that it is put into.
@@ -160,11 +160,11 @@ class GuardedCommand:
         return cls(watchdog, here, cgroup, stopped=stopped, stuck=stuck, apart=apart)
 
     def extend(self, deadline: float) -> None:
-        """The lease is proven further."""
+        """Take a later deadline: the lease is proven further."""
         self._say(f"deadline {deadline!r}")
 
     def signal(self, number: int) -> None:
-        """A signal to the command's process group."""
+        """Send a signal to the command's process group."""
         self._say(f"signal {number}")
 
     def kill(self) -> None:
@@ -213,7 +213,7 @@ class GuardedCommand:
         if not said:
             self._abandoned()
             return
-        *lines, self._heard = (self._heard + said).split(b"\n")
+        *lines, self._received = (self._received + said).split(b"\n")
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "started":
@@ -244,7 +244,7 @@ class GuardedCommand:
 
     async def _end_alone(self) -> None:
         try:
-            while self._kill_descendants():  # noqa: ASYNC110  no event tells of their ends
+            while self._kill_descendants():  # noqa: ASYNC110  no event reports their ends
                 await asyncio.sleep(SWEEP)
         except Exception as error:
             self._fail(error)

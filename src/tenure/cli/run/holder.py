@@ -1,12 +1,12 @@
-"""The holder: takes the lock, has the command run under it, and gives the lock back.
+"""Holder of the lock: acquires it, has the command run under it, and releases it.
 
 Rules:
 
-* The lease is not entered: nothing here is cancelled by its loss. A loss kills the command, from
-  whichever thread notices it, before the session is closed.
+* The lease is not entered: nothing here is cancelled by its loss. A loss kills the command,
+  from the thread that detects it, before the session is closed.
 * The guardian receives every proof, and a deadline a little before the lease's own, so
   that the command is dead when the session is closed at its deadline.
-* The lock is given back only when the guardian has reported the end.
+* The lock is released only when the guardian has reported the end.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Holder:
         self._interrupted_by: int | None = None
 
     async def run(self) -> int:
-        """Returns the exit code."""
+        """Run, and return the exit code."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -133,25 +133,25 @@ class Holder:
         try:
             parent = parent_of()
             for name in end_abandoned(parent):
-                self._tell(f"ended the processes of a killed 'tenure run' ({name})")
+                self._report(f"ended the processes of a killed 'tenure run' ({name})")
             if not self._job.cgroup:
                 raise NoCgroup("--no-cgroup")
             self._cgroup = make(parent)
         except NoCgroup as reason:
             self._apart(str(reason))
         else:
-            self._tell(
+            self._report(
                 f"the command gets a cgroup of its own, {self._cgroup.path}: all of its processes "
                 "end with the lock"
             )
 
     def _apart(self, reason: str) -> None:
-        self._tell(
+        self._report(
             f"no cgroup for the command ({reason}): its descendants are ended one by one. Were "
             "'tenure run' and both of its guards killed at once, they would live on"
         )
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if self._job.verbose:
             say(text)
 
@@ -198,7 +198,7 @@ class Holder:
         person = job.verbose or (not job.quiet and sys.stderr.isatty())
         notice = asyncio.create_task(notices.follow()) if person else None
         now = client.clock.now
-        asked_at = now()
+        started_at = now()
         until = None if job.timeout is None else now() + job.timeout
         timeout = job.timeout
         try:
@@ -209,8 +209,8 @@ class Holder:
                 notices.session = session
                 try:
                     lease = await self._request(session, timeout)
-                    self._tell(
-                        f"acquired {job.name!r} on {job.node} after {duration(now() - asked_at)}"
+                    self._report(
+                        f"acquired {job.name!r} on {job.node} after {duration(now() - started_at)}"
                     )
                     return lease
                 except tenure.SessionExpired as expired:
@@ -287,7 +287,7 @@ class Holder:
             return lease
         last = await session.last_run(job.name)
         if last is None or last.since >= per or not (last.succeeded or job.count_failed):
-            raise tenure.AcquireTimeout("another run goes on", node=job.node, name=job.name)
+            raise tenure.AcquireTimeout("another run is not finished", node=job.node, name=job.name)
         raise Mistake(
             Status.NOT_DUE,
             ""
@@ -297,7 +297,7 @@ class Holder:
         )
 
     def _lost(self, _loss: tenure.LeaseLost) -> None:
-        """The lease is lost. From any thread."""
+        """Handle the loss of the lease. From any thread."""
         if self._command is not None:
             self._command.kill()
 
@@ -348,7 +348,7 @@ def on_signals(numbers: Iterable[signal.Signals], act: Callable[[int], None]) ->
 
 
 def say(text: str) -> None:
-    """A line to the person."""
+    """Print a line for a person."""
     click.echo(f"tenure: {text}", err=True)
 
 

@@ -43,13 +43,14 @@ class JobControl:
         self.in_foreground = self._terminal.alone
 
     def stopped(self, number: int) -> None:
-        """The command was stopped by a signal."""
+        """Handle a stop of the command by a signal."""
         group = self.command.group
         if number == signal.SIGSTOP or not self._terminal.exists or group is None:
             return
         if number in WANTS_TERMINAL:
             self.in_foreground = True
-            if self._terminal.ours:
+            # If `fg` has given it the terminal meanwhile, this report of the stop is out of date.
+            if self._terminal.ours or self._terminal.belongs_to(group):
                 self.continued()
                 return
         self._terminal.take_back(group)
@@ -76,7 +77,7 @@ class JobControl:
         self.command.signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """The command has ended: the terminal is ours again, as it was."""
+        """Take the terminal back after the end of the command, as it was."""
         group = self.command.group
         if group is not None and self._terminal.take_back(group):
             self._terminal.restore()

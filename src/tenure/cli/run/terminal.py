@@ -45,6 +45,10 @@ class Terminal:
         """Return whether our process group is in the foreground."""
         return self._foreground() == os.getpgrp()
 
+    def belongs_to(self, group: int) -> bool:
+        """Return whether that process group is in the foreground."""
+        return self._foreground() == group
+
     @property
     def alone(self) -> bool:
         """Return whether we are in the foreground, and all standard streams are terminals."""
@@ -58,7 +62,7 @@ class Terminal:
 
     def take_back(self, group: int) -> bool:
         """Put ourselves into the foreground again, if `group` is there; true if it was."""
-        if self._foreground() != group:
+        if not self.belongs_to(group):
             return False
         self.give(os.getpgrp())
         return True

@@ -12,7 +12,7 @@ from tenure.cli.output import duration, safe
 
 __all__ = ["Notices", "held_by", "runner", "who_holds"]
 
-PATIENCE = 1.0
+FIRST = 1.0
 """Seconds of waiting before the first notice."""
 
 INTERVAL = 5.0
@@ -35,11 +35,11 @@ class Notices:
         self._name = name
         self._node = node
         self._say = say
-        self._told: object = self  # what was told last; nothing yet
+        self._latest: object = self  # what was printed last; nothing yet
 
     async def follow(self) -> NoReturn:
         """Print a line now and then, whenever the holder or the place has changed."""
-        pause = PATIENCE
+        pause = FIRST
         while True:
             await asyncio.sleep(pause)
             pause = INTERVAL
@@ -48,14 +48,14 @@ class Notices:
             except tenure.SemaphoreNotFound:
                 continue  # it is just passing from one holder to the next
             except tenure.Unsupported:
-                self._tell(None, "")  # the store tells of no holder
+                self._print(None, "")  # the store lists no holders
                 continue
             except tenure.TenureError as error:
-                self._tell(type(error), f": {error}")
+                self._print(type(error), f": {error}")
                 continue
             place = self._place(described)
             about = ([owner.order_id for owner in described.owners], place)
-            self._tell(about, held_by(described) + place)
+            self._print(about, held_by(described) + place)
 
     def _place(self, described: tenure.SemaphoreDescription) -> str:
         session = None if self.session is None else self.session.id
@@ -64,9 +64,9 @@ class Notices:
                 return f"; place {at} of {len(described.waiters)} in the queue"
         return ""
 
-    def _tell(self, about: object, text: str) -> None:
-        if about != self._told:
-            self._told = about
+    def _print(self, about: object, text: str) -> None:
+        if about != self._latest:
+            self._latest = about
             self._say(f"waiting for {self._name!r} on {self._node}{text}")
 
 

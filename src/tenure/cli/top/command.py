@@ -45,13 +45,13 @@ SHORTEST = 0.1
 @json_option
 @url_option
 def top(interval: float, iterations: int | None, node: str | None, *, as_json: bool) -> int:
-    """Watch who holds what, live.
+    """Show holders and waiters, live.
 
-    On a terminal it fills the screen; q ends it, and the last line tells the keys. In a pipe it
+    On a terminal it fills the screen; q ends it, and the last line lists the keys. In a pipe it
     prints one table for each reading, and with --json one object on a line.
 
-    New/s counts owners that were not there at the reading before. It is a lower bound: who came
-    and went between two readings is not seen.
+    New/s counts owners that were not there at the reading before. It is a lower bound: owners
+    that came and went between two readings are not counted.
 
     Exits with 130 after Ctrl-C.
     """
@@ -84,10 +84,10 @@ class Top:
         self._snapshot: Snapshot
         self._note = ""
         self._code: int | None = None
-        self._wanted = asyncio.Event()
+        self._refresh = asyncio.Event()
 
     async def run(self) -> int:
-        """Returns the exit code."""
+        """Run, and return the exit code."""
         from tenure.cli.top.screen import Notes, Screen
 
         self._snapshot = await self._observer.read()  # a failure here is one line on stderr
@@ -95,11 +95,11 @@ class Top:
             while self._code is None:
                 self._draw()
                 self._count_down()
-                self._wanted.clear()
+                self._refresh.clear()
                 pause = max(self._interval, SHARE * self._snapshot.took)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0 if self._code is not None else pause):
-                        await self._wanted.wait()
+                        await self._refresh.wait()
                 if self._code is None:
                     await self._read()
                     self._note = self._note or notes.last
@@ -133,13 +133,13 @@ class Top:
         if self._view.quit:
             self._code = Status.DONE
         if self._code is not None or self._view.inside != before.inside:
-            self._wanted.set()  # now, not after the pause
+            self._refresh.set()  # now, not after the pause
         else:
             self._draw()
 
     def _end(self, number: int) -> None:
         self._code = after_signal(number)
-        self._wanted.set()
+        self._refresh.set()
 
 
 # In a pipe

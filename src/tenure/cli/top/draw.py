@@ -1,4 +1,4 @@
-"""The lines of the screen: a pure function of what there is and what is wanted.
+"""The lines of the screen: a pure function of the snapshot and the view.
 
 Only what is visible is made, however much there is. Nothing from the store gets here unescaped.
 """
@@ -47,7 +47,7 @@ REQUESTS = (
     Column("Host", text=True),
     Column("Program", text=True),
     Column("Data", style="cyan", text=True),
-    Column("Gives up in", right=True),
+    Column("Timeout", right=True),
     Column("Session", right=True),
     Column("Description", text=True),
 )
@@ -115,10 +115,10 @@ def _keys(view: View) -> Text:
 
 
 def _rows(snapshot: Snapshot, view: View, width: int, page: int) -> list[Text]:
-    wanted = chosen(snapshot, view)
-    if not wanted:
+    rows = chosen(snapshot, view)
+    if not rows:
         return [Text(), Text("nothing is held, awaited or stored", style="dim")]
-    shown = [cells_of(row) for row in wanted[view.first : view.first + page]]
+    shown = [cells_of(row) for row in rows[view.first : view.first + page]]
     columns = list(COLUMNS)
     if len(snapshot.nodes) == 1:  # its name would take the room of the owners' hosts
         del columns[NODE]
@@ -128,7 +128,7 @@ def _rows(snapshot: Snapshot, view: View, width: int, page: int) -> list[Text]:
 
 
 def cells_of(row: Row) -> list[str]:
-    """A semaphore in `COLUMNS`."""
+    """Return a semaphore in `COLUMNS`."""
     each = row.semaphore
     first = each.owners[0] if each.owners else None
     more = f" and {len(each.owners) - 1} more" if len(each.owners) > 1 else ""
@@ -194,7 +194,7 @@ def _request(role: str, each: tenure.RequestDescription, token: str) -> list[str
 def _table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, cursor: int | None
 ) -> list[Text]:
-    """The titles and the rows, one line each."""
+    """Return the titles and the rows, one line each."""
     natural = [
         max(map(cell_len, [column.title, *(row[at] for row in rows)]))
         for at, column in enumerate(columns)

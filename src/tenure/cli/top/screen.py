@@ -1,11 +1,11 @@
-"""The terminal that `tenure top` has to itself, given back whatever happens.
+"""The terminal that `tenure top` has to itself, restored in any case.
 
 Rules:
 
 * What is changed (the other screen, the cursor, how keys are read) is changed in `enter` alone, and
   undone in `leave`, which runs for every way out: a key, an error, a signal.
-* Ctrl-Z leaves before it stops, and enters again when it goes on. SIGKILL alone leaves the terminal
-  as it is (`reset` mends that).
+* Ctrl-Z leaves before it stops, and enters again when it continues. Only after SIGKILL the terminal
+  stays as it is (`reset` mends that).
 """
 
 from __future__ import annotations
@@ -123,13 +123,13 @@ class Screen:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                self._ended(signal.SIGHUP)  # the terminal is gone, and that is about to be heard
+                self._ended(signal.SIGHUP)  # the terminal is gone, and its signal is on the way
 
     def _suspend(self) -> None:
         self.leave()
         self._loop.remove_signal_handler(signal.SIGTSTP)  # now it stops us
         os.kill(os.getpid(), signal.SIGTSTP)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)  # it goes on here
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)  # it continues here
         self.enter()
         self._redraw()
 

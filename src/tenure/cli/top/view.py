@@ -56,7 +56,7 @@ _MEASURES: dict[str, Callable[[Row], Any]] = {
 
 
 def chosen(snapshot: Snapshot, view: View) -> list[Row]:
-    """The rows that are wanted, in the order that is wanted."""
+    """Return the rows of the view, in its order."""
     rows = [row for row in snapshot.rows if view.node is None or row.node == view.node]
     rows.sort(key=lambda row: (row.semaphore.name, row.node))
     measure = _MEASURES.get(view.sort)
@@ -68,7 +68,7 @@ def chosen(snapshot: Snapshot, view: View) -> list[Row]:
 
 
 def settled(view: View, snapshot: Snapshot, page: int) -> View:
-    """The view, with the cursor on what is there, and the cursor's row among the `page` shown."""
+    """Return the view with its cursor on a row that exists, among the `page` rows shown."""
     if view.inside is not None:
         there = snapshot.inside
         count = 0 if there is None else len(there.owners) + len(there.waiters)
@@ -144,7 +144,7 @@ class Keyboard:
     """Bytes from a terminal, as keys.
 
     An Escape that nothing follows is the key; as the beginning of a sequence it may arrive alone,
-    so that the reader asks again a moment later (`flush`).
+    so that the reader calls `flush` a moment later.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ def backoff(failures: int, longest: float = LONGEST_PAUSE) -> float:
     """Return the seconds before the next attempt.
 
     Pauses double up to a limit. They are drawn at random, so that programs that lost one server
-    do not come back at the same moment.
+    do not reconnect at the same moment.
 
     Args:
         failures: the attempts in a row that failed before the last one.

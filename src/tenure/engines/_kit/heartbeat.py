@@ -4,7 +4,7 @@ Rules:
 
 * The first renewal starts the thread. A caller leaves its session in a table and never blocks.
 * A renewal that fails proves nothing, and the next one tries again on a new connection.
-* The connections are closed when no renewal was asked for during `IDLE` seconds.
+* The connections are closed when no renewal was requested during `IDLE` seconds.
 * Closing interrupts what the thread reads. It does not wait long for what cannot be interrupted,
   such as the lookup of a name; the thread is a daemon and ends by itself.
 """
@@ -57,7 +57,7 @@ class HeartbeatThread(ABC, Generic[S]):
         self._thread = BackgroundThread(name, self._run)
         self._ended = asyncio.Event()
         self._look = threading.Condition()  # guards the rest
-        self._wanted: dict[S, float] = {}
+        self._requested: dict[S, float] = {}
         self._connections: list[socket.socket] = []
         self._closing = False
 
@@ -66,7 +66,7 @@ class HeartbeatThread(ABC, Generic[S]):
         with self._look:
             if self._closing:
                 return
-            self._wanted[session] = self._now()
+            self._requested[session] = self._now()
             with self._failures.contained():  # the next renewal tries again
                 self._thread.start()
             self._look.notify()
@@ -76,6 +76,7 @@ class HeartbeatThread(ABC, Generic[S]):
         with self._look:
             self._closing = True
             self._look.notify_all()
+            self.interrupt()
             for each in self._connections:
                 try:
                     each.shutdown(socket.SHUT_RDWR)
@@ -87,11 +88,15 @@ class HeartbeatThread(ABC, Generic[S]):
                     await self._ended.wait()
                 self._thread.join()
 
+    def interrupt(self) -> None:
+        """Interrupt `renew_now` where closing its connections does not suffice."""
+        return
+
     # In the thread
 
     @abstractmethod
-    def renew_now(self, wanted: dict[S, float]) -> None:
-        """Renew sessions; the values are the times at which that was asked for."""
+    def renew_now(self, requested: dict[S, float]) -> None:
+        """Renew sessions; the values are the times at which that was requested."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -147,9 +152,9 @@ class HeartbeatThread(ABC, Generic[S]):
 
     def _run(self) -> None:
         try:
-            while wanted := self._next():
+            while requested := self._next():
                 try:
-                    self.renew_now(wanted)
+                    self.renew_now(requested)
                 except self.expected as error:
                     _log.debug("heartbeat failed: error=%s", error)
                     self.disconnect()
@@ -167,8 +172,8 @@ class HeartbeatThread(ABC, Generic[S]):
             if not self._look.wait_for(self._has_work, IDLE):
                 self.disconnect()
                 self._look.wait_for(self._has_work)
-            wanted, self._wanted = self._wanted, {}
-            return {} if self._closing else wanted
+            requested, self._requested = self._requested, {}
+            return {} if self._closing else requested
 
     def _has_work(self) -> bool:
-        return self._closing or bool(self._wanted)
+        return self._closing or bool(self._requested)

@@ -9,7 +9,7 @@ the task that acts on that. Rules:
   is not to come first counts as a failed attempt, so that a server which accepts and refuses is
   not tried in a tight loop.
 * One task connects. An error of an attempt, or of a callback of the owner, never ends it.
-* The end of a connection is reported once, whatever causes it: `lost`, a failed `up` or `aclose`.
+* The end of a connection is reported once, for any cause: `lost`, a failed `up` or `aclose`.
 * Losses and returns are logged at the level DEBUG, because the client logs each outage. A refusal
   that an administrator has to repair is logged as an ERROR, once for each host and message.
 """
@@ -98,6 +98,7 @@ class Reconnector(Generic[H, C]):
         self._policy = ReconnectPolicy(hosts)
         self._host = self._policy.hosts[0]  # of the latest connection
         self._up, self._down = asyncio.Event(), asyncio.Event()
+        self._connected_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._failures = Failures(f"keeping a connection to {url}", _log)
@@ -115,8 +116,11 @@ class Reconnector(Generic[H, C]):
         """Reason why there is no connection; ``None`` while there is one."""
         return self._failure if self.connection is None else None
 
-    async def open(self) -> None:
+    async def open(self, *, required: bool = True) -> None:
         """Connect to the first host that accepts, and keep a connection from then on.
+
+        Args:
+            required: raise if no host accepts; otherwise the attempts continue.
 
         Raises:
             EngineUnavailable: no host can be reached.
@@ -126,7 +130,9 @@ class Reconnector(Generic[H, C]):
             if await self._attempt():
                 break
         else:
-            raise self._failure
+            if required:
+                raise self._failure
+            self._down.set()
         self._task = asyncio.create_task(supervise(self._keep, self._failures))
 
     async def aclose(self) -> None:
@@ -143,40 +149,43 @@ class Reconnector(Generic[H, C]):
             self._failure = closed
             self._up.set()  # wakes callers of `connected`
 
-    async def connected(self, patience: float) -> C:
-        """Return the connection, and wait for it if necessary.
+    async def connected(self, timeout: float | None) -> C:
+        """Return the connection, and wait for it if necessary; with ``None`` without a limit.
 
         Raises:
             EngineUnavailable: there was none for that many seconds, or this is closed.
         """
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 while self.connection is None and not self._closed:
                     await self._up.wait()
         except TimeoutError:
             raise EngineUnavailable(
-                f"{self._url} has been out of reach for {patience:g} s: {self._failure}"
+                f"{self._url} has been out of reach for {timeout:g} s: {self._failure}"
             ) from None
         if self.connection is None:
             raise EngineUnavailable(f"{self._url} was closed")
         return self.connection
 
-    def lost(self, connection: C, why: TenureError, *, first: bool = True) -> None:
+    def lost(self, connection: C, why: TenureError, *, first: bool | None = True) -> None:
         """Drop a connection and make another one, unless that is under way.
 
         Args:
             connection: the one that failed; another one than the current one is ignored.
             why: the failure.
-            first: try the same host first.
+            first: try the same host first; with ``None`` if it kept the connection for a while.
         """
         if self.connection is not connection:
             return
+        if first is None:
+            first = asyncio.get_running_loop().time() - self._connected_at > LONGEST_PAUSE
         self.connection = None
         self._failure = why
         self._up.clear()
         self._policy.lost(self._host, first=first)
         self._down.set()
-        _log.debug("connection lost, reconnecting: peer=%s error=%s", self._host, why)
+        if not self._closed:
+            _log.debug("connection lost, reconnecting: peer=%s error=%s", self._host, why)
         with self._failures.contained():
             self._owner.down(connection, why)
 
@@ -199,6 +208,7 @@ class Reconnector(Generic[H, C]):
         self._causes.clear()
         self._logged.clear()
         self.connection = connection
+        self._connected_at = asyncio.get_running_loop().time()
         self._down.clear()
         self._up.set()
         try:
@@ -215,7 +225,7 @@ class Reconnector(Generic[H, C]):
             error = EngineUnavailable(f"{host}: {error!r}")
         elif not isinstance(error, EngineUnavailable) and self._task is not None:
             if self._logged.get(host) != str(error):
-                _log.error("%s: trying again: %s", self._url, error)
+                _log.error("connection refused, trying again: url=%s error=%s", self._url, error)
             self._logged[host] = str(error)
         self._causes.append(error)
         self._failure = _worst(list(self._causes))

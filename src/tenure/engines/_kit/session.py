@@ -3,7 +3,7 @@
 States::
 
     taking over --resume--> attached ----end, superseded----> ended: the program gets the reason
-         |                     |-----------leave------------> left: the program asked for it
+         |                     |-----------leave------------> left: the program has left it
          +---------------------+-------------stop-----------> stopped: the engine was closed
 
 Rules:
@@ -22,25 +22,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import ClassVar, Protocol, TypeVar
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.contract import Attach, SessionDefaults, SessionEvents
-from tenure.errors import SessionExpired, TenureError
+from tenure.errors import EngineError, SessionExpired, TenureError
 from tenure.model import Recovered
 
-__all__ = ["SessionBase", "received"]
+__all__ = ["ClosableSession", "PlainSession", "SessionBase", "close_sessions", "received"]
 
 T = TypeVar("T")
 Session = TypeVar("Session", bound="SessionBase")
 
-_LONGEST = 5.0
-"""Seconds between two questions whether a former attachment may hold a lease, at the most."""
+_LEAVING = 2.0
+"""Seconds in which the sessions of an engine that is being closed have to close."""
 
 
-class SessionBase(SessionDefaults, ABC):
-    """Session without the parts that depend on the store.
+class PlainSession(SessionDefaults):
+    """Session that cannot be taken over, without the parts that depend on the store.
 
     Attributes:
         id: its number in the store.
@@ -49,9 +49,6 @@ class SessionBase(SessionDefaults, ABC):
         events: receives its events.
         closing: the program is leaving it, so that its end is not reported any more.
         over: it is in a final state.
-        news: set after an event that a takeover waits for.
-        early: events that wait for the end of the takeover; ``None`` afterwards.
-        taken_over: it existed before this attachment.
         why_over: the reason of its end, if the program did not end it.
     """
 
@@ -62,9 +59,6 @@ class SessionBase(SessionDefaults, ABC):
         self.events = events
         self.closing = False
         self.over = False
-        self.news = asyncio.Event()
-        self.taken_over = how.session_id is not None
-        self.early: list[Callable[[], None]] | None = [] if self.taken_over else None
         self.why_over: TenureError | None = None
 
     # The end
@@ -79,16 +73,11 @@ class SessionBase(SessionDefaults, ABC):
         """Reason of the end, as an operation raises it."""
         if self.why_over is not None:
             return self.why_over
-        return SessionExpired(f"the session on {self.path} is over", node=self.path)
+        return refusals.session_over(self.path)
 
     def end(self, why: str) -> None:
         """Report that the store has ended the session."""
-        self._end(SessionExpired(f"the session on {self.path} is over: {why}", node=self.path))
-
-    def superseded(self) -> None:
-        """Report that another attachment has taken over, and acknowledge that to the store."""
-        if self._end(rules.taken_over(self.path)):
-            self._acknowledge()
+        self._end(refusals.session_over(self.path, why))
 
     def stop(self, error: TenureError) -> None:
         """End the session without a report, because the engine is being closed."""
@@ -109,7 +98,36 @@ class SessionBase(SessionDefaults, ABC):
     def _forget(self) -> None:
         """Enter a final state. Engines add what they release then."""
         self.over = True
-        self.news.set()
+
+
+class SessionBase(PlainSession, ABC):
+    """Session that can be taken over, without the parts that depend on the store.
+
+    Attributes:
+        recheck: set after an event that a takeover waits for.
+        early: events that wait for the end of the takeover; ``None`` afterwards.
+        taken_over: it existed before this attachment.
+        check_every: seconds between two checks of former attachments, at the most.
+    """
+
+    check_every: ClassVar[float] = 5.0
+
+    def __init__(self, how: Attach, events: SessionEvents, number: int, window: float) -> None:
+        super().__init__(how, events, number, window)
+        self.recheck = asyncio.Event()
+        self.taken_over = how.session_id is not None
+        self.early: list[Callable[[], None]] | None = [] if self.taken_over else None
+
+    # The end
+
+    def superseded(self) -> None:
+        """Report that another attachment has taken over, and acknowledge that to the store."""
+        if self._end(rules.taken_over(self.path)):
+            self._acknowledge()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.recheck.set()
 
     @abstractmethod
     def _acknowledge(self) -> None:
@@ -142,14 +160,16 @@ class SessionBase(SessionDefaults, ABC):
         try:
             while remaining is not None:
                 self.check()
-                self.news.clear()
+                self.recheck.clear()
                 seconds = await remaining()
                 self.check()
                 if seconds <= 0:
                     break
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(seconds + 0.001, self.window / 3, _LONGEST)):
-                        await self.news.wait()
+                    async with asyncio.timeout(
+                        min(seconds + 0.001, self.window / 3, self.check_every)
+                    ):
+                        await self.recheck.wait()
             return await begin()
         except BaseException:
             self.abandon()
@@ -177,3 +197,45 @@ async def received(attaching: asyncio.Future[Session]) -> Session:
 def _abandon(attaching: asyncio.Future[Session]) -> None:
     if not attaching.cancelled() and attaching.exception() is None:
         attaching.result().abandon()
+
+
+class ClosableSession(Protocol):
+    """A session, as an engine that is being closed ends it."""
+
+    async def close(self) -> None:
+        """Close the session."""
+
+    def stop(self, error: TenureError) -> None:
+        """End the session without the store."""
+
+
+async def close_sessions(
+    sessions: Collection[ClosableSession], url: str, trouble: Callable[[], object]
+) -> None:
+    """Close the sessions of an engine, and stop those that the store does not confirm in time.
+
+    Args:
+        sessions: all of the engine.
+        url: of the store, for messages.
+        trouble: returns the reason why the store cannot be reached, if it is known.
+
+    Raises:
+        EngineError: the store did not confirm the end of a session in time.
+    """
+    closing = [asyncio.ensure_future(session.close()) for session in sessions]
+    try:
+        if closing:
+            _, late = await asyncio.wait(closing, timeout=_LEAVING)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+                raise EngineError(
+                    f"{url} was closed while it could not be reached ({trouble() or 'no answer'}). "
+                    "Its sessions expire with their recovery windows"
+                )
+            for task in closing:
+                task.result()
+    finally:
+        for session in sessions:
+            session.stop(EngineError(f"{url} was closed"))

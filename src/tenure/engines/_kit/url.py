@@ -135,7 +135,7 @@ CONNECT_TIMEOUT = number("connect_timeout", 10.0, 0.1, 600.0, aliases=("socket_c
 """Seconds for one attempt to connect; where an engine says so, for attaching too."""
 
 SOCKET_TIMEOUT = number("socket_timeout", 5.0, 0.1, 600.0, aliases=("timeout",))
-"""Seconds after which a server that does not answer is given up, at the most."""
+"""Seconds after which a server that does not answer is abandoned, at the most."""
 
 BUSY_POLL = Parameter("busy_poll", USUAL / 1e6, _microseconds)
 """Seconds that the loop stays awake for an answer, at the most; microseconds in the URL."""
@@ -335,7 +335,7 @@ class StoreUrl:
         """Return the description of TLS; ``None`` outside of it.
 
         Args:
-            inside: whether the URL asks for TLS.
+            inside: whether the URL requires TLS.
             scheme: the one that does.
         """
         given = [each.name for each in TLS if each in self]

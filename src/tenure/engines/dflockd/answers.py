@@ -16,11 +16,12 @@ class RequestSession(Protocol):
     """Session of a request.
 
     Attributes:
-        lease: seconds for which the servers give it what it asks for.
+        path: of the node.
+        lease: seconds of the leases that it requests.
         over: it accepts and renews nothing any more.
     """
 
-    node: str
+    path: str
     clock: Clock
     loop: asyncio.AbstractEventLoop
     events: SessionEvents
@@ -38,9 +39,9 @@ class RequestAnswers:
     """Answers about one request.
 
     Attributes:
-        place: the future that `enqueue` gives to the caller.
-        given: true once the caller has an answer; what comes later are events.
-        withdrawals: that wait for the end of the request.
+        place: the future that `enqueue` returns.
+        given: true once the caller has an answer; events follow.
+        withdrawals: callers that wait for the end of the request.
     """
 
     def __init__(self, session: RequestSession, number: int) -> None:
@@ -71,7 +72,7 @@ class RequestAnswers:
             self._give(Enqueued(Place.REFUSED, None))
 
     def failed(self, error: TenureError) -> None:
-        """Report that the server does not take the request, which it may have done before."""
+        """Report that the server rejected the request, perhaps after it had accepted it."""
         if self.given:
             self.removed(Removal.LAPSED)
         else:
@@ -90,7 +91,7 @@ class RequestAnswers:
         return gone
 
     def over(self, withdrawn: Withdrawn) -> None:
-        """Answer all that has no answer yet."""
+        """Answer every caller that has no answer yet."""
         if not self.given:
             self._give(Enqueued(Place.REFUSED, None))
         for gone in self.withdrawals:

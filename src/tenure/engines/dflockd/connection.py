@@ -1,16 +1,16 @@
 """One connection to a dflockd server: requests out, replies in, in that order.
 
-The loop owns it, with one exception: while the loop stands still, a thread may send renewals and
-read (`heartbeat`). So what is on the way is guarded by a lock; and what the thread reads beside the
-answers to renewals is put by until the loop comes to it.
+The loop owns it, with one exception: while the loop is stuck, a thread may send renewals and read
+(`heartbeat`). A lock guards the requests without replies. Replies that the thread reads wait for
+the loop, except those to renewals.
 
 Rules:
 
-* A reply belongs to the oldest request that has none. Its handler runs on the loop; that of a
-  renewal runs in whatever thread reads it, and must not mind.
-* A connection is lost once: by the server, by silence, or by `hang_up`. Then no handler is called
-  any more, but those of renewals, with `LOST`; and the users of the connection are notified, unless
-  it was hung up.
+* A reply belongs to the oldest request that has none. Its handler runs on the loop; the handler of
+  a renewal runs in any thread.
+* A connection is lost once: by the server, by silence, or by `hang_up`. After that only the
+  handlers of renewals are called, with `LOST`. The users of the connection are notified, unless it
+  was hung up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["LOST", "DflockdConnection", "Handler", "User"]
 Handler: TypeAlias = Callable[[Reply], None]
 
 LOST = Reply("")
-"""What the handlers of renewals get when the connection is lost."""
+"""Argument of the handlers of renewals when the connection is lost."""
 
 _BYTES = 64 * 1024
 _BROKEN_OFF = b"_"
@@ -43,7 +43,7 @@ class User(Protocol):
     """User of a connection."""
 
     def cut(self, why: str) -> None:
-        """The connection is lost, with all that was on it."""
+        """Handle the loss of the connection."""
 
 
 class _Expected:
@@ -59,15 +59,15 @@ class _Expected:
 
 
 class DflockdConnection:
-    """A connection that is made.
+    """An established connection.
 
     Args:
-        connected: a socket that does not block; the connection closes it.
+        connected: a non-blocking socket; the connection closes it.
 
     Attributes:
         users: notified when it is lost.
         lost: true once it is lost.
-        last_sent: when something was sent, on the clock.
+        last_sent: time of the latest request, on the clock.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class DflockdConnection:
         loop.add_reader(self._descriptor, self._readable)
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._descriptor
 
-    # Asking
+    # Requests
 
-    def ask(
+    def send(
         self, request: bytes, handler: Handler, *, blocking: bool = False, any_thread: bool = False
     ) -> None:
         """Send a request. From another thread than the loop's only with `any_thread`.
@@ -105,7 +105,7 @@ class DflockdConnection:
         Args:
             request: the line and its arguments, as bytes.
             handler: called with the reply, or with `LOST`.
-            blocking: the server may take its time over the answer.
+            blocking: the server may reply late.
             any_thread: the handler may be called in any thread.
         """
         with self._lock:
@@ -117,7 +117,7 @@ class DflockdConnection:
                 self._expected.append(
                     _Expected(handler, now, blocking=blocking, any_thread=any_thread)
                 )
-                self._send(request)
+                self._write(request)
         if lost and any_thread:
             handler(LOST)
 
@@ -134,17 +134,17 @@ class DflockdConnection:
         try:
             if self.lost:
                 raise ConnectionResetError("the connection is closed")
-            self.ask(request, answered)
+            self.send(request, answered)
             return await answer
         finally:
             self.users.pop(waiting, None)
 
-    def is_silent(self, patience: float) -> bool:
-        """Return true if an answer is overdue."""
+    def is_silent(self, limit: float) -> bool:
+        """Return true if the oldest reply is overdue, after that many seconds."""
         with self._lock:
             if not self._expected or self._expected[0].blocking:
                 return False
-            return self._clock.now() - self._expected[0].sent > patience
+            return self._clock.now() - self._expected[0].sent > limit
 
     @property
     def is_blocked(self) -> bool:
@@ -153,12 +153,18 @@ class DflockdConnection:
             return bool(self._expected) and self._expected[0].blocking
 
     @property
+    def awaits_renewal(self) -> bool:
+        """True while a renewal has no reply, and may get one."""
+        with self._lock:
+            return not self._broken and any(each.any_thread for each in self._expected)
+
+    @property
     def is_resting(self) -> bool:
         """True if every request has its reply."""
         with self._lock:
             return not self._expected and not self._arrived
 
-    def _send(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         if self._out:
             self._out += data
             return
@@ -196,21 +202,21 @@ class DflockdConnection:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.dispatch)
 
-    # Hearing
+    # Replies
 
     def _readable(self) -> None:
         self.receive()
         self.dispatch()
 
     def receive_in_thread(self) -> None:
-        """Read what is there, in another thread than the loop's."""
+        """Read the replies that have arrived, in another thread than the loop's."""
         self.receive()
         if self._arrived:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.dispatch)
 
     def receive(self) -> None:
-        """Read what is there; `dispatch` carries it out, on the loop."""
+        """Read the replies that have arrived; `dispatch` handles them, on the loop."""
         renewals: list[tuple[_Expected, Reply]] = []
         with self._lock:
             if self.lost or self._broken:
@@ -229,12 +235,12 @@ class DflockdConnection:
 
     def _match(self, reply: Reply, renewals: list[tuple[_Expected, Reply]]) -> None:
         if not self._expected:
-            raise BadReply(f"the server says {reply.status!r} without having been asked")
+            raise BadReply(f"the server sent {reply.status!r} without a request")
         expected = self._expected.popleft()
         (renewals if expected.any_thread else self._arrived).append((expected, reply))
 
     def dispatch(self) -> None:
-        """Hand out what has arrived. On the loop."""
+        """Handle the replies that have arrived. On the loop."""
         while self._arrived and not self.lost:
             expected, reply = self._arrived.popleft()
             expected.handler(reply)
@@ -244,7 +250,7 @@ class DflockdConnection:
     # The end
 
     def lose(self, why: str) -> None:
-        """Mark it as useless and notify its users. On the loop; once."""
+        """Close it and notify its users. On the loop; safe to call twice."""
         if self.lost:
             return
         users = list(self.users)
@@ -272,21 +278,19 @@ class DflockdConnection:
         if parted is not None:
             parted()
 
-    def part(self, parted: Callable[[], None], patience: float) -> None:
-        """End the input, and call `parted` when the server has closed, too.
+    def part(self, parted: Callable[[], None], limit: float) -> None:
+        """Half-close, and call `parted` when the server has closed too, or after `limit` seconds.
 
-        So it is known that it has given up what was on this connection. It gets so many seconds.
-        The input ends inside a request: a server that replies to half-closed connections, as
-        tenure's, does not wait for a client that breaks off.
+        A server that has closed has released all that was on this connection. The input ends
+        inside a request: a server that still replies to half-closed connections, as tenure's,
+        does not wait for the rest of it.
         """
         self.users.clear()
         self._parted = parted
-        self._parting = self._loop.call_later(patience, self.hang_up)
+        self._parting = self._loop.call_later(limit, self.hang_up)
         try:
             if not self._out:
-                with contextlib.suppress(
-                    *_WOULD_BLOCK
-                ):  # then it ends inside of what was sent before
+                with contextlib.suppress(*_WOULD_BLOCK):  # it ends inside an earlier request then
                     self._socket.send(_BROKEN_OFF)
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:

@@ -1,9 +1,9 @@
 """Opening a connection: TCP, TLS, the token, and the kind of the server.
 
-dflockd tells no version. What a server is shows in what it answers: `PING` since 2.0, whose tokens
-begin with a fencing token; `STATS` since 1.0, which has semaphores; and neither before. A request
-that an early server does not know makes it close the connection, so that nothing but what is
-dialled in order to find out is used for that.
+dflockd reports no version. Its answers show the kind of a server: `PING` is known since 2.0, whose
+tokens begin with a fencing token; `STATS` since 1.0, which has semaphores; neither before. An
+early server closes the connection after a request that it does not know, so that `kind_of` may
+have to open another one.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
 
 from tenure.clock import Clock
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.engines.dflockd.url import DflockdUrl
-from tenure.errors import AuthenticationFailed, EngineUnavailable
-from tenure.wire.lines import asking
+from tenure.errors import AuthenticationFailed, EngineUnavailable, TenureError
+from tenure.wire.lines import requesting
 
 __all__ = ["Kind", "dial", "kind_of"]
 
-# When the network stays silent: that a peer is gone is noticed while nothing can be sent.
+# While nothing can be sent, TCP notices a peer that is gone.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
@@ -36,23 +36,39 @@ class Kind(Enum):
     PLAIN = "with locks alone"  # before
 
 
+@contextlib.asynccontextmanager
+async def _unavailable(address: DflockdUrl, endpoint: Endpoint) -> AsyncIterator[None]:
+    """Limit the time, and raise what the network raises as `EngineUnavailable`."""
+    limit = address.connect_timeout
+    try:
+        async with asyncio.timeout(limit):
+            yield
+    except TenureError:  # before its builtin relatives: AuthenticationFailed is an OSError
+        raise
+    except TimeoutError as error:
+        raise EngineUnavailable(f"{endpoint} did not answer within {limit:g} s") from error
+    except OSError as error:
+        cause = str(error) or type(error).__name__
+        raise EngineUnavailable(f"{endpoint} cannot be reached: {cause}") from error
+
+
 async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> DflockdConnection:
-    """A connection over which requests can be sent.
+    """Open a connection over which requests can be sent.
 
     Raises:
-        OSError: it cannot be had (`TimeoutError`: not in time).
-        AuthenticationFailed: the server does not take the token.
+        EngineUnavailable: the server cannot be reached, or not in time.
+        AuthenticationFailed: the server rejects the token.
     """
-    async with asyncio.timeout(address.connect_timeout):
+    async with _unavailable(address, endpoint):
         transport = await _connected(address, endpoint)
         connection = DflockdConnection(transport, clock, asyncio.get_running_loop())
         try:
             if address.token:
-                reply = await connection.request(asking.auth(address.token))
+                reply = await connection.request(requesting.auth(address.token))
                 if reply.status != "ok":
                     raise AuthenticationFailed(
-                        f"the server at {endpoint} does not take the token "
-                        f"({reply.status}), or knows none"
+                        f"{endpoint} rejected the token ({reply.status}), or has no token "
+                        "configured; check the token in the URL and in the server's settings"
                     )
         except BaseException:
             connection.hang_up()
@@ -63,17 +79,22 @@ async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> Dflockd
 async def kind_of(
     address: DflockdUrl, endpoint: Endpoint, clock: Clock, dialled: DflockdConnection
 ) -> tuple[Kind, DflockdConnection]:
-    """Return the kind of a server, and a usable connection, perhaps the given one."""
+    """Return the kind of a server, and a usable connection, perhaps the given one.
+
+    Raises:
+        EngineUnavailable: the server does not answer in time.
+        AuthenticationFailed: the server requires a token.
+    """
     connection = dialled
     try:
-        for request, kind in ((asking.PING, Kind.FENCING), (asking.STATS, Kind.COUNTING)):
-            async with asyncio.timeout(address.connect_timeout):
+        for request, kind in ((requesting.PING, Kind.FENCING), (requesting.STATS, Kind.COUNTING)):
+            async with _unavailable(address, endpoint):
                 reply = await connection.request(request)
             if reply.status == "ok":
                 return kind, connection
             if reply.status == "error_auth":
                 raise AuthenticationFailed(
-                    f"the server at {endpoint} asks for a token: dflockd://TOKEN@HOST"
+                    f"{endpoint} requires a token: write dflockd://TOKEN@HOST"
                 )
             connection.hang_up()
             connection = await dial(address, endpoint, clock)
@@ -89,8 +110,8 @@ async def _connected(address: DflockdUrl, endpoint: Endpoint) -> socket.socket:
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise EngineUnavailable(f"{host!r} is no name of a host: {error}") from None
-    trouble: OSError = OSError(f"{host!r} has no address")
+        raise EngineUnavailable(f"{host!r} is not a host name: {error}") from error
+    failure: OSError = OSError(f"{host!r} has no address")
     for family, kind, protocol, _, target in found:
         made = socket.socket(family, kind, protocol)
         try:
@@ -105,13 +126,13 @@ async def _connected(address: DflockdUrl, endpoint: Endpoint) -> socket.socket:
                 made = await _encrypted(made, address.tls, address.server_name or host)
         except OSError as error:
             made.close()
-            trouble = error
+            failure = error
             continue
         except BaseException:
             made.close()
             raise
         return made
-    raise trouble
+    raise failure
 
 
 async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, name: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The engine: the servers, and what divides the keys among them."""
+"""Engine on dflockd servers, among which the keys are divided."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from typing import TypeAlias
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
 from tenure.engines.dflockd.dialing import Kind
-from tenure.engines.dflockd.heartbeat import HeartbeatReader
+from tenure.engines.dflockd.heartbeat import DflockdHeartbeat
 from tenure.engines.dflockd.semaphores import DeclaredSemaphores
 from tenure.engines.dflockd.session import DflockdSession
-from tenure.engines.dflockd.shard import Shard, cannot, words
+from tenure.engines.dflockd.shard import Shard, cannot
 from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import (
-    AuthenticationFailed,
     EngineUnavailable,
     InvalidArgument,
-    NodeExists,
     SemaphoreNotFound,
     SessionClosed,
     TenureError,
@@ -44,32 +42,32 @@ from tenure.model import (
 __all__ = ["DflockdEngine", "Sharding", "crc32_shard"]
 
 Sharding: TypeAlias = Callable[[str, int], int]
-"""Which of so many servers has a key."""
+"""Function that returns the number of the server for a key, of so many servers."""
 
 TICK = 1.0
-"""Seconds between two looks at all connections, at the most."""
+"""Longest pause between two checks of all connections, in seconds."""
 
 SLOW = 0.5
-"""Seconds after which a missing answer is the reason that nothing was granted in time."""
+"""Seconds after which a missing reply is reported as the cause of a timeout."""
 
 WINDOWS_PER_READ_TIMEOUT = 6
-"""How many read timeouts a window may be long: a longer one could not be renewed in time."""
+"""Longest window, in read timeouts: a longer one could not be renewed in time."""
 
 _log = logging.getLogger("tenure")
 
 
 def crc32_shard(key: str, servers: int) -> int:
-    """CRC-32 (IEEE) of the key, as dflockd's clients in other languages have it."""
+    """Return the shard by CRC-32 (IEEE), as dflockd's clients in other languages do."""
     return zlib.crc32(key.encode()) % servers
 
 
 class DflockdEngine(EngineDefaults):
-    """Some dflockd servers, as one program reaches them.
+    """One program's connections to dflockd servers.
 
     Attributes:
-        sharding: which server has a key; it may be replaced before anything is asked for.
-        semaphores: that this program has declared.
-        heartbeat: reads what proves while the loop stands still.
+        sharding: chooses the server for a key; it may be replaced before the first request.
+        semaphores: those that this program has declared.
+        heartbeat: reads the answers to renewals while the loop is stuck.
     """
 
     def __init__(self, address: DflockdUrl, clock: Clock) -> None:
@@ -79,7 +77,7 @@ class DflockdEngine(EngineDefaults):
         self.address = address
         self.sharding: Sharding = crc32_shard
         self.semaphores = DeclaredSemaphores(self.shard_of)
-        self.heartbeat = HeartbeatReader(clock)
+        self.heartbeat: DflockdHeartbeat
         self.loop: asyncio.AbstractEventLoop
         self._thread = 0
         self._open = False
@@ -112,17 +110,17 @@ class DflockdEngine(EngineDefaults):
     @property
     def guarantees(self) -> str:
         """Weak points of these servers, for people."""
-        fenced = "" if self.capabilities.fencing else " These servers give no fencing tokens."
+        fenced = "" if self.capabilities.fencing else " These servers have no fencing tokens."
         return (
-            "A hold lives and dies with its connection: when that breaks, the server gives the "
-            "lock to the next at once, and the holder learns of it when it notices, which may be "
-            "later. Who waits loses its place with its connection, and joins the queue again at "
-            "its end. Tokens rise for each key, not over several servers, and a server that is "
-            f"started anew may have forgotten all holds.{fenced}"
+            "A lease ends with its connection. When that breaks, the server grants the lock to "
+            "the next waiter at once, and the holder may notice the loss later. A waiter whose "
+            "connection breaks loses its place and joins the queue again at its end. Tokens rise "
+            "for each key, not over several servers. A server may forget all leases when it "
+            f"restarts.{fenced}"
         )
 
     def use(self, *, sharding: Sharding | None = None, tls: ssl.SSLContext | None = None) -> None:
-        """Take what a URL cannot say; before it is opened."""
+        """Set options that a URL cannot express, before the engine is opened."""
         if sharding is not None:
             self.sharding = sharding
         if tls is not None:
@@ -133,12 +131,12 @@ class DflockdEngine(EngineDefaults):
         return threading.get_ident() == self._thread
 
     def shard_of(self, name: str) -> Shard:
-        """The server that has a key."""
+        """Return the server that has a key."""
         number = self.sharding(name, len(self._shards))
         if not isinstance(number, int) or not 0 <= number < len(self._shards):
             raise InvalidArgument(
-                f"the sharding function gives {number!r} for {name!r}: it is to give a number "
-                f"from 0 to {len(self._shards) - 1}",
+                f"the sharding function returned {number!r} for {name!r}. Return a number from 0 "
+                f"to {len(self._shards) - 1}.",
                 name=name,
             )
         return self._shards[number]
@@ -151,15 +149,13 @@ class DflockdEngine(EngineDefaults):
             return
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        self.heartbeat = DflockdHeartbeat(self.clock)
         self._shards = [
-            Shard(self.address, endpoint, self.clock, self._tell_contact)
+            Shard(self.address, endpoint, self.clock, self._report_contact)
             for endpoint in self.address.endpoints
         ]
         try:
-            for shard in self._shards:
-                shard.start()
-            for shard in self._shards:
-                await shard.tried.wait()
+            await asyncio.gather(*(shard.open() for shard in self._shards))
             self._check_reached()
         except BaseException:
             await self._stop_shards()
@@ -168,17 +164,17 @@ class DflockdEngine(EngineDefaults):
         self._expect(TICK)
 
     def _check_reached(self) -> None:
-        for shard in self._shards:
-            if isinstance(shard.failure, AuthenticationFailed):
-                raise AuthenticationFailed(str(shard.failure))
-        if all(shard.shared is None for shard in self._shards):
-            troubles = "; ".join(f"{shard}: {words(shard.failure)}" for shard in self._shards)
+        failures = [shard.failure for shard in self._shards if shard.failure is not None]
+        for failure in failures:
+            if not isinstance(failure, EngineUnavailable):
+                raise failure
+        if len(failures) == len(self._shards):
             tls = "without" if self.address.tls is None else "with"
-            advice = on_connecting(self._shards[0].failure, "dflockd")
+            advice = on_connecting(failures[0].__cause__, "dflockd")
             raise EngineUnavailable(
-                f"{self.url} cannot be reached ({troubles})"
-                + (advice or f"; is there a dflockd server, and {tls} TLS?")
-            )
+                f"no server of {self.url} can be reached ({'; '.join(map(str, failures))})"
+                + (advice or f"; check that a dflockd server runs there, {tls} TLS")
+            ) from failures[0]
 
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""
@@ -188,7 +184,8 @@ class DflockdEngine(EngineDefaults):
         if self._ticking is not None:
             self._ticking.cancel()
         await self._stop_shards()
-        await self.heartbeat.aclose()
+        if self._thread:
+            await self.heartbeat.aclose()
 
     async def _stop_shards(self) -> None:
         for shard in self._shards:
@@ -196,7 +193,7 @@ class DflockdEngine(EngineDefaults):
 
     def _opened(self) -> None:
         if not self._open:
-            raise SessionClosed(f"the engine of {self.url} is not open")
+            raise SessionClosed(f"{self.url} is not open")
 
     # Contact
 
@@ -207,10 +204,10 @@ class DflockdEngine(EngineDefaults):
         shards = self._shards if name is None else [self.shard_of(name)]
         for shard in shards:
             if shard.shared is not None and shard.shared.is_silent(SLOW):
-                return EngineUnavailable(f"{self.url} has not answered for {SLOW:g} s or more")
+                return EngineUnavailable(f"{self.url} has not answered for at least {SLOW:g} s")
         return _lost(shards)
 
-    def _tell_contact(self) -> None:
+    def _report_contact(self) -> None:
         trouble = _lost(self._shards)
         for session in list(self._sessions):
             session.contact(trouble)
@@ -253,23 +250,23 @@ class DflockdEngine(EngineDefaults):
             raise cannot(
                 f"keep a session with a window of {how.recovery_window:g} s, only of {most:g} s: "
                 f"its servers close a connection after {self.address.read_timeout:g} s of silence "
-                "(?read_timeout= says after how many)",
+                "(set ?read_timeout= to theirs)",
                 how.node,
             )
         at = await self._proof_of_life(how.node)
         session = DflockdSession(self, how, events, secrets.randbits(62) + 1, at)
         self._sessions[session] = None
         self._expect(0.0)
-        session.tell_proof(at)
+        session.prove(at)
         return session
 
     async def _proof_of_life(self, node: str) -> float:
-        """Return the time of the question that a server answered."""
-        patience = self.address.connect_timeout + self.address.patience
+        """Return the time of a request that a server answered."""
+        limit = self.address.connect_timeout + self.address.answer_timeout
         waiting = [asyncio.ensure_future(shard.prove_life()) for shard in self._shards]
         try:
             done, _ = await asyncio.wait(
-                waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             for each in waiting:
@@ -278,13 +275,13 @@ class DflockdEngine(EngineDefaults):
         for each in done:
             return each.result()
         raise EngineUnavailable(
-            f"{self.url} did not answer within {patience:g} s "
-            f"({'; '.join(f'{shard}: {words(shard.failure)}' for shard in self._shards)})",
+            f"{self.url} did not answer within {limit:g} s "
+            f"({'; '.join(str(shard.failure) for shard in self._shards if shard.failure)})",
             node=node,
         )
 
     def forget(self, session: DflockdSession) -> None:
-        """A session is over."""
+        """Forget a session that is over."""
         self._sessions.pop(session, None)
 
     # Nodes: there is one
@@ -300,7 +297,7 @@ class DflockdEngine(EngineDefaults):
         rules.check_path(path)
         _check_node(path)
         if not exist_ok:
-            raise NodeExists(f"the node {path} exists already", node=path)
+            raise refusals.node_exists(path)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:  # noqa: ARG002
         """Raise `Unsupported`: the servers have no nodes to configure."""
@@ -325,12 +322,12 @@ class DflockdEngine(EngineDefaults):
 
     async def store_time(self) -> float:
         """Return the local wall clock, since the protocol has no time."""
-        return self.clock.wall()  # dflockd's protocol tells no time
+        return self.clock.wall()
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Raise `Unsupported`: the servers do not list sessions."""
         rules.check_path(path)
-        raise cannot("tell of sessions", path)
+        raise cannot("list sessions", path)
 
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
         """Raise `Unsupported`: the servers cannot end a session."""
@@ -342,7 +339,7 @@ class DflockdEngine(EngineDefaults):
         rules.check_path(path)
         raise cannot("evict a request", path, name)
 
-    # What the servers tell of themselves
+    # Descriptions
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
@@ -353,8 +350,8 @@ class DflockdEngine(EngineDefaults):
         _check_node(path)
         if owners or waiters:
             raise cannot("name holders and waiters", path)
-        told = await asyncio.gather(*(shard.semaphores() for shard in self._shards))
-        return sorted((each for some in told for each in some), key=lambda each: each.name)
+        found = await asyncio.gather(*(shard.semaphores() for shard in self._shards))
+        return sorted((each for some in found for each in some), key=lambda each: each.name)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
@@ -368,18 +365,13 @@ class DflockdEngine(EngineDefaults):
             raise cannot("name holders and waiters", path, name)
         found = await self.semaphores.find(name)
         if found is None:
-            raise SemaphoreNotFound(f"there is no {name!r} on {path}", node=path, name=name)
+            raise SemaphoreNotFound(f"{name!r} on {path} is not in use", node=path, name=name)
         return found
 
 
-def _lost(shards: Sequence[Shard]) -> EngineUnavailable | None:
+def _lost(shards: Sequence[Shard]) -> TenureError | None:
     """Return the failure of the first unconnected server; ``None`` if all are connected."""
-    for shard in shards:
-        if shard.shared is None:
-            lost = EngineUnavailable(f"{shard}: {words(shard.failure)}")
-            lost.__cause__ = shard.failure
-            return lost
-    return None
+    return next((shard.failure for shard in shards if shard.failure is not None), None)
 
 
 def _check_node(path: str) -> None:

@@ -1,46 +1,45 @@
-"""Semaphores that one program has declared, and what is wrong with names and requests.
+"""Semaphores that one program has declared, and checks of names and requests.
 
-dflockd keeps a limit only with requests: so the limits are kept here, for all sessions of a
-program.
+dflockd keeps a limit only while there are requests. So the program's limits are kept here, for all
+of its sessions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.dflockd.shard import Shard, cannot
 from tenure.errors import (
     EngineError,
     InvalidArgument,
     SemaphoreBusy,
-    SemaphoreExists,
     SemaphoreNotFound,
     TenureError,
     Unsupported,
 )
 from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
-from tenure.wire.lines import asking
+from tenure.wire.lines import requesting
 from tenure.wire.lines.replies import Reply
 from tenure.wire.lines.rules import is_key
 
 __all__ = ["DeclaredSemaphores", "check_name", "refusal", "uncounted"]
 
 _KEY_BYTES = 255
-"""The most bytes of a key that every server takes: early ones count the end of the line."""
+"""Most bytes of a key that every server accepts: early ones count the end of the line."""
 
 
 def check_name(name: str, node: str) -> None:
-    """Check that every dflockd server takes a name.
+    """Check that every dflockd server accepts a name.
 
     Raises:
-        InvalidArgument: no engine takes it.
-        Unsupported: it is no key of dflockd's.
+        InvalidArgument: no engine accepts it.
+        Unsupported: it cannot be a key of dflockd's.
     """
     rules.check_name(name, node)
     if not is_key(name) or len(name.encode()) > _KEY_BYTES:
         raise cannot(
-            f"lock {name[:80]!r}: its keys have no white space, and at most {_KEY_BYTES} bytes",
+            f"lock {name[:80]!r}: a key has no white space and at most {_KEY_BYTES} bytes",
             node,
             name,
         )
@@ -65,17 +64,12 @@ class DeclaredSemaphores:
 
     async def create(self, node: str, name: str, limit: int, *, exist_ok: bool) -> None:
         """Declare a limit. Raises `SemaphoreExists` if there is another one, or any."""
-        asking.check_limit(limit)
+        requesting.check_limit(limit)
         known = self._limits.get(name)
         if known is None:
             known = await self._limit_in_use(name)
         if known is not None and (known != limit or not exist_ok):
-            raise SemaphoreExists(
-                f"{name!r} on {node} exists already, with limit {known}",
-                node=node,
-                name=name,
-                limit=known,
-            )
+            raise refusals.semaphore_exists(node, name, known)
         self._limits[name] = limit
 
     async def _limit_in_use(self, name: str) -> int | None:
@@ -104,7 +98,7 @@ class DeclaredSemaphores:
         return SemaphoreDescription(name, b"", limit, 0, ephemeral=False, waiting=0)
 
     def limit_for(self, node: str, name: str, count: int, *, ephemeral: bool) -> int:
-        """Return the limit to send with a request. Raises what is wrong with the request."""
+        """Return the limit to send with a request, after checking the request."""
         limit = self._limits.get(name)
         if ephemeral:
             if limit is not None:
@@ -121,7 +115,7 @@ class DeclaredSemaphores:
         return limit
 
     def check_shrink(self, node: str, name: str, count: int) -> None:
-        """Check that a request may have this count from now on, which is only the one it has."""
+        """Check that a request keeps the count that it has."""
         most = 1 if name in self._limits else EPHEMERAL_LIMIT
         rules.check_shrink(count, most, most, node, name)
         if count != most:
@@ -129,30 +123,30 @@ class DeclaredSemaphores:
 
 
 def uncounted(shard: Shard, node: str, name: str) -> Unsupported:
-    """The error for a server that has mutexes alone."""
+    """Return the error for a server that has mutexes alone."""
     return Unsupported(
-        f"the dflockd server at {shard} has no semaphores; dflockd 1.0 and newer and tenure's own "
-        "server have",
+        f"semaphore {name!r} on {node}: {shard} runs dflockd 0.x, which has none. Use dflockd 1.0 "
+        "or newer, or tenure's own server.",
         node=node,
         name=name,
     )
 
 
 def refusal(shard: Shard, reply: Reply, node: str, name: str, limit: int) -> TenureError:
-    """The error for a request that a server does not take."""
+    """Return the error for a request that a server rejected."""
     if reply.status == "error_limit_mismatch":
         return InvalidArgument(
-            f"{name!r} is in use on the dflockd server at {shard} with another limit "
-            f"than {limit} (a mutex has 1); use another name for one of the two, or the same limit",
+            f"{name!r} is in use on {shard} with another limit than {limit} (a mutex has 1). Use "
+            "the same limit, or another name for one of the two.",
             node=node,
             name=name,
         )
     why = {
-        "error_max_locks": "it has as many keys as it may have (its --max-locks)",
-        "error_max_waiters": "as many wait for it as may (its --max-waiters)",
-    }.get(reply.status, f"it says {reply.status!r}")
+        "error_max_locks": "it has its most keys already. Raise the server's --max-locks",
+        "error_max_waiters": "it has its most waiters already. Raise the server's --max-waiters",
+    }.get(reply.status, f"it replied {reply.status!r}")
     return EngineError(
-        f"the dflockd server at {shard} does not take the request for {name!r}: {why}",
+        f"{shard} rejected the request for {name!r}: {why}",
         node=node,
         name=name,
     )
@@ -160,8 +154,8 @@ def refusal(shard: Shard, reply: Reply, node: str, name: str, limit: int) -> Ten
 
 def _not_declared(node: str, name: str) -> SemaphoreNotFound:
     return SemaphoreNotFound(
-        f"there is no semaphore {name!r} on {node} as far as this program knows; say its "
-        "limit with create(limit, exist_ok=True): dflockd keeps limits only with requests",
+        f"semaphore {name!r} on {node}: this program has not declared it. Call "
+        "create(limit, exist_ok=True), because dflockd keeps a limit only with requests.",
         node=node,
         name=name,
     )

@@ -23,8 +23,7 @@ from tenure.engines._kit.url import (
     number,
     text,
 )
-from tenure.errors import InvalidArgument
-from tenure.wire.lines import asking
+from tenure.wire.lines import requesting
 
 __all__ = ["DEFAULT_PORT", "PARAMETERS", "DflockdUrl", "parse"]
 
@@ -55,9 +54,9 @@ class DflockdUrl:
         endpoints: the servers, in the order in which keys are divided among them.
         token: the client's credential; empty: none.
         tls: how to encrypt, or ``None``.
-        server_name: the name that the certificates are for; empty: each one's host.
+        server_name: the name in the certificates; empty: the host of each.
         connect_timeout: seconds for one attempt to connect.
-        patience: seconds within which a server answers.
+        answer_timeout: seconds within which a server answers.
         read_timeout: seconds of silence after which a server closes a connection.
         renew_ratio: the part of a lease after which it is renewed; ``None``: a third.
         connections: the most connections to one server.
@@ -69,7 +68,7 @@ class DflockdUrl:
     tls: ssl.SSLContext | None = None
     server_name: str = ""
     connect_timeout: float = CONNECT_TIMEOUT.default
-    patience: float = SOCKET_TIMEOUT.default
+    answer_timeout: float = SOCKET_TIMEOUT.default
     read_timeout: float = _READ_TIMEOUT.default
     renew_ratio: float | None = None
     connections: int = _CONNECTIONS.default
@@ -83,7 +82,7 @@ def parse(url: str) -> DflockdUrl:
     """
     given = StoreUrl(url, ("dflockd", "dflockds"), PARAMETERS, token=True)
     if given.path not in {"", "/"}:
-        raise given.wrong("nothing follows the port, apart from parameters")
+        raise given.wrong("only parameters may follow the port; remove the path")
     endpoints = given.endpoints(DEFAULT_PORT)
     tls = given.tls(inside=given.scheme == "dflockds", scheme="dflockds")
     return DflockdUrl(
@@ -93,7 +92,7 @@ def parse(url: str) -> DflockdUrl:
         tls=None if tls is None else tls.context(),
         server_name="" if tls is None else tls.server_name,
         connect_timeout=given[CONNECT_TIMEOUT],
-        patience=given[SOCKET_TIMEOUT],
+        answer_timeout=given[SOCKET_TIMEOUT],
         read_timeout=given[_READ_TIMEOUT],
         renew_ratio=given[_RENEW_RATIO],
         connections=given[_CONNECTIONS],
@@ -103,17 +102,17 @@ def parse(url: str) -> DflockdUrl:
 def _token(given: StoreUrl) -> str:
     token, file = given.secret, given[_TOKEN_FILE]
     if token and file:
-        raise given.wrong("there are a token and a file for one")
+        raise given.wrong("the token is given twice; remove it, or auth_token_file")
     if file:
         try:
             with open(file, encoding="utf-8") as opened:
                 token = opened.read(_LARGEST_TOKEN_FILE).strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise given.wrong(f"the token cannot be read: {error}") from None
+            raise given.wrong(f"auth_token_file cannot be read: {error}") from error
         if not token:
-            raise given.wrong(f"the file {file!r} has no token")
+            raise given.wrong(f"auth_token_file {file!r} is empty; write the token into it")
     if not token.isprintable():
-        raise InvalidArgument(f"the token for {given.shown!r} is none: it is one line of text")
+        raise given.wrong("the token has control characters; it must be one line of printable text")
     if token:
-        asking.auth(token)  # checks its length
+        requesting.auth(token)  # checks its length
     return token

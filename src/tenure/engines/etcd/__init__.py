@@ -1,31 +1,31 @@
 """``etcd://``, ``etcds://``: an etcd cluster, 3.4 or newer.
 
-The keys of etcd are the truth, and its transactions the only way in which they change. A session
-is a lease. A request is a key under it, and its place in the queue the revision at which that was
-created. A waiter watches what stands before it.
+All state is in etcd's keys, and only transactions change it. A session is a lease. A request is a
+key under that lease; its place in the queue is the revision at which the key was created. A waiter
+watches the request before it.
 
 From the bottom up:
 
-* ``url`` names the members; ``wire`` encodes commands, ``answers`` decodes what comes back, and
-  ``keys`` has the layout of the store.
-* ``frames``, ``http2`` and ``calls`` are a small gRPC client without I/O; ``channel`` is the
-  connection to one member, and ``members`` are all of them.
+* ``url`` names the members; ``wire`` encodes commands, ``answers`` decodes answers, and ``keys``
+  has the layout of the store.
+* ``frames`` and ``http2`` are the protocol without I/O, ``grpc`` the calls on one connection, and
+  ``members`` the channels to all members; ``errors`` classifies failures.
 * ``watching`` has the one stream of watches, ``renewing`` keeps leases alive, ``late`` takes out
-  waiters of programs that are gone; ``cluster`` is what all sessions of an engine share.
-* ``attachment`` is a session's lease, key and commands, and the order of its operations;
-  ``transactions``, ``waiting`` and ``requests`` are its requests, ``semaphores`` the rest of what
-  it does, and ``watch_cache`` its watches; ``session`` joins them, ``attaching`` begins one.
+  overdue waiters of other programs; ``cluster`` has the services that all sessions share.
+* ``attachment`` is a session's lease, key and transactions, and the order of its operations;
+  ``request``, ``waiting`` and ``requests`` are its requests, ``semaphores`` its operations on
+  semaphores, and ``watch_cache`` its watches; ``session`` joins them, ``attaching`` attaches one.
 * ``admin`` is for nodes and administrators, ``doctor`` for examinations, ``engine`` the contract.
 
 Rules:
 
 * A request concludes that it owns only from the state at a revision of a majority, read under the
-  number of its own attachment. An event of a watch is a reason to look.
-* Every transaction of a session compares the number of its attachment. What was not answered is
-  asked again only after the session has been attached anew, under the next number.
-* One request a transaction: two that are put in one would share a revision, and so a place.
-* Nothing is granted without a majority. Without one, waiters wait or time out, and holders keep
-  what they hold for as long as their lease was proven, and not longer.
+  number of its own attachment. An event of a watch is a reason to read.
+* Every transaction of a session compares its attach number. A transaction that was not answered is
+  sent again only after the session has been reattached under the next number.
+* A transaction puts one request: two would share a revision, and so a place.
+* Without a majority nothing is granted: waiters wait or time out, and holders keep their leases
+  only as long as they were proven.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = ["connect"]
 
 
 def connect(url: str, clock: Clock) -> Engine:
-    """The connector of ``etcd://`` and ``etcds://``.
+    """Make the engine of an ``etcd://`` or ``etcds://`` URL.
 
     Raises:
-        InvalidArgument: there is something wrong with the URL.
+        InvalidArgument: the URL is wrong.
         Unsupported: the extra ``tenure[etcd]`` is not installed.
     """
     with needs_extra("etcd", "etcd"):

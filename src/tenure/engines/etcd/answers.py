@@ -1,15 +1,16 @@
 """Answers and watch events of etcd, decoded by hand (`tenure.engines.etcd.wire` says why).
 
-It becomes slotted objects with the few fields that are used. Other fields are skipped, except in a
-key with its value, whose fields are all known.
+They become slotted objects with the few fields that the engine reads. Other fields are skipped,
+except those of a `KeyValue`, which are all known.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from operator import index
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from tenure.errors import EngineError
 
@@ -32,8 +33,8 @@ T = TypeVar("T")
 _HEADER, _SUCCEEDED = b"\x0a", b"\x10\x01"
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message: (number, value)."""
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Return the fields of a message: the number, and the value as an integer or bytes."""
     at, end = 0, len(data)
     while at < end:
         tag = data[at]
@@ -59,7 +60,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _long(data: bytes, at: int, first: int) -> tuple[int, int]:
-    """The rest of a number of several bytes."""
+    """Decode the rest of a number of several bytes."""
     number, shift = first & 0x7F, 7
     while True:
         byte = data[at]
@@ -72,23 +73,37 @@ def _long(data: bytes, at: int, first: int) -> tuple[int, int]:
             raise ValueError("a number has more than 64 bits")
 
 
-def _of_etcd(read: Callable[P, T]) -> Callable[P, T]:
-    """Make an `EngineError` of whatever bytes that are no such message end in."""
+_Fields: TypeAlias = Mapping[int, tuple[str, Callable[[Any], Any]]]
+"""By number, the attribute that a field sets, or is appended to, and its decoder."""
+
+
+def _decode(into: T, data: bytes, fields: _Fields) -> T:
+    """Set the attributes of a message."""
+    for number, value in _fields(data):
+        if number in fields:
+            name, decode = fields[number]
+            present = getattr(into, name)
+            if isinstance(present, list):
+                present.append(decode(value))
+            else:
+                setattr(into, name, decode(value))
+    return into
+
+
+def _signed(number: int) -> int:
+    return index(number) - (1 << 64) if number >> 63 else index(number)
+
+
+def _checked(read: Callable[P, T]) -> Callable[P, T]:
+    """Raise `EngineError` for bytes that are no such message."""
 
     @wraps(read)
     def reads(*arguments: P.args, **named: P.kwargs) -> T:
         try:
             return read(*arguments, **named)
-        except (
-            AssertionError,
-            AttributeError,
-            IndexError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise EngineError(
-                "the server's answer is none of etcd's: is it an etcd server?"
+                "an answer cannot be decoded. Check that the URL names etcd servers"
             ) from error
 
     return reads
@@ -107,14 +122,7 @@ class KeyValue:
             setattr(self, _OF_KEY_VALUE[field], value)
 
 
-_OF_KEY_VALUE = {
-    1: "key",
-    2: "created",
-    3: "modified",
-    4: "version",
-    5: "value",
-    6: "lease",
-}
+_OF_KEY_VALUE = ("", "key", "created", "modified", "version", "value", "lease")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -123,12 +131,12 @@ class Answer:
 
     Attributes:
         revision: of the store, when it was carried out.
-        ok: whether everything that was compared held.
-        parts: what each of the things that were done answered; decoded when it is asked for.
+        ok: whether all comparisons held.
+        parts: the answers to its operations; decoded when they are first read.
         rest: what they are decoded from.
         found: the keys that were read.
         count: how many there are (of a range), or were deleted.
-        more: whether there are more than were asked for.
+        more: whether the limit of the request left some out.
     """
 
     revision: int = 0
@@ -140,15 +148,10 @@ class Answer:
     _parts: list[Answer] | None = None
 
     @property
-    @_of_etcd
     def parts(self) -> list[Answer]:
         """Answers to the parts of the transaction."""
         if self._parts is None:
-            self._parts = [
-                _read_part(value)
-                for field, value in _fields(self.rest)
-                if field == 3 and isinstance(value, bytes)
-            ]
+            self._parts = _read_parts(self.rest)
         return self._parts
 
     @property
@@ -157,65 +160,39 @@ class Answer:
         return self.found[0] if self.found else None
 
 
-@_of_etcd
+@_checked
 def read_answer(data: bytes) -> Answer:
-    """A TxnResponse."""
-    answer = Answer()
-    if data[:1] == _HEADER and data[1] < 0x80:  # as it always is; the rest can wait
-        start = 2 + data[1]
-        answer.revision = _revision(data[2:start])
-        answer.ok = data[start : start + 2] == _SUCCEEDED
-        answer.rest = data[start:]
-    else:
-        for field, value in _fields(data):
-            if field == 1:
-                assert isinstance(value, bytes)
-                answer.revision = _revision(value)
-            elif field == 2:
-                answer.ok = bool(value)
-        answer.rest = data
-    return answer
+    """Decode a TxnResponse."""
+    if data[:1] != _HEADER or data[1] >= 0x80:  # etcd sends it otherwise
+        return _decode(Answer(rest=data), data, {1: ("revision", _revision), 2: ("ok", bool)})
+    start = 2 + data[1]
+    ok = data[start : start + 2] == _SUCCEEDED
+    return Answer(_revision(data[2:start]), ok, data[start:])
 
 
-def _read_part(data: bytes) -> Answer:
-    """A ResponseOp."""
-    for kind, value in _fields(data):
-        assert isinstance(value, bytes)
-        if kind == 1:
-            return read_range(value)
-        if kind == 4:
-            return read_answer(value)
-        if kind == 3:
-            answer = Answer()
-            for field, number in _fields(value):
-                if field == 2:
-                    assert isinstance(number, int)
-                    answer.count = number
-            return answer
-    return Answer()
-
-
-@_of_etcd
+@_checked
 def read_range(data: bytes) -> Answer:
-    """A RangeResponse."""
-    answer = Answer()
-    for field, value in _fields(data):
-        if field == 2:
-            assert isinstance(value, bytes)
-            answer.found.append(KeyValue(value))
-        elif field == 1:
-            assert isinstance(value, bytes)
-            answer.revision = _revision(value)
-        elif field == 3:
-            answer.more = bool(value)
-        elif field == 4:
-            assert isinstance(value, int)
-            answer.count = value
-    return answer
+    """Decode a RangeResponse."""
+    return _decode(Answer(), data, _RANGE)
+
+
+def _read_deleted(data: bytes) -> Answer:
+    return _decode(Answer(), data, {2: ("count", index)})
+
+
+@_checked
+def _read_parts(data: bytes) -> list[Answer]:
+    """Decode the ResponseOps of a TxnResponse."""
+    return [
+        _PARTS[kind](part)
+        for field, response in _fields(data)
+        if field == 3
+        for kind, part in _fields(response)
+    ]
 
 
 def _revision(header: bytes) -> int:
-    """Of all its fields, which are numbers, the third."""
+    """Return the third field of a header, whose fields are all numbers."""
     at = 0
     while at < len(header):
         field = header[at] >> 3
@@ -228,6 +205,20 @@ def _revision(header: bytes) -> int:
     return 0
 
 
+_RANGE: _Fields = {
+    1: ("revision", _revision),
+    2: ("found", KeyValue),
+    3: ("more", bool),
+    4: ("count", index),
+}
+_PARTS: Mapping[int, Callable[[Any], Answer]] = {
+    1: read_range,
+    2: lambda _: Answer(),
+    3: _read_deleted,
+    4: read_answer,
+}
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class EtcdLease:
     """The number of a lease, the seconds that it still has, and those that it was granted."""
@@ -237,29 +228,18 @@ class EtcdLease:
     granted: int = 0
 
 
-@_of_etcd
+@_checked
 def read_lease(data: bytes) -> EtcdLease:
-    """A LeaseGrantResponse, LeaseKeepAliveResponse or LeaseTimeToLiveResponse."""
-    lease = EtcdLease()
-    for field, value in _fields(data):
-        if isinstance(value, int):
-            if field == 2:
-                lease.number = value
-            elif field == 3:
-                lease.left = value - (1 << 64) if value >> 63 else value
-            elif field == 4:
-                lease.granted = value
-    return lease
+    """Decode a LeaseKeepAliveResponse or LeaseTimeToLiveResponse."""
+    fields: _Fields = {2: ("number", index), 3: ("left", _signed), 4: ("granted", index)}
+    return _decode(EtcdLease(), data, fields)
 
 
-@_of_etcd
-def read_string(data: bytes, wanted: int) -> str:
-    """A field of text."""
-    for field, value in _fields(data):
-        if field == wanted:
-            assert isinstance(value, bytes)
-            return value.decode()
-    return ""
+@_checked
+def read_string(data: bytes, number: int) -> str:
+    """Decode one field of text."""
+    found = [value for field, value in _fields(data) if field == number]
+    return bytes.decode(found[0]) if found else ""
 
 
 class WatchEvent:
@@ -274,7 +254,6 @@ class WatchEvent:
             if field == 1:
                 self.deleted = bool(value)
             elif field == 2:
-                assert isinstance(value, bytes)
                 self.kv = KeyValue(value)
 
 
@@ -291,28 +270,18 @@ class WatchAnswer:
     events: list[WatchEvent] = dataclasses.field(default_factory=list)
 
 
-@_of_etcd
+_WATCH: _Fields = {
+    1: ("revision", _revision),
+    2: ("number", _signed),  # -1: no number
+    3: ("created", bool),
+    4: ("canceled", bool),
+    5: ("compacted", index),
+    6: ("reason", bytes.decode),
+    11: ("events", WatchEvent),
+}
+
+
+@_checked
 def read_watch(data: bytes) -> WatchAnswer:
-    """A WatchResponse."""
-    answer = WatchAnswer()
-    for field, value in _fields(data):
-        if field == 11:
-            assert isinstance(value, bytes)
-            answer.events.append(WatchEvent(value))
-        elif field == 1:
-            assert isinstance(value, bytes)
-            answer.revision = _revision(value)
-        elif field == 2:
-            assert isinstance(value, int)
-            answer.number = value if value < 1 << 63 else value - (1 << 64)  # -1: no number
-        elif field == 3:
-            answer.created = bool(value)
-        elif field == 4:
-            answer.canceled = bool(value)
-        elif field == 5:
-            assert isinstance(value, int)
-            answer.compacted = value
-        elif field == 6:
-            assert isinstance(value, bytes)
-            answer.reason = value.decode()
-    return answer
+    """Decode a WatchResponse."""
+    return _decode(WatchAnswer(), data, _WATCH)

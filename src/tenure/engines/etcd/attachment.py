@@ -1,21 +1,21 @@
-"""One attachment of a session: its lease, its key, its operations, and the commands in its name.
+"""One attachment of a session: its lease, its key, its operations and its transactions.
 
 Rules:
 
 * **The attach number** is the version of the session's key. Every attachment puts the key, and
-  every command compares the version, so that etcd refuses whatever an older attachment still
-  sends.
-* **Unknown outcomes.** A command without an answer may have been done, or may be done yet. The
-  session is attached anew first, under the next number: from then on what is still under way is
-  refused. Then the command is sent again, by an operation that may find its own traces.
+  every transaction compares the version. So etcd refuses what an older attachment still sends.
+* **Unknown outcomes.** A transaction without an answer may have been carried out, or may be later.
+  The session is first reattached under the next number, so that etcd refuses it from then on. Then
+  the operation, which may find its own traces, sends it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from tenure.core import rules
@@ -24,21 +24,21 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.errors import Lost, Refused, pauses
 from tenure.engines.etcd.keys import Name, Record
-from tenure.engines.etcd.members import Lost, Refused, failure, pauses
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.prompt import Prompt
 from tenure.errors import SessionExpired, TenureError
 
-__all__ = ["Attachment", "EtcdOperations"]
+__all__ = ["EtcdAttachment", "EtcdOperations", "WrittenAttachment"]
 
 T = TypeVar("T")
 
-_LEAST_PATIENCE = 0.5
+_LEAST_TIMEOUT = 0.5
 
 
 class _Begun(Generator[Any, Any, T]):
-    """A coroutine of which the first step, up to where it waits, has been made already."""
+    """A coroutine whose first step, up to where it waits, has been made."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -68,34 +68,31 @@ class _Begun(Generator[Any, Any, T]):
 
 
 class EtcdOperations:
-    """The operations of one session that are under way.
+    """Operation queues of one session.
 
-    On each name one is carried out after the other, in the order of the calls. Each is a task. It
-    begins when the one before it is done, however that ended; if there is no other, at once, inside
-    the call. The caller awaits a future. If it stops waiting, the operation goes on.
-
-    Until it waits for the first time, an operation runs in the caller's task. There it must not
-    depend on the current task, as `asyncio.timeout` does: its calls have their own timeouts.
+    The operations on a name are tasks, carried out one after the other. The first one begins within
+    the call; it runs in the caller's task until it waits for the first time. There it must not
+    depend on the current task, as `asyncio.timeout` does: calls have timeouts of their own. The
+    caller awaits a future. If it stops waiting, the operation continues.
 
     An operation that takes a request out of its queue announces it (`leaving`), so that the
-    operation before it may do that on its way.
+    operation before it can do both in one transaction.
 
     Args:
         tasks: of the engine, which waits for them.
-        told: makes the program's error of a refusal, or of being cut off.
+        error_of: returns the caller's error of a refusal or a cancellation.
     """
 
     def __init__(
         self,
         tasks: set[asyncio.Task[Any]],
-        told: Callable[[Refused | asyncio.CancelledError, str], TenureError],
+        error_of: Callable[[BaseException, str], TenureError],
     ) -> None:
-        """Start without operations; their tasks are added to `tasks`."""
+        """Start without operations."""
         self._loop = asyncio.get_running_loop()
-        self._of_engine = tasks
-        self._told = told
-        self._lines: dict[str, deque[tuple[asyncio.Task[None], EtcdRequest | None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks
+        self._error_of = error_of
+        self._queues: dict[str, dict[asyncio.Task[None], EtcdRequest | None]] = {}
         self._awaited: set[asyncio.Task[None]] = set()
 
     def take(
@@ -104,26 +101,24 @@ class EtcdOperations:
         operation: Callable[[], Coroutine[Any, Any, T]],
         leaving: EtcdRequest | None = None,
     ) -> asyncio.Future[T]:
-        """Carry out an operation on a name after those that were called before it."""
+        """Carry out an operation on a name after all earlier ones."""
         future: Prompt[T] = Prompt(self._loop)
-        line = self._lines.get(name)
-        before = None if line is None else line[-1][0]
+        queue = self._queues.get(name)
+        before = None if queue is None else next(reversed(queue))
         begun = _Begun(operation()) if before is None else None
-        carrying_out = self._carry_out(before, name, begun, operation, future)
-        task = self._loop.create_task(carrying_out)
-        self._lines.setdefault(name, deque()).append((task, leaving))
+        task = self._loop.create_task(self._carry_out(before, name, begun, operation, future))
+        self._queues.setdefault(name, {})[task] = leaving
         self._tasks.add(task)
-        self._of_engine.add(task)
         task.add_done_callback(partial(self._carried_out, name, begun, future))
         return future
 
     def leaves_next(self, name: str) -> EtcdRequest | None:
-        """The request that the operation after the one under way takes out, if it is such a one."""
-        line = self._lines.get(name)
-        return line[1][1] if line is not None and len(line) > 1 else None
+        """Return the request that the operation after the current one takes out, if it does."""
+        queue = self._queues.get(name, {})
+        return next(islice(queue.values(), 1, None), None)
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
-        """Answer nothing before this is done."""
+        """Answer nothing before a task is done."""
         self._awaited.add(task)
         task.add_done_callback(self._awaited.discard)
 
@@ -141,18 +136,14 @@ class EtcdOperations:
             result = await (operation() if begun is None else begun)
             if self._awaited:
                 await asyncio.wait(list(self._awaited))
-        except TenureError as error:
-            if not future.done():
-                future.set_exception(error)
-        except Refused as refused:
-            if not future.done():
-                future.set_exception(self._told(refused, name))
         except asyncio.CancelledError:
-            raise  # and passed to the future below, as for one that had not begun
+            raise  # `_carried_out` passes it on, as for one that had not begun
         except BaseException as error:
             if not future.done():
-                future.set_exception(error)
-            raise
+                is_refused = isinstance(error, Refused)
+                future.set_exception(self._error_of(error, name) if is_refused else error)
+            if not isinstance(error, Refused | TenureError):
+                raise
         else:
             if not future.done():
                 future.set_result(result)
@@ -165,71 +156,85 @@ class EtcdOperations:
         task: asyncio.Task[None],
     ) -> None:
         self._tasks.discard(task)
-        self._of_engine.discard(task)
-        line = self._lines[name]
-        line.remove(next(each for each in line if each[0] is task))  # mostly the first
-        if not line:
-            del self._lines[name]
+        queue = self._queues[name]
+        del queue[task]
+        if not queue:
+            del self._queues[name]
         if task.cancelled():
             if begun is not None:
                 begun.close()
             if not future.done():
-                future.set_exception(self._told(asyncio.CancelledError(), name))
+                future.set_exception(self._error_of(asyncio.CancelledError(), name))
 
     async def finish(self, within: float) -> None:
-        """Return when nothing is under way any more, or that time is over."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=within)
+        """Wait until all operations are done, or that time is over."""
+        tasks = [task for queue in self._queues.values() for task in queue]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within)
 
     def cut_off(self, *, finish_leaving: bool = False) -> None:
-        """Give up what is under way, but the operation that calls this.
+        """Cancel all operations but the one that calls this.
 
         Args:
-            finish_leaving: go on with what takes requests out of their queues: only the answer
-                of etcd tells whether they were there.
+            finish_leaving: continue with those that take requests out of their queues: only etcd's
+                answer shows whether they were there.
         """
         current = asyncio.current_task()
-        for line in list(self._lines.values()):
-            for task, leaving in list(line):
+        for queue in list(self._queues.values()):
+            for task, leaving in list(queue.items()):
                 if task is not current and not (finish_leaving and leaving is not None):
                     task.cancel()
 
 
-class Attachment(SessionBase):
+@dataclass(frozen=True, slots=True)
+class WrittenAttachment:
+    """An attachment that was written to the store.
+
+    Attributes:
+        how: the program's arguments.
+        events: receives the events of the session.
+        number: of the session.
+        record: the value of the session's key.
+        version: of the key.
+    """
+
+    how: Attach
+    events: SessionEvents
+    number: int
+    record: Record
+    version: int
+
+
+class EtcdAttachment(SessionBase):
     """One attachment, without its requests.
 
     Attributes:
         key: the session's key.
-        record: what stands there.
+        record: the value of the key.
         version: of the key; the attach number.
-        mine: what every command compares.
-        resumable: whether another program may take it over.
+        mine: the comparison of every transaction.
+        get: reads the key.
+        claim: the key that exists while this attachment may consider leases held.
+        resumable: another program may take it over.
         proven_at: when the latest renewal that was answered was sent.
-        operations: those of the program that are under way.
+        operations: those of the program.
     """
 
-    def __init__(
-        self,
-        engine: EtcdCluster,
-        how: Attach,
-        number: int,
-        record: Record,
-        version: int,
-        events: SessionEvents,
-    ) -> None:
+    def __init__(self, engine: EtcdCluster, attached: WrittenAttachment) -> None:
         """Start attached, with the record that the session's key has."""
-        super().__init__(how, events, number, record.window)
+        record, number = attached.record, attached.number
+        super().__init__(attached.how, attached.events, number, record.window)
         self.engine = engine
         self.key = engine.keys.session(self.path, number)
         self.record = record
         self.resumable = record.liveness == "window"
-        self.patience = min(engine.patience, max(record.window / 6, _LEAST_PATIENCE))
-        self.get = wire.get(wire.range_(self.key))
-        self.believes = self.key + b"/b/" + record.token.encode()
+        self.timeout = min(engine.timeout, max(record.window / 6, _LEAST_TIMEOUT))
+        self.get = wire.get(self.key)
+        self.claim = record.claim(self.key)
         self.proven_at = float("-inf")
-        self.operations = EtcdOperations(engine.tasks, self._told)
+        self.operations = EtcdOperations(engine.tasks, self._error_of)
         self._attaching = asyncio.Lock()
-        self.became(version)
+        self.became(attached.version)
 
     @property
     def attach_number(self) -> int:
@@ -237,7 +242,7 @@ class Attachment(SessionBase):
         return self.version
 
     def became(self, version: int) -> None:
-        """The number of the attachment is another one."""
+        """Set the attach number."""
         self.version = version
         self.mine = wire.version_is(self.key, version)
 
@@ -246,7 +251,7 @@ class Attachment(SessionBase):
         return kv is not None and Record.read(kv.value).token == self.record.token
 
     def judge(self, kv: KeyValue | None) -> bool:
-        """Act on the session's key as it was read; whether the session goes on."""
+        """Act on the session's key as it was read; return true if the session continues."""
         if kv is None:
             self.end("its window has passed in the store, or an administrator ended it")
         elif not self.is_mine(kv):
@@ -256,23 +261,26 @@ class Attachment(SessionBase):
         return not self.over
 
     def prove(self, at: float) -> None:
-        """The lease was extended, in answer to what was sent then. From any thread."""
+        """Note that the lease was extended by a request that was sent then. From any thread."""
         if not self.over and not self.closing:
             self.proven_at = max(self.proven_at, at)
             self.events.proven(at)
 
-    # Asking
+    # Transactions
 
-    async def ask(
+    async def transact(
         self, build: Callable[[], bytes], leaving: EtcdRequest | None = None
     ) -> tuple[answers.Answer, bool]:
-        """Send a transaction; returns its answer, and whether it may have been carried out before.
+        """Send a transaction, again if need be.
 
-        It compares `mine`, and reads the session's key first where something does not hold.
+        It compares `mine`, and its first operation reads the session's key if a comparison fails.
 
         Args:
-            build: makes the transaction; called again for each attempt.
+            build: makes the transaction; called for each attempt.
             leaving: the request that the transaction deletes.
+
+        Returns:
+            the answer, and whether an earlier attempt may have been carried out.
 
         Raises:
             SessionExpired: the session is over.
@@ -280,15 +288,16 @@ class Attachment(SessionBase):
         """
         again = False
         while True:
-            self.check()
+            if self.over:
+                raise self.reason
             version = self.version
             try:
-                data = await self.engine.members.call(wire.TXN, build(), self.patience)
+                data = await self.engine.members.call(wire.TXN, build(), self.timeout)
             except Lost:
                 again = True
                 if leaving is not None:
                     leaving.perhaps_left = True
-                await self.attach_anew(version)
+                await self._reattach(version)
                 continue
             answer = answers.read_answer(data)
             if answer.ok:
@@ -298,12 +307,12 @@ class Attachment(SessionBase):
                 return answer, again
             self.judge(kv)
 
-    def _told(self, error: Refused | asyncio.CancelledError, name: str) -> TenureError:
-        """Make the caller's error of a refusal or a cancellation."""
+    def _error_of(self, error: BaseException, name: str) -> TenureError:
+        """Return the caller's error of a refusal or a cancellation."""
         if isinstance(error, Refused):
             if not error.no_lease:
-                return failure(self.engine.url, error, node=self.path, name=name)
-            self.end("its lease has run out, or was revoked")
+                return self.engine.failure(error, self.path, name)
+            self.end("its lease has expired, or was revoked")
         return self.reason
 
     async def read(self, *parts: bytes) -> answers.Answer:
@@ -317,12 +326,12 @@ class Attachment(SessionBase):
         while True:
             self.check()
             try:
-                return await self.engine.txn(wire.txn((), parts), self.patience)
+                return await self.engine.txn(wire.txn((), parts), self.timeout)
             except Lost:
                 await asyncio.sleep(next(pause))
 
-    async def attach_anew(self, version: int) -> None:
-        """See to it that the number of the attachment is above that one."""
+    async def _reattach(self, version: int) -> None:
+        """Raise the attach number above `version`."""
         async with self._attaching:
             pause = pauses()
             while self.version == version:
@@ -330,7 +339,7 @@ class Attachment(SessionBase):
                 put = wire.put(self.key, self.record.value(), self.id)
                 try:
                     answer = await self.engine.txn(
-                        wire.txn((self.mine,), (put,), (self.get,)), self.patience
+                        wire.txn((self.mine,), (put,), (self.get,)), self.timeout
                     )
                 except Lost:
                     await asyncio.sleep(next(pause))
@@ -341,17 +350,17 @@ class Attachment(SessionBase):
                         self.judge(answer.parts[0].first)
 
     def expired(self) -> SessionExpired:
-        """The error for a session whose window has passed without an answer."""
-        path = self.path
-        return SessionExpired(f"the session on {path} could not be renewed in time", node=path)
+        """Return the error for a session whose window has passed without an answer."""
+        message = f"the session on {self.path} could not be renewed within its recovery window"
+        return SessionExpired(message, node=self.path)
 
     def check_open(self) -> None:
-        """Raise why it takes no operations, if it takes none."""
+        """Raise the reason if the session accepts no operations."""
         if self.over or self.closing:
             raise self.reason
 
     def name(self, name: str) -> Name:
-        """The keys of a semaphore on its node. Raises `InvalidArgument`."""
+        """Return the keys of a semaphore on its node. Raises `InvalidArgument`."""
         rules.check_name(name, self.path)
         return self.engine.name(self.path, name)
 

@@ -1,7 +1,6 @@
-"""Findings of `tenure doctor` on an ``etcd://`` URL: its members, their agreement, the prefix.
+"""Findings of `tenure doctor` on an ``etcd://`` URL: its members, their majority, the prefix.
 
-Nothing is changed, and a prefix that is not there is not made. All that is asked is asked of one
-member after the other, in a few seconds.
+The examination changes nothing. It queries one member after the other, in a few seconds.
 """
 
 from __future__ import annotations
@@ -12,23 +11,25 @@ from collections.abc import Iterator
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
 from tenure.engines.etcd import answers, wire
+from tenure.engines.etcd.errors import Lost, Refused, failure
 from tenure.engines.etcd.keys import Keys
-from tenure.engines.etcd.members import Lost, Members, Refused, failure
+from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
 
-_PATIENCE = 2.0
-"""Seconds for each thing that is asked."""
+_TIMEOUT = 2.0
+"""Seconds for each query."""
 _SLOW = 0.1
-"""Seconds of a round trip above which something is wrong."""
+"""Seconds; a longer round trip gets a warning."""
 _SOUND = {(3, 4): 31, (3, 5): 13}
-"""From which patch on a former leader leaves leases alone; all of later lines do."""
+"""First patch release, by minor release, whose former leaders revoke no leases; later ones are
+sound."""
 
 
 def examine(address: EtcdUrl) -> Iterator[Finding]:
-    """Everything about the store at a URL. Raises nothing of tenure's own."""
+    """Examine the store at a URL. Raises no `TenureError`."""
     try:
         findings = asyncio.run(_examined(address))
     except TenureError as error:
@@ -43,7 +44,7 @@ async def _examined(address: EtcdUrl) -> list[Finding]:
         found = [await _member(members, turn, address) for turn in range(len(members))]
         if all(each.level == "failure" for each in found):
             return found
-        # One that is down costs nothing as long as most of them are there.
+        # A failed member costs nothing while there is a majority.
         found = [
             Finding("warning", each.what, each.found, each.remedy)
             if each.level == "failure"
@@ -59,7 +60,7 @@ async def _member(members: Members, turn: int, address: EtcdUrl) -> Finding:
     clock, what, endpoint = SystemClock(), "member", address.endpoints[turn]
     began = clock.now()
     try:
-        answer = await members.call_member(turn, wire.STATUS, b"", _PATIENCE)
+        answer = await members.call_member(turn, wire.STATUS, b"", _TIMEOUT)
     except Lost as lost:
         why = str(lost).removeprefix(f"{endpoint} ")
         return Finding("failure", what, f"{endpoint}: {why}", "start it, or take it out of the URL")
@@ -69,17 +70,17 @@ async def _member(members: Members, turn: int, address: EtcdUrl) -> Finding:
         return Finding("failure", what, f"{endpoint}: {error}")
     took = clock.now() - began
     version, trouble = answers.read_string(answer, 2), answers.read_string(answer, 8)
-    told = f"{endpoint}: etcd {version}, answers in {took * 1000:.0f} ms"
+    found = f"{endpoint}: etcd {version}, answers in {took * 1000:.0f} ms"
     if trouble:
-        return Finding("failure", what, f"{told}: {trouble}", "see etcdctl alarm list")
+        return Finding("failure", what, f"{found}: {trouble}", "see etcdctl alarm list")
     if not _is_sound(version):
         return Finding(
-            *("warning", what, f"{told}; a former leader may revoke leases (etcd issue 15247)"),
+            *("warning", what, f"{found}; a former leader may revoke leases (etcd issue 15247)"),
             "update it to 3.4.31, 3.5.13 or later",
         )
     if took > _SLOW:
-        return Finding("warning", what, told, "look at its disk, its load, and the way to it")
-    return Finding("ok", what, told)
+        return Finding("warning", what, found, "check its disk, its load and the network")
+    return Finding("ok", what, found)
 
 
 def _is_sound(version: str) -> bool:
@@ -91,24 +92,24 @@ def _is_sound(version: str) -> bool:
 
 
 async def _majority(members: Members, address: EtcdUrl) -> Finding:
-    """Compare the members, and look at the prefix."""
+    """Read the prefix from a majority."""
     keys, what = Keys(address.prefix), "majority"
     request = wire.txn(
         (),
         (
-            wire.get(wire.range_(keys.base)),
-            wire.get(wire.range_(keys.nodes, wire.after(keys.nodes), keys_only=True)),
+            wire.get(keys.base),
+            wire.get_all(keys.nodes, keys_only=True),
         ),
     )
     why = ""
     for turn in range(len(members)):
         try:
-            data = await members.call_member(turn, wire.TXN, request, _PATIENCE)
+            data = await members.call_member(turn, wire.TXN, request, _TIMEOUT)
         except Lost as lost:
             why = str(lost)
         except (Refused, TenureError) as error:
-            told = failure(address.url, error) if isinstance(error, Refused) else error
-            return Finding("failure", what, str(told))
+            cause = failure(address.url, error) if isinstance(error, Refused) else error
+            return Finding("failure", what, str(cause))
         else:
             base, nodes = answers.read_answer(data).parts
             prefix = address.prefix.rstrip("/")

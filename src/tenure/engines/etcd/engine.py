@@ -11,17 +11,19 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from tenure.clock import Clock
-from tenure.engines._kit.session import received
+from tenure.engines._kit.session import close_sessions, received
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
-from tenure.engines.etcd import answers, attaching, wire
+from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.admin import EtcdNodes
+from tenure.engines.etcd.attaching import EtcdAttach
+from tenure.engines.etcd.errors import Lost, Refused, failure, pauses
 from tenure.engines.etcd.keys import config_text
-from tenure.engines.etcd.members import Lost, Members, Refused, failure, pauses
+from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.engines.etcd.watch_cache import WatchCaches
 from tenure.engines.etcd.watching import Watching
-from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
+from tenure.errors import EngineUnavailable, TenureError, Unsupported
 from tenure.model import (
     DEFAULT_NODE,
     Capabilities,
@@ -34,7 +36,7 @@ T = TypeVar("T")
 _log = logging.getLogger("tenure")
 
 _LEAVING = 2.0
-"""Seconds that closing waits for the cluster."""
+"""Seconds that closing waits for the tasks of the sessions."""
 _OLDEST = (3, 4)
 
 
@@ -55,11 +57,11 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     def guarantees(self) -> str:
         """The guarantees of this store, in a few sentences."""
         return (
-            "Every grant is confirmed by a majority of the members before it is told, and survives "
-            "the loss of any minority. Without a majority nothing is granted, and holders keep "
-            "their leases only as long as they were proven. Leases expire by the clock of the "
-            "leader, which a new one starts afresh. Fencing tokens rise as long as the cluster "
-            "keeps its data: after restoring a snapshot use another prefix."
+            "Every grant is confirmed by a majority of the members before it is reported, and "
+            "survives the loss of any minority. Without a majority nothing is granted, and holders "
+            "keep their leases only as long as they were proven. Leases expire by the clock of the "
+            "leader; a new leader restarts it. Fencing tokens rise as long as the cluster keeps "
+            "its data: after restoring a snapshot use another prefix."
         )
 
     def diagnose(self) -> Iterable[Finding]:
@@ -76,7 +78,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             return
         self._closing = None
         self._open_services()
-        self.watching = Watching(self.members, self.keys.base, self.patience, self._up, self._down)
+        self.watching = Watching(self.members, self.keys.base, self.timeout, self._up, self._down)
         self.members.moved = self.watching.moved
         try:
             await self._greet()
@@ -87,11 +89,11 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         self.watching.open()
 
     async def _greet(self) -> None:
-        """Find a member that answers, and make sure that the base and the default node exist."""
+        """Find a member that answers, and create the base and the default node if need be."""
         address, attempts = self.address, pauses()
         hello = wire.txn(
             (wire.exists(self.keys.base), wire.exists(self.keys.node(DEFAULT_NODE))),
-            (wire.get(wire.range_(self.keys.base)),),
+            (wire.get(self.keys.base),),
             (
                 wire.nested(
                     wire.txn(
@@ -100,13 +102,13 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
                     )
                 ),
                 wire.put(self.keys.node(DEFAULT_NODE), config_text(NodeConfig())),
-                wire.get(wire.range_(self.keys.base)),
+                wire.get(self.keys.base),
             ),
         )
         until = self.clock.now() + address.connect_timeout
         while True:
             left = max(until - self.clock.now(), 0.1)
-            within = min(left, self.patience)
+            within = min(left, self.timeout)
             try:
                 version = answers.read_string(await self.members.call(wire.STATUS, b"", within), 2)
                 self._check_version(version)
@@ -116,8 +118,8 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
                 if self.clock.now() + pause >= until:
                     raise EngineUnavailable(
                         f"{self.url} could not be reached within {address.connect_timeout:g} s: "
-                        f"{lost}; do most of its members run there, {address.transport}? "
-                        "'tenure doctor' asks each"
+                        f"{lost}. Check that most of its members run there, {address.transport}; "
+                        "'tenure doctor' examines each"
                     ) from lost
                 await asyncio.sleep(pause)
             except Refused as refused:
@@ -131,7 +133,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     def _check_version(self, version: str) -> None:
         numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdigit())
         if numbers < _OLDEST:
-            raise Unsupported(f"{self.url} is etcd {version}; tenure needs 3.4 or newer")
+            raise Unsupported(f"{self.url} is etcd {version}. Use 3.4 or newer")
 
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""
@@ -143,33 +145,18 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
 
     async def _close(self) -> None:
         self.is_open = False
-        sessions = list(self.sessions)
-        leaving = [self.loop.create_task(session.close()) for session in sessions]
-        late: set[asyncio.Task[None]] = set()
+        is_late = True
         try:
-            if leaving:
-                done, late = await asyncio.wait(leaving, timeout=_LEAVING)
-                for task in late:
-                    task.cancel()
-                if late:
-                    await asyncio.wait(late)
-                    raise EngineError(
-                        f"{self.url} was closed while it could not be reached "
-                        f"({self.members.trouble or 'no answer'}); its sessions end with their "
-                        "windows"
-                    )
-                for task in done:
-                    task.result()
+            await close_sessions(list(self.sessions), self.url, lambda: self.members.trouble)
+            is_late = False
         finally:
-            for session in sessions:
-                session.stop(EngineError(f"{self.url} was closed"))
-            await self._finish(cancel=bool(late))
+            await self._finish(cancel=is_late)
             await self.watching.aclose()
-            await self._renewer.aclose()
+            await self._heartbeat.aclose()
             await self.members.aclose()
 
     async def _finish(self, *, cancel: bool) -> None:
-        """Wait for what is under way; not for long."""
+        """Wait for the tasks of the sessions, and cancel those that take too long."""
         while self.tasks:
             if cancel:
                 for task in self.tasks:
@@ -177,7 +164,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             await asyncio.wait(list(self.tasks), timeout=_LEAVING)
             cancel = True
 
-    # Whether there is contact
+    # Contact with the cluster
 
     def _up(self) -> None:
         for session in list(self.sessions):
@@ -200,14 +187,14 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     async def attach(self, how: Attach, events: SessionEvents) -> EtcdSession:
         """Attach a session, or take one over."""
         self.check_open()
-        attaching_ = self.spawn(attaching.attach(self, self._caches, how, events))
+        attaching = self.spawn(EtcdAttach(self, self._caches, how, events).attach())
         try:
-            return await received(attaching_)
+            return await received(attaching)
         except asyncio.CancelledError:
-            attaching_.cancel()
+            attaching.cancel()
             raise
 
     async def store_time(self) -> float:
         """Return the local wall clock, since etcd has none."""
         self.check_open()
-        return self.clock.wall()  # etcd tells no time
+        return self.clock.wall()  # etcd has no clock to read

@@ -1,20 +1,20 @@
-"""Keys and values in etcd, and the prefix rule over what was read.
+"""Keys and values in etcd, and the prefix rule over a queue that was read.
 
 Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
 
-    base                          what is added to a revision to make an order id
+    base                          an order id is a revision plus this number
     serial                        put whenever a number for a session, or a node, is made
     n/:a:b                        a node; its configuration
     s/:a:b/SESSION                a session, under its lease; its record
-    s/:a:b/SESSION/b/TOKEN        an attachment that may believe that it holds something
+    s/:a:b/SESSION/b/TOKEN        an attachment that may consider leases held
     s/:a:b/SESSION/h/HOLD         why a request of it was taken out, for its session to read
     q/:a:b/NAME/limit             a lasting semaphore: its limit in 8 bytes, and who created it
     q/:a:b/NAME/r/SESSION-HOLD    a request, under its session's lease: its count, and a mark
     d/:a:b/NAME                   a semaphore's data
     x/:a:b/NAME/SESSION-HOLD      a request's data, under its session's lease
 
-What is read often is small, and what is large lies apart. All keys by which a session is notified
-lie in one range, so that one watch receives them.
+Values that are read often are small, and data has keys of its own. All keys that notify a session
+are in one range, so that one watch receives them.
 """
 
 from __future__ import annotations
@@ -49,19 +49,20 @@ __all__ = [
     "number_owning",
     "queues",
     "request_value",
+    "taking_out",
 ]
 
 
 EVICTED, DELETED, TIMED_OUT = b"evicted", b"deleted", b"timed out"
-"""What is noted for a session about a request that was taken out."""
+"""Reasons in a note for a session whose request was taken out."""
 
 
 class Name:
-    """The keys of one semaphore, and what is compared and done with them all the time.
+    """The keys of one semaphore, and the parts of transactions that every request needs.
 
     Attributes:
-        lasting: when its limit was created, and what it is, as it was last read; compared
-            whenever something relies on it. ``None`` where it is not known, or ephemeral.
+        lasting: the create revision and the value of its limit, as last read, which every use
+            compares; ``None`` if the semaphore is unknown or ephemeral.
     """
 
     def __init__(self, prefix: str, path: str, name: str) -> None:
@@ -80,14 +81,14 @@ class Name:
         self.absent = wire.created_at(self.limit, wire.ABSENT)
         self.empty = wire.nothing_in(self.requests)
         self.drop_data = wire.delete(self.data)
-        self.get_limit = wire.get(wire.range_(self.limit))
-        self.first_request = wire.get(wire.range_(self.requests, end, limit=1))
-        self.head = wire.get(wire.range_(self.requests, end, limit=1, oldest_first=True))
-        self.newest_two = wire.get(wire.range_(self.requests, end, limit=2, newest_first=True))
-        self.queue = wire.get(wire.range_(self.requests, end, oldest_first=True))
+        self.get_limit = wire.get(self.limit)
+        self.first_request = wire.get(self.requests, end, limit=1)
+        self.head = wire.get(self.requests, end, limit=1, oldest_first=True)
+        self.newest_two = wire.get(self.requests, end, limit=2, newest_first=True)
+        self.queue = wire.get(self.requests, end, oldest_first=True)
 
     def data_of(self, request: bytes) -> bytes:
-        """The key of the data of a request, by the request's own key."""
+        """Return the key of the data of a request, by the key of the request."""
         return self.request_data + request[len(self.requests) :]
 
 
@@ -106,7 +107,7 @@ class Keys:
         return f"{self._prefix}n/{_node(path)}".encode()
 
     def path(self, key: bytes) -> str:
-        """Of a node's key."""
+        """Return the path of a node, by its key."""
         return key[len(self.nodes) :].decode().replace(":", "/")
 
     def sessions(self, path: str) -> bytes:
@@ -139,7 +140,7 @@ def _node(path: str) -> str:
 
 
 def name_in(key: bytes) -> str:
-    """The name in what follows a node in a key."""
+    """Return the name in the part of a key after the node."""
     return unquote(key.decode())
 
 
@@ -154,8 +155,8 @@ class Record:
         token: of the attachment that has it.
         attached: whether a client is attached.
         window: seconds; how long it survives without contact.
-        description: what its program says of itself.
-        liveness: what keeps it alive.
+        description: of its program.
+        liveness: ``process`` or ``window``.
         key: its protection key.
     """
 
@@ -166,13 +167,17 @@ class Record:
     liveness: Liveness
     key: bytes
 
+    def claim(self, key: bytes) -> bytes:
+        """Return the key that exists while the attachment may consider leases held."""
+        return key + b"/b/" + self.token.encode()
+
     def value(self) -> bytes:
-        """As it is stored."""
+        """Return the record as it is stored."""
         return json.dumps({**asdict(self), "key": self.key.hex()}).encode()
 
     @staticmethod
     def read(value: bytes) -> Record:
-        """As it was stored."""
+        """Read a stored record."""
         found = json.loads(value)
         return Record(**{**found, "key": bytes.fromhex(found["key"])})
 
@@ -186,7 +191,7 @@ def config_text(given: NodeConfig, nonce: str = "") -> bytes:
 
 
 def config_of(stored: bytes) -> tuple[NodeConfig, str]:
-    """A configuration that was stored, and its nonce."""
+    """Return a stored configuration and its nonce."""
     found = json.loads(stored)
     nonce = found.pop("nonce", "")
     return NodeConfig(**found), nonce
@@ -201,11 +206,11 @@ def limit_value(limit: int, nonce: bytes) -> bytes:
 
 
 def limit_of(stored: bytes) -> int:
-    """A limit that was stored."""
+    """Return a stored limit."""
     return int.from_bytes(stored[:8], "big")
 
 
-# EtcdRequests
+# Requests
 
 
 class Entry:
@@ -242,14 +247,14 @@ class Entry:
 
 
 def request_value(count: int, *, marked: bool = False, timeout: float | None = None) -> bytes:
-    """A request as it is stored."""
+    """Return the stored form of a request."""
     if marked:
         return b"%d g" % count
     return b"%d" % count if timeout is None else b"%d t%d" % (count, round(1000 * timeout))
 
 
 def entries(found: Iterable[KeyValue]) -> list[Entry]:
-    """The requests that were read, in the order of the queue."""
+    """Return requests that were read, in the order of the queue."""
     return sorted(map(Entry, found), key=lambda each: each.created)
 
 
@@ -273,7 +278,7 @@ class Queue:
 
 
 def queues(found: Iterable[KeyValue], prefix: bytes) -> list[Queue]:
-    """The semaphores in what was read under `Keys.queues`, sorted by name."""
+    """Return the semaphores of the keys under `Keys.queues`, sorted by name."""
     limits: dict[bytes, KeyValue] = {}
     requests: dict[bytes, list[KeyValue]] = {}
     for kv in found:
@@ -306,5 +311,11 @@ def has_room(queue: Sequence[Entry], count: int, limit: int) -> bool:
 
 
 def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
-    """To tell a session that one of its requests was taken out."""
+    """Encode a note for a session that one of its requests was taken out."""
     return wire.put(session_key + b"/h/%x" % entry.request_id, why, entry.session)
+
+
+def taking_out(name: Name, entry: Entry, session_key: bytes, why: bytes) -> tuple[bytes, ...]:
+    """Encode the operations that take a request out of its queue, with a note for its session."""
+    data = name.data_of(entry.key)
+    return wire.delete(entry.key), wire.delete(data), note(session_key, entry, why)

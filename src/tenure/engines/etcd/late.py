@@ -1,18 +1,17 @@
-"""Waiters whose timeout has passed, and whose own program does not take them out.
+"""Overdue waiters: their timeout has passed, and their own program does not take them out.
 
-A request that waits with a timeout says so in its value. Its program takes it out on time. When
-that program has lost contact, or was killed, the request stays under its lease and holds up the
-queue; any other program that waits behind it takes it out.
+The value of a waiting request contains its timeout. If its program has lost contact or was killed,
+the request stays under its lease and delays the queue. Any program that waits behind it takes it
+out.
 
 Rules:
 
-* No clock is compared with that of another machine. The timeout counts from when *this* program
-  first saw the request as it stands. So it is never taken out early, and a request that was put
-  again has a new timeout.
-* A program has `_OTHERS` seconds more for its own requests than the others give it.
-* Only a request that waits is taken out: the transaction compares that neither it nor any request
-  before it, owner or waiter, was put or deleted since the queue was read. Where there are more of
-  them than one transaction compares, it stays until they are fewer, or its lease ends.
+* Clocks of different machines are not compared. The timeout counts from when *this* program first
+  saw the request with its present value. So it is never taken out early.
+* Its own program takes a request out `_OTHERS` seconds before other programs do.
+* Only a waiter is taken out: the transaction compares that neither it nor any request before it was
+  put or deleted since the queue was read. Where these are more than one transaction compares, it
+  stays until they are fewer, or its lease ends.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from tenure.clock import Clock
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Answer
+from tenure.engines.etcd.errors import Lost, Refused
 from tenure.engines.etcd.keys import (
     TIMED_OUT,
     Entry,
@@ -29,10 +29,9 @@ from tenure.engines.etcd.keys import (
     Name,
     entries,
     limit_of,
-    note,
     number_owning,
+    taking_out,
 )
-from tenure.engines.etcd.members import Lost, Refused
 from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["LateWaiters"]
@@ -47,8 +46,7 @@ class LateWaiters:
 
     Args:
         local: the requests of this engine, by their keys.
-        txn: sends a transaction to the store.
-        patience: seconds in which it is answered.
+        txn: sends a transaction, with its timeout in seconds.
     """
 
     def __init__(
@@ -57,24 +55,24 @@ class LateWaiters:
         clock: Clock,
         local: Mapping[bytes, object],
         txn: Callable[[bytes, float], Awaitable[Answer]],
-        patience: float,
+        timeout: float,
     ) -> None:
         """Start with no requests seen."""
         self._keys = keys
         self._clock = clock
         self._local = local
         self._txn = txn
-        self._patience = patience
+        self._timeout = timeout
         self._seen: dict[bytes, tuple[int, float]] = {}  # key: (modified, when first seen)
 
     def next_due(self, queue: Iterable[Entry]) -> float | None:
-        """Return when the first of these that waits with a timeout is to be taken out, if any."""
-        due: float | None = None
-        for entry in queue:
-            if entry.timeout is not None and entry.key not in self._local:
-                at = self._due(entry, entry.timeout)
-                due = at if due is None else min(due, at)
-        return due
+        """Return when the first of these requests becomes overdue, if one has a timeout."""
+        dues = [
+            self._due(entry, entry.timeout)
+            for entry in queue
+            if entry.timeout is not None and entry.key not in self._local
+        ]
+        return min(dues, default=None)
 
     def _due(self, entry: Entry, timeout: float) -> float:
         now = self._clock.now()
@@ -87,14 +85,14 @@ class LateWaiters:
         return first + timeout + _OTHERS
 
     async def take_out(self, name: Name) -> bool:
-        """Take the late ones out of a queue; whether there were any.
+        """Take overdue waiters out of a queue; return true if there were any.
 
         Raises:
             Lost, Refused, AuthenticationFailed
         """
         found = False
         while True:
-            read = await self._txn(wire.txn((), (name.get_limit, name.queue)), self._patience)
+            read = await self._txn(wire.txn((), (name.get_limit, name.queue)), self._timeout)
             limit, queue = read.parts[0].first, entries(read.parts[1].found)
             most = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
             owning = number_owning(queue, most)
@@ -107,7 +105,7 @@ class LateWaiters:
                 self._seen.pop(queue[place].key, None)
 
     async def take_out_or_later(self, name: Name) -> bool:
-        """The same; what is not answered is tried again by the next look."""
+        """Do the same, and return false if it was not answered; the next read tries again."""
         try:
             return await self.take_out(name)
         except Lost:
@@ -119,13 +117,10 @@ class LateWaiters:
 
     async def _take_out(self, name: Name, late: Entry, before: Sequence[Entry]) -> bool:
         compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *before))
-        gone = (
-            wire.delete(late.key),
-            wire.delete(name.data_of(late.key)),
-        )
-        tell = note(self._keys.session(name.path, late.session), late, TIMED_OUT)
+        session = self._keys.session(name.path, late.session)
+        then = taking_out(name, late, session, TIMED_OUT)
         try:
-            answer = await self._txn(wire.txn(compares, (*gone, tell)), self._patience)
+            answer = await self._txn(wire.txn(compares, then), self._timeout)
         except Refused as refused:
             if refused.no_lease:
                 return True  # its session has just ended

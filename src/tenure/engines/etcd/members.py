@@ -1,149 +1,198 @@
-"""The members of a cluster, and what is asked of them: one channel each, for everything.
+"""Members of a cluster, with one channel each for all calls.
 
 Rules:
 
-* A call goes to the current member. Where it is not answered, or not by a member that has a
-  leader, the next one becomes the current one, for all callers, and the caller gets `Lost`: its
-  operation may have been done, or may still be. The caller decides what to do about that.
-* Whatever etcd refuses for a reason that stays is `Refused`; `failure` makes it one of our errors.
-* A token of an account is fetched when it is first needed, and again when it is not valid any
-  more. What was refused for its sake was not done, and is asked again.
+* A call goes to the current member. If that does not answer, or has no leader, the next member
+  becomes the current one for all callers, and the caller gets `Lost`.
+* A channel connects when a call needs it; calls wait meanwhile. After a failed attempt, calls fail
+  immediately with its reason until a pause is over.
+* A call has a deadline of its own. When its caller is cancelled or its time is over, its stream is
+  reset, which affects no other call.
+* A call that was surely not carried out, because the member is leaving, is repeated once on another
+  connection.
+* The token of an account is fetched when it is first needed, and again when it becomes invalid. A
+  call that was refused because of the token was not carried out, and is repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 
+from tenure.engines._kit.backoff import backoff
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.calls import CallFailed, Code, StreamCall
-from tenure.engines.etcd.channel import Channel, Metadata
+from tenure.engines.etcd.errors import Lost, Refused, StaleToken, trouble_of
+from tenure.engines.etcd.frames import head
+from tenure.engines.etcd.grpc import CallFailed, GrpcCall, GrpcConnection, StreamCall, UnaryCall
 from tenure.engines.etcd.url import EtcdUrl
-from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument, TenureError
+from tenure.errors import AuthenticationFailed
 
-__all__ = ["Lost", "Members", "Refused", "failure", "pauses", "trouble_of"]
+__all__ = ["Channel", "Members", "Metadata"]
 
-_MAY_PASS = frozenset(
-    {
-        Code.UNAVAILABLE,
-        Code.DEADLINE_EXCEEDED,
-        Code.CANCELLED,
-        Code.UNKNOWN,
-        Code.INTERNAL,
-        Code.ABORTED,
-    }
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+_CONNECTING = 3.0
+"""Seconds in which a member has to accept a connection, and to send its settings."""
+_LONGEST_PAUSE = 1.0
+_MOST_HEADS = 64
+_HEADERS: Metadata = (
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+    ("user-agent", "tenure"),
 )
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
-
-_NONE = "none"
-"""In the place of a token, where there are no accounts: old members refuse any token then."""
+_NO_TOKEN = "none"  # noqa: S105  it is no secret
+"""Token of a cluster without accounts, which is not sent: old members would refuse it."""
 
 
-class Lost(Exception):
-    """It was not answered. It may have been done all the same, or be done later."""
+class Channel:
+    """Calls to one member, on a connection that is made when it is needed.
 
-
-class Refused(Exception):
-    """It was refused, and not done.
-
-    Attributes:
-        code: how the call ended.
-        reason: etcd's words.
+    Args:
+        endpoint: ``host:port``.
+        secrets: for TLS.
+        server_name: the name in the member's certificate, if that is not its host.
     """
 
-    def __init__(self, code: Code, reason: str) -> None:
-        """Keep the code and the reason."""
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
+    def __init__(
+        self, endpoint: str, secrets: ssl.SSLContext | None = None, server_name: str = ""
+    ) -> None:
+        """Prepare the channel; the first call connects."""
+        host, _, port = endpoint.rpartition(":")
+        self.endpoint = endpoint
+        self._host, self._port = host.strip("[]"), int(port)
+        self._secrets = secrets
+        self._server_name = server_name or self._host
+        self._authority = server_name or endpoint
+        self._heads: dict[tuple[str, Metadata], bytes] = {}
+        self._connection: GrpcConnection | None = None
+        self._connections: set[GrpcConnection] = set()
+        self._connecting: asyncio.Task[str] | None = None
+        self._waiting: list[GrpcCall] = []
+        self._failures = 0  # in a row
+        self._not_before = 0.0
+        self._trouble = ""
+        self._closed = False
 
-    @property
-    def no_lease(self) -> bool:
-        """True if there is no such lease: it has run out, or was revoked."""
-        return "lease not found" in self.reason
+    async def aclose(self) -> None:
+        """Close the connections; open calls fail. Safe to call twice."""
+        self._closed = True
+        self._connection = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])  # its waiters are notified of that first
+        for connection in list(self._connections):
+            await connection.aclose("the channel was closed")
 
-    @property
-    def compacted(self) -> bool:
-        """True if the history of that time is gone."""
-        return self.code is Code.OUT_OF_RANGE
+    async def call(
+        self, method: str, request: bytes, timeout: float, metadata: Metadata = ()
+    ) -> bytes:
+        """Send a request and return its answer.
 
+        Raises:
+            CallFailed
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        for is_last in (False, True):
+            call = UnaryCall(self._head(method, metadata), request, loop.create_future())
+            timer = loop.call_at(until, call.time_out)
+            try:
+                self._begin(call)
+                return await call.answer
+            except CallFailed as failed:
+                if is_last or not failed.again:
+                    raise
+            except BaseException:
+                call.cancel()
+                raise
+            finally:
+                timer.cancel()
+        raise AssertionError
 
-class _Stale(Exception):
-    """The token is not valid any more."""
+    def converse(self, method: str, metadata: Metadata = ()) -> StreamCall:
+        """Begin a call of messages both ways. The caller cancels it at the end."""
+        call = StreamCall(self._head(method, metadata))
+        self._begin(call)
+        return call
 
+    def _head(self, method: str, metadata: Metadata) -> bytes:
+        found = self._heads.get((method, metadata))
+        if found is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()  # tokens change
+            secure = self._secrets is not None
+            found = head(method, self._authority, secure=secure, more=(*_HEADERS, *metadata))
+            self._heads[method, metadata] = found
+        return found
 
-def failure(
-    url: str, refused: Refused, *, node: str | None = None, name: str | None = None
-) -> TenureError:
-    """Make one of our errors of a refusal."""
-    reason, where = refused.reason, {"node": node, "name": name}
-    if refused.code in {Code.PERMISSION_DENIED, Code.UNAUTHENTICATED} or "user name" in reason:
-        return AuthenticationFailed(
-            f"{url} refused the account ({reason}); it needs a user who may read and write "
-            "everything under the prefix",
-            **where,
-        )
-    if "space exceeded" in reason:
-        return EngineError(
-            f"{url} has no space left ({reason}): nothing is granted until it is compacted and "
-            "defragmented and the alarm is disarmed (etcdctl compact, defrag, alarm disarm)",
-            **where,
-        )
-    if "too large" in reason or "larger than max" in reason:
-        return InvalidArgument(
-            f"{url} takes no request of this size ({reason}): less data, or members with a larger "
-            "--max-request-bytes",
-            **where,
-        )
-    if "too many operations" in reason:
-        return EngineError(
-            f"{url} takes fewer operations in one transaction than its default, 128 ({reason}): "
-            "give its members a larger --max-txn-ops",
-            **where,
-        )
-    return EngineError(f"{url} refused the request: {reason}", **where)
+    def _begin(self, call: GrpcCall) -> None:
+        connection = self._connection
+        if connection is not None and not connection.protocol.draining:
+            connection.begin(call)
+            return
+        if self._closed:
+            call.lost("the channel was closed", again=False)
+            return
+        if self._connecting is None:
+            loop = asyncio.get_running_loop()
+            if loop.time() < self._not_before:
+                call.lost(self._trouble, again=False)
+                return
+            connection = GrpcConnection(loop)
+            connecting = self._connect(connection)
+            self._connecting = loop.create_task(connecting, name="tenure-etcd-connect")
+            self._connecting.add_done_callback(partial(self._connected, connection))
+        self._waiting.append(call)
 
+    async def _connect(self, connection: GrpcConnection) -> str:
+        """Make a connection; return the cause of a failure, or an empty string."""
+        try:
+            async with asyncio.timeout(_CONNECTING):
+                await asyncio.get_running_loop().create_connection(
+                    *(lambda: connection, self._host, self._port),
+                    ssl=self._secrets,
+                    server_hostname=None if self._secrets is None else self._server_name,
+                )
+                self._connections.add(connection)
+                connection.gone.add_done_callback(lambda _: self._connections.discard(connection))
+                await connection.ready
+        except OSError as error:  # a timeout is one, too
+            return str(error) or "no answer"
+        return ""
 
-def trouble_of(failed: CallFailed) -> Exception:
-    """Classify a failed call: `Lost`, `Refused`, or that another token is needed."""
-    code, reason = failed.code, " ".join(str(failed).split())
-    if "invalid auth token" in reason or "auth store is old" in reason:
-        return _Stale(reason)
-    if code in _MAY_PASS or "too many requests" in reason:
-        return Lost(reason)
-    return Refused(code, reason)
-
-
-def pauses() -> Iterator[float]:
-    """Seconds to wait after each attempt that was not answered."""
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def secrets_of(address: EtcdUrl) -> ssl.SSLContext | None:
-    """Make the TLS context of the connections.
-
-    Raises:
-        InvalidArgument: one of the files that the URL names cannot be read.
-    """
-    if address.tls is None:
-        return None
-    context = address.tls.context()
-    context.set_alpn_protocols(["h2"])
-    return context
+    def _connected(self, connection: GrpcConnection, connecting: asyncio.Task[str]) -> None:
+        """Pass a new connection, or the reason for none, to the calls that wait for it."""
+        self._connecting = None
+        protocol = connection.protocol
+        why = "it was closed" if connecting.cancelled() else connecting.result()
+        why = why or protocol.over or ("it is leaving" if protocol.draining else "")
+        waiting, self._waiting = self._waiting, []
+        if not why:
+            self._connection, self._failures = connection, 0
+            for call in waiting:
+                if not call.over:
+                    self._begin(call)
+            return
+        pause = backoff(self._failures, _LONGEST_PAUSE)
+        self._failures += 1
+        self._not_before = connecting.get_loop().time() + pause
+        self._trouble = f"{self.endpoint} cannot be reached: {why}"
+        connection.end(self._trouble)
+        for call in waiting:
+            call.lost(self._trouble, again=False)
 
 
 class Members:
     """The members that the URL names.
 
     Attributes:
-        turn: rises whenever another member becomes the current one.
+        turn: increases when another member becomes the current one.
         moved: called then.
-        trouble: why a call was lost the last time.
+        trouble: the reason why the latest call was lost.
     """
 
     def __init__(self, address: EtcdUrl) -> None:
@@ -151,22 +200,22 @@ class Members:
         self._address = address
         self._channels: list[Channel] = []
         self._token = ""
-        self._with_account = bool(address.user)
         self._authenticating: asyncio.Lock | None = None
         self.turn = 0
         self.moved: Callable[[], None] = lambda: None
         self.trouble = ""
 
     def open(self) -> None:
-        """Make the channels; they connect when they are used. Raises `InvalidArgument`."""
-        address = self._address
-        secrets = secrets_of(address)
-        name = address.tls.server_name if address.tls is not None else ""
+        """Make the channels. Raises `InvalidArgument` if a file in the URL cannot be read."""
+        tls, secrets, name = self._address.tls, None, ""
+        if tls is not None:
+            secrets, name = tls.context(), tls.server_name
+            secrets.set_alpn_protocols(["h2"])
         self._authenticating = asyncio.Lock()
-        self._channels = [Channel(endpoint, secrets, name) for endpoint in address.endpoints]
+        self._channels = [Channel(each, secrets, name) for each in self._address.endpoints]
 
     async def aclose(self) -> None:
-        """Leave; calls that are under way are lost. Safe to call twice."""
+        """Close the channels; open calls are lost. Safe to call twice."""
         channels, self._channels = self._channels, []
         for channel in channels:
             await channel.aclose()
@@ -176,13 +225,12 @@ class Members:
         return len(self._channels)
 
     def _channel(self, turn: int) -> Channel:
-        """To the member whose turn it is."""
         if not self._channels:
-            raise Lost("it is closed")
+            raise Lost("the engine is closed")
         return self._channels[turn % len(self._channels)]
 
     def leave(self, turn: int, why: str) -> None:
-        """The member whose turn it was does not answer: have the next one asked."""
+        """Make the next member the current one, if that is still the member of `turn`."""
         self.trouble = why
         if turn == self.turn:
             self.turn += 1
@@ -198,7 +246,7 @@ class Members:
         """
         turn = self.turn
         try:
-            if self._with_account:
+            if self._address.user:
                 return await self.call_member(turn, method, request, timeout)
             return await self._call(turn, method, request, timeout, ())
         except Lost as lost:
@@ -206,22 +254,22 @@ class Members:
             raise
 
     async def call_member(self, turn: int, method: str, request: bytes, timeout: float) -> bytes:
-        """Call the member of that turn.
+        """Call the member of a turn.
 
         Raises:
             Lost, Refused, AuthenticationFailed
         """
         for _ in range(3):
-            metadata = await self.metadata(turn)
+            metadata = await self._metadata(turn)
             token = self._token
             try:
                 return await self._call(turn, method, request, timeout, metadata)
-            except _Stale as stale:
+            except StaleToken as stale:
                 why = str(stale)
             except Refused as refused:
-                if token != _NONE or "user name" not in refused.reason:
+                if token != _NO_TOKEN or "user name" not in refused.reason:
                     raise
-                why = str(refused)  # there are accounts since a moment ago
+                why = str(refused)  # accounts were enabled a moment ago
             self.expire(token)
         raise Lost(why)
 
@@ -234,18 +282,17 @@ class Members:
             raise trouble_of(failed) from failed
 
     async def converse(self, turn: int, method: str, *more: tuple[str, str]) -> StreamCall:
-        """Begin a call of messages both ways with that member; reading tells what fails.
+        """Begin a call of messages both ways with the member of a turn; reading fails later.
 
         Raises:
             Lost, AuthenticationFailed: there is no token.
         """
-        metadata = await self.metadata(turn)
+        metadata = await self._metadata(turn)
         return self._channel(turn).converse(method, (*metadata, *more))
 
     # Accounts
 
-    async def metadata(self, turn: int) -> Metadata:
-        """Return the metadata of every call."""
+    async def _metadata(self, turn: int) -> Metadata:
         if not self._address.user:
             return ()
         if not self._token:
@@ -253,10 +300,10 @@ class Members:
             async with self._authenticating:
                 if not self._token:
                     self._token = await self._authenticate(turn)
-        return () if self._token == _NONE else (("token", self._token),)
+        return () if self._token == _NO_TOKEN else (("token", self._token),)
 
     def expire(self, token: str = "") -> None:
-        """This token, or any, is not valid any more."""
+        """Forget a token that became invalid; without an argument, the current one."""
         if token in {self._token, ""}:
             self._token = ""
 
@@ -267,10 +314,11 @@ class Members:
             answer = await self._call(turn, wire.AUTHENTICATE, request, address.timeout, ())
         except Refused as refused:
             if "not enabled" in refused.reason:
-                return _NONE
+                return _NO_TOKEN
             raise AuthenticationFailed(
-                f"{address.url} refused the user {address.user!r}: {refused.reason}"
+                f"{address.url} refused the user {address.user!r}: {refused.reason}. Check the "
+                "user and the password in the URL"
             ) from refused
-        except _Stale as stale:
+        except StaleToken as stale:
             raise Lost(str(stale)) from stale
         return answers.read_string(answer, 2)

@@ -1,24 +1,24 @@
 """The requests of one session: joining queues, and leaving them.
 
-A request is asked (its transaction is under way), waits, owns, or is gone. `waiting` finds out that
-a waiter owns; `transactions` builds the commands.
+A request joins (its transaction is under way), waits, owns, or is gone. `waiting` finds out that a
+waiter owns; `request` builds the transactions.
 
 Rules:
 
-* **One transaction joins.** If the queue is empty the request is put, and owns: nothing was read.
-  If not, a transaction inside the first one puts it and reads what stands before it. A request that
-  must not wait is put only if nothing is newer than the queue that was found to have room.
-* What the semaphore is, is remembered with its name, and compared: it is read only if it is another
-  one by now, or if the request does not fit what is remembered.
-* A request is in the table from when it is asked for until it is withdrawn, taken out, or gives up.
-  One that leaves is gone for the program at once, and in `leaving` until etcd has confirmed it; if
-  etcd refuses that, it is repeated, by the next withdrawal or after a while.
-* A waiter with a timeout is taken out by a timer of its own program; when that program has lost
-  contact, by another one that waits behind it: see `late`.
-* The transaction that takes out an owner which another one of the same session follows reads which
-  is first then: if that is the follower, it owns. Any other one of this engine that follows looks.
-* Where an owner of the whole leaves just after another request of the session joins behind it, one
-  transaction does both, one after the other: a hand-over is one commit even if all line up again.
+* **One transaction joins.** If the queue is empty, the request is put and owns; nothing is read.
+  Otherwise a nested transaction puts it and reads the queue before it. A request that must not wait
+  is put only if nothing is newer than the queue that was found to have room.
+* The known kind and limit of a semaphore are compared. They are read only if they have changed, or
+  if the request does not fit them.
+* A request is in the table until it is withdrawn, taken out, or timed out. Then it is in `_leaving`
+  until etcd has confirmed that. If etcd refuses, the withdrawal is repeated by the next call or
+  after a pause.
+* A waiter with a timeout is taken out by a timer of its own program. When that program has lost
+  contact, a program that waits behind it does so: see `late`.
+* The transaction that takes out an owner reads the first request if one of the same session
+  follows. If that is the follower, it owns. Any other follower in this engine reads the queue.
+* Where an owner of the whole limit leaves just after another request of the session joins behind
+  it, one transaction does both: a hand-over is one commit even if all join again.
 """
 
 from __future__ import annotations
@@ -31,21 +31,18 @@ from functools import partial
 from tenure.core import rules
 from tenure.engines.contract import (
     Answer,
-    Attach,
     Enqueued,
     Place,
     Removal,
-    SessionEvents,
     Withdrawn,
 )
-from tenure.engines.etcd import transactions, wire
+from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.attachment import Attachment
+from tenure.engines.etcd.attachment import EtcdAttachment, WrittenAttachment
 from tenure.engines.etcd.cluster import EtcdCluster
-from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Entry, Record, entries, has_room
+from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Entry, entries, has_room
 from tenure.engines.etcd.request import EtcdRequest
-from tenure.engines.etcd.transactions import LARGE
-from tenure.engines.etcd.waiting import Waiting, heard
+from tenure.engines.etcd.waiting import Waiting, log_failure
 from tenure.errors import SessionExpired
 from tenure.model import EPHEMERAL_LIMIT
 
@@ -58,37 +55,29 @@ _REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED, TIMED_OUT: Remo
 _REFUSED = Enqueued(Place.REFUSED, None)
 
 _AGAIN = 2.0
-"""Seconds until a request leaves once more, which was refused that."""
+"""Seconds until a refused withdrawal is repeated."""
 
 _NEAR = 2
-"""Length of a queue up to which a new request is near the head, and must look without delay."""
+"""Length of a queue up to which a new request is near the head, and reads without delay."""
 
 _ANY_REQUEST, _LAST_REQUEST = b"\xfftenure: a hold\xff", 2**64 - 1
-"""Stand-in for the number of a request in a prepared transaction, and as long."""
+"""Placeholder for the number of a request in a prepared transaction, and its largest value."""
 _MOST_PREPARED = 4096
 
 
-class EtcdRequests(Attachment):
+class EtcdRequests(EtcdAttachment):
     """An attachment with its requests.
 
     Attributes:
-        requests: those that have neither left nor been taken out, by their numbers.
+        requests: those that have not left their queues, by their numbers.
     """
 
-    def __init__(
-        self,
-        engine: EtcdCluster,
-        how: Attach,
-        number: int,
-        record: Record,
-        version: int,
-        events: SessionEvents,
-    ) -> None:
+    def __init__(self, engine: EtcdCluster, attached: WrittenAttachment) -> None:
         """Start attached, without requests."""
-        super().__init__(engine, how, number, record, version, events)
+        super().__init__(engine, attached)
         self.requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}
-        self._left_in: dict[int, EtcdRequest] = {}  # of whose leaving etcd would not hear
+        self._left_in: dict[int, EtcdRequest] = {}  # withdrawals that etcd refused
         self._waiting = Waiting(self, self.taken_out)
         self._prepared: dict[tuple[object, ...], bytes] = {}
         self._prepared_for = 0
@@ -123,7 +112,7 @@ class EtcdRequests(Attachment):
         leaving = self.operations.leaves_next(request.name.name)
         placed: EtcdRequest | None = None
         try:
-            if leaving is not None and timeout != 0 and transactions.may_relieve(request, leaving):
+            if leaving is not None and timeout != 0 and request.may_relieve(leaving):
                 relieved, head = await self._relieve(request, leaving)
                 if relieved:
                     placed = request
@@ -132,7 +121,9 @@ class EtcdRequests(Attachment):
                 placed = await self._join(request, timeout == 0)
         except BaseException:
             if self.requests.pop(request.request_id, None) is not None and request.created:
-                self._leave(request).add_done_callback(heard)  # there is no caller to withdraw it
+                self._leave(request).add_done_callback(
+                    log_failure
+                )  # there is no caller to withdraw it
             raise
         if placed is None:
             self.requests.pop(request.request_id, None)
@@ -144,17 +135,16 @@ class EtcdRequests(Attachment):
         return Enqueued(Place.GRANTED if request.owns else Place.WAITING, self.order_id(request))
 
     async def _join(self, request: EtcdRequest, at_once: bool) -> EtcdRequest | None:
-        """Put a request into its queue; ``None`` if it does not wait and cannot own."""
+        """Put a request into its queue; return ``None`` if it does not wait and cannot own."""
         newest = 0
         while True:
             condition = await self._condition(request)
-            whole = request.count == request.limit
-            answer, _ = await self.ask(
-                partial(transactions.joining, self, request, condition, whole, at_once, newest)
+            answer, _ = await self.transact(
+                partial(request.joining, self, condition, at_once, newest)
                 if newest or request.data or request.request_id > _LAST_REQUEST
-                else partial(self._joining_as_before, request, condition, whole, at_once)
+                else partial(self._joining_as_before, request, condition, at_once)
             )
-            large = not at_once and len(request.data) > LARGE
+            large = not at_once and bool(request.data) and request.large
             if answer.ok and not large:
                 request.owns = True
                 return self.joined(request, answer.revision)
@@ -174,18 +164,18 @@ class EtcdRequests(Attachment):
                 if at_once:
                     request.owns = True
                 else:
-                    await self._waiting.look(request, tell=False)
+                    await self._waiting.read(request, report=False)
                 return request
-            if not transactions.check_condition(request, limit, queue):
+            if not request.check_condition(limit, queue):
                 continue
-            if whole or not has_room(queue, request.count, request.limit):
+            if request.whole or not has_room(queue, request.count, request.limit):
                 if await self._has_taken_out_late(request, queue):
                     continue
                 return None
             newest = answer.revision + 1
 
     async def _has_taken_out_late(self, request: EtcdRequest, queue: Sequence[Entry]) -> bool:
-        """Take out a late waiter before a request, if there is one; true if it was taken out."""
+        """Take out overdue waiters before a request; return true if there were any."""
         late = self.engine.late
         due = late.next_due(queue)
         if due is None or due > self.engine.clock.now():
@@ -195,12 +185,12 @@ class EtcdRequests(Attachment):
     async def _relieve(
         self, request: EtcdRequest, leaving: EtcdRequest
     ) -> tuple[bool, KeyValue | None]:
-        """Put a request into its queue, behind an owner of the whole, and take that one out.
+        """Put a request into its queue behind an owner of the whole limit, and take that one out.
 
         Returns:
-            whether both were done; the first request then, if that is known.
+            whether both were done; the first request after that, if it is known.
         """
-        answer, _ = await self.ask(partial(transactions.relieving, self, request, leaving))
+        answer, _ = await self.transact(partial(request.relieving, self, leaving))
         if answer.ok:
             there = answer.parts[-4]
             request.near = there.count <= _NEAR
@@ -211,11 +201,11 @@ class EtcdRequests(Attachment):
         if own is None:
             return False, None
         self.joined(request, own.created)  # by an attempt whose answer was lost
-        self._waiting.look_soon(request)
+        self._waiting.read_soon(request)
         return True, None
 
     async def _condition(self, request: EtcdRequest) -> bytes:
-        """Return the compare for the semaphore, after checking the request against it."""
+        """Return the comparison of the semaphore, after checking the request against it."""
         name, count = request.name, request.count
         right = isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT
         if request.ephemeral:
@@ -229,30 +219,28 @@ class EtcdRequests(Attachment):
         return wire.created_at(name.limit, created)
 
     async def _learn(self, request: EtcdRequest) -> None:
-        """Look up the semaphore, and check the request against it."""
+        """Read the semaphore, and check the request against it."""
         name = request.name
         limit, queue = (await self.read(name.get_limit, name.first_request)).parts
-        transactions.check_condition(request, limit.first, entries(queue.found))
+        request.check_condition(limit.first, entries(queue.found))
         rules.check_count(request.count, request.limit, name.path, name.name)
 
     def joined(self, request: EtcdRequest, created: int) -> EtcdRequest:
-        """It stands in its queue, since that revision."""
+        """Note the revision at which a request joined its queue."""
         request.created = created
         self.engine.local[request.key] = request
         return request
 
-    def _joining_as_before(
-        self, request: EtcdRequest, condition: bytes, whole: bool, at_once: bool
-    ) -> bytes:
-        """Join without data: only the number of the request differs from the time before."""
+    def _joining_as_before(self, request: EtcdRequest, condition: bytes, at_once: bool) -> bytes:
+        """Return the transaction that joins without data, which is prepared."""
         timeout = None if at_once else request.timeout
         what = (request.name.name, request.count, request.ephemeral, condition, at_once, timeout)
-        build = partial(transactions.joining, self, request, condition, whole, at_once, 0)
+        build = partial(request.joining, self, condition, at_once, 0)
         return self._as_before(request, what, build)
 
     def _deleting(self, request: EtcdRequest) -> bytes:
-        """Delete a request."""
-        build = partial(transactions.deleting, self, request)
+        """Return the transaction that deletes a request."""
+        build = partial(request.deleting, self)
         if request.data or request.request_id > _LAST_REQUEST:
             return build()
         return self._as_before(request, (request.name.name,), build)
@@ -264,8 +252,8 @@ class EtcdRequests(Attachment):
 
         Args:
             request: the one that the transaction is for.
-            build: makes the transaction, where none was built before.
-            what: all that it depends on, but for the number of the request and the attachment.
+            what: all that it depends on, except the number of the request and the attachment.
+            build: makes the transaction if there is none.
         """
         if self._prepared_for != self.version or len(self._prepared) >= _MOST_PREPARED:
             self._prepared_for = self.version
@@ -305,18 +293,19 @@ class EtcdRequests(Attachment):
             )
 
     def _leave_again(self, request_id: int) -> None:
-        self._leave(self._left_in.pop(request_id)).add_done_callback(heard)
+        self._leave(self._left_in.pop(request_id)).add_done_callback(log_failure)
 
     async def _delete(self, request: EtcdRequest) -> Withdrawn:
-        """Take it out of its queue."""
         if request.left:
             return Withdrawn.LEFT
         head: KeyValue | None = None
         follows = any(each.waiting is self._waiting for each in request.followers)
         hands_over = follows and request.owns and request.created
-        build = partial(transactions.handing_over, self) if hands_over else self._deleting
+        build = partial(self._deleting, request)
+        if hands_over:
+            build = partial(request.handing_over, self)
         try:
-            answer, _ = await self.ask(partial(build, request), request)
+            answer, _ = await self.transact(build, request)
         except SessionExpired:
             if request.perhaps_left:
                 return Withdrawn.LEFT
@@ -337,13 +326,12 @@ class EtcdRequests(Attachment):
         *,
         joined: EtcdRequest | None = None,
     ) -> None:
-        """Take note that a request is out of its queue.
+        """Note that a request is out of its queue.
 
         Args:
             request: the one that left.
-            head: the first request of the queue then, if that is known.
-            joined: a request that has joined just before, and whose caller has no answer yet: it
-                looks by itself.
+            head: the first request of the queue after that, if it is known.
+            joined: a request that has just joined and reads the queue itself.
         """
         request.left = True
         for each in request.followers:
@@ -359,15 +347,14 @@ class EtcdRequests(Attachment):
             request.timer.cancel()
             request.timer = None
         if timeout is not None and not request.decided:
-            request.timer = self.engine.loop.call_later(timeout, self._give_up, request)
+            request.timer = self.engine.loop.call_later(timeout, self._time_out, request)
 
-    def _give_up(self, request: EtcdRequest) -> None:
-        """It has waited for as long as it wanted to."""
+    def _time_out(self, request: EtcdRequest) -> None:
         if not request.decided:
             self.requests.pop(request.request_id, None)
-            self._leave(request).add_done_callback(partial(self._gave_up, request.request_id))
+            self._leave(request).add_done_callback(partial(self._timed_out, request.request_id))
 
-    def _gave_up(self, request_id: int, left: asyncio.Future[Withdrawn]) -> None:
+    def _timed_out(self, request_id: int, left: asyncio.Future[Withdrawn]) -> None:
         if left.cancelled() or self.over:
             return
         error = left.exception()
@@ -389,7 +376,7 @@ class EtcdRequests(Attachment):
         self.events.removed(request_id, _REMOVALS.get(why, Removal.EVICTED))
 
     def stop_requests(self) -> None:
-        """Wait for nothing any more: the session is over."""
+        """Stop waiting, because the session is over."""
         local = self.engine.local.values()
         mine = [each for each in local if each.waiting is self._waiting]
         for request in {*self.requests.values(), *self._left_in.values(), *mine}:

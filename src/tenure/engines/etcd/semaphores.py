@@ -1,14 +1,13 @@
 """Operations on semaphores as such, and their descriptions.
 
-Changes are compare-and-swap: read, then a transaction that holds only if what was read is still so.
-A change that was not answered is not made twice: it is done if its trace is found, or if the key
-was changed after it had been read; another client may have changed it once more since.
+A change is a read, and a transaction that succeeds only if the state is still the one that was
+read. A change that was not answered is not made twice: it is done if its trace is found, or if the
+key was changed after the read.
 
-A transaction of etcd's can count keys, but not compare how many there are. So the keys are counted
-first, which costs little as long as they are few; only where they may be too many are the things
-themselves counted. Clients that begin at the same moment may exceed a limit together, by as many as
-they are. Ephemeral semaphores are not counted when they are made: that would slow every lock down.
-They count when a lasting one is created.
+A transaction of etcd can count keys, but not compare their number. So the keys of a node are
+counted first, which is cheap while they are few. Only if they may be too many, the sessions or
+semaphores are counted. Clients that begin at the same moment may exceed a limit together. Creating
+an ephemeral semaphore counts nothing, since that would slow every lock down.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.attachment import Attachment
-from tenure.engines.etcd.cluster import EtcdCluster, not_found
+from tenure.engines.etcd.attachment import EtcdAttachment
+from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.errors import Refused
 from tenure.engines.etcd.keys import (
     Entry,
     Name,
@@ -34,8 +34,6 @@ from tenure.engines.etcd.keys import (
     note,
     queues,
 )
-from tenure.engines.etcd.members import Refused
-from tenure.errors import InvalidArgument, SemaphoreBusy, SemaphoreExists
 from tenure.model import RequestDescription, SemaphoreDescription
 
 __all__ = [
@@ -43,7 +41,6 @@ __all__ = [
     "all_under",
     "check_semaphores",
     "check_sessions",
-    "count",
     "create",
     "delete",
     "describe",
@@ -71,14 +68,14 @@ class Reader(Protocol):
 
 
 async def create(
-    session: Attachment, name: Name, limit: int, data: bytes, *, exist_ok: bool
+    session: EtcdAttachment, name: Name, limit: int, data: bytes, *, exist_ok: bool
 ) -> None:
     """Create a lasting semaphore."""
     await check_semaphores(session.engine, session, name)
     value = limit_value(limit, secrets.token_bytes(8))
     then = (wire.put(name.limit, value), wire.put(name.data, data) if data else name.drop_data)
     otherwise = (session.get, name.get_limit)
-    answer, _ = await session.ask(
+    answer, _ = await session.transact(
         lambda: wire.txn((session.mine, name.absent, name.empty), then, otherwise)
     )
     if answer.ok:
@@ -89,28 +86,25 @@ async def create(
     elif found.value != value:  # or else an attempt of ours has done it
         there = Queue(name.name, found, []).limit
         if not exist_ok or there != limit:
-            raise SemaphoreExists(
-                f"{name.name!r} on {name.path} exists already, with limit {there}",
-                node=name.path,
-                name=name.name,
-                limit=there,
-            )
+            raise refusals.semaphore_exists(name.path, name.name, there)
 
 
-async def update(session: Attachment, name: Name, data: bytes) -> None:
+async def update(session: EtcdAttachment, name: Name, data: bytes) -> None:
     """Replace a semaphore's data, if it is not that already."""
-    get_data = wire.get(wire.range_(name.data))
+    get_data = wire.get(name.data)
     while True:
         read = await session.read(name.get_limit, name.first_request, get_data)
         limit, request, old = (part.first for part in read.parts)
         if limit is None and request is None:
-            raise not_found(name.name, name.path)
+            raise refusals.semaphore_not_found(name.path, name.name)
         if data == (b"" if old is None else old.value):
             return
         there = limit or request
         assert there is not None
         modified = 0 if old is None else old.modified
-        answer, again = await session.ask(partial(_updating, session, there, name, modified, data))
+        answer, again = await session.transact(
+            partial(_updating, session, there, name, modified, data)
+        )
         if answer.ok:
             return
         now = answer.parts[1].first  # as `_updating` reads it
@@ -119,7 +113,7 @@ async def update(session: Attachment, name: Name, data: bytes) -> None:
 
 
 def _updating(
-    session: Attachment, there: KeyValue, name: Name, modified: int, data: bytes
+    session: EtcdAttachment, there: KeyValue, name: Name, modified: int, data: bytes
 ) -> bytes:
     """Replace the data, if the semaphore and the data are still those that were read."""
     compares = (
@@ -127,11 +121,11 @@ def _updating(
         wire.created_at(there.key, there.created),
         wire.modified_at(name.data, modified),
     )
-    get_data = wire.get(wire.range_(name.data))
+    get_data = wire.get(name.data)
     return wire.txn(compares, (wire.put(name.data, data),), (session.get, get_data))
 
 
-async def delete(session: Attachment, name: Name, *, force: bool) -> None:
+async def delete(session: EtcdAttachment, name: Name, *, force: bool) -> None:
     """Delete a semaphore; by force with everything in its queue."""
     tried: int | None = None  # when what we may have deleted was created
     while True:
@@ -142,28 +136,23 @@ async def delete(session: Attachment, name: Name, *, force: bool) -> None:
         if not queue.exists or tried not in {None, created}:
             if tried is not None:
                 return
-            raise not_found(name.name, name.path)
+            raise refusals.semaphore_not_found(name.path, name.name)
         if queue.requests and not force:
-            raise SemaphoreBusy(
-                f"{name.name!r} on {name.path} has owners or waiters; release it, or delete it by "
-                "force, which takes it from them",
-                node=name.path,
-                name=name.name,
-            )
+            raise refusals.semaphore_busy(name.path, name.name)
         try:
-            answer, again = await session.ask(
+            answer, again = await session.transact(
                 partial(_deleting, session, name, queue, read.revision)
             )
         except Refused as refused:
             if not refused.no_lease:
                 raise
-            continue  # another session has just ended, or ours, which the next reading tells
+            continue  # a session has just ended; if it is ours, the next read raises
         if answer.ok and len(queue.requests) <= _MOST_NOTED:
             return
         tried = created if again or answer.ok else tried
 
 
-def _deleting(session: Attachment, name: Name, queue: Queue, revision: int) -> bytes:
+def _deleting(session: EtcdAttachment, name: Name, queue: Queue, revision: int) -> bytes:
     """Build the transaction that deletes a semaphore with its queue, or the end of a long queue."""
     compares = (
         session.mine,
@@ -189,13 +178,13 @@ async def describe(
 ) -> SemaphoreDescription:
     """Describe one semaphore, in two reads unless its queue is long."""
     sessions = engine.keys.sessions(name.path)
-    get_all = wire.get(wire.range_(name.all, wire.after(name.all)))
+    get_all = wire.get_all(name.all)
     while True:
-        read = await reader.read(get_all, wire.get(wire.range_(name.data)))
+        read = await reader.read(get_all, wire.get(name.data))
         prefix = engine.keys.queues(name.path)
         found = queues(read.parts[0].found, prefix)
         if not found:
-            raise not_found(name.name, name.path)
+            raise refusals.semaphore_not_found(name.path, name.name)
         data = read.parts[1].first
         queue, more = found[0], {}
         shown = queue.requests[0 if owners else queue.owning : None if waiters else queue.owning]
@@ -253,10 +242,10 @@ async def all_under(
     end, limit = wire.after(prefix), _FIRST_PAGE
     while start is not None or others:
         some = [others.popleft() for _ in range(min(len(others), _MOST_KEYS))]
-        asked = [wire.get(wire.range_(key, revision=revision)) for key in some]
+        reads = [wire.get(key, revision=revision) for key in some]
         if start is not None:
-            asked.append(wire.get(wire.range_(start, end, limit=limit, revision=revision)))
-        parts = (await reader.read(*asked)).parts
+            reads.append(wire.get(start, end, limit=limit, revision=revision))
+        parts = (await reader.read(*reads)).parts
         for part in parts:
             found.update((kv.key, kv.value) for kv in part.found)
         if start is not None:
@@ -318,11 +307,6 @@ def described(
 # Limits of a node
 
 
-def count(prefix: bytes) -> bytes:
-    """To read how many keys there are under a prefix."""
-    return wire.get(wire.range_(prefix, wire.after(prefix), count_only=True))
-
-
 async def check_sessions(engine: EtcdCluster, path: str, keys: int) -> None:
     """Raise `InvalidArgument` if a node, under whose sessions so many keys are, is full."""
     most = rules.SESSIONS_PER_NODE
@@ -333,21 +317,19 @@ async def check_sessions(engine: EtcdCluster, path: str, keys: int) -> None:
         engine.reader(path), prefix, lambda rest: rest if b"/" not in rest else None
     )
     if there >= most:
-        raise InvalidArgument(f"the node {path} has {most} sessions, which is the most", node=path)
+        raise refusals.node_full(path)
 
 
 async def check_semaphores(engine: EtcdCluster, reader: Reader, name: Name) -> None:
     """Raise `InvalidArgument` if there is no such semaphore, and its node has no room for it."""
     most, prefix = rules.SEMAPHORES_PER_NODE, engine.keys.queues(name.path)
-    keys, *there = (await reader.read(count(prefix), name.get_limit, name.first_request)).parts
+    keys, *there = (
+        await reader.read(wire.get_all(prefix, count_only=True), name.get_limit, name.first_request)
+    ).parts
     if keys.count < most or any(part.found for part in there):
         return
     if await _count_those(reader, prefix, lambda rest: rest.partition(b"/")[0]) >= most:
-        raise InvalidArgument(
-            f"the node {name.path} has {most} semaphores, which is the most",
-            node=name.path,
-            name=name.name,
-        )
+        raise refusals.semaphores_full(name.path, name.name)
 
 
 async def _count_those(
@@ -357,7 +339,7 @@ async def _count_those(
     start, end = prefix, wire.after(prefix)
     number, last = 0, None
     while True:
-        page = wire.get(wire.range_(start, end, limit=_PAGE, keys_only=True))
+        page = wire.get(start, end, limit=_PAGE, keys_only=True)
         found = (await reader.read(page)).parts[0].found
         for kv in found:
             this = thing(kv.key[len(prefix) :])

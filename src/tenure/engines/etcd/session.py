@@ -1,12 +1,11 @@
-"""A session of the etcd engine: the contract's methods, what a watch tells, and the end.
+"""A session of the etcd engine: the contract's methods, its events, and its end.
 
-The end comes once. By etcd's word: the key is gone, or another attachment has it; then the program
-is notified, pending operations fail, and a taken-over attachment acknowledges that it is over. By
-the program: no new operation is accepted, those under way are finished or cancelled within the
-engine's patience, and then the session is left. A lease is revoked only if no other client may have
-attached the session meanwhile: a session that can be taken over is first given back, by a compare
-with its key. A command without an answer is sent again for a window; then there is nothing left to
-end.
+* etcd ends a session: its key is gone, or another attachment has it. The program is notified,
+  pending operations fail, and an attachment that was taken over deletes its claim.
+* The program ends a session: no new operation is accepted. Those under way are finished, or
+  cancelled after a timeout. Then the session is detached or its lease revoked. A session that can
+  be taken over is first marked as detached, by a compare with its key, so that the lease of another
+  attachment is not revoked. A transaction without an answer is repeated for a window.
 """
 
 from __future__ import annotations
@@ -18,17 +17,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, SessionEvents
-from tenure.engines.etcd import semaphores, transactions, wire
+from tenure.core import refusals, rules
+from tenure.engines.contract import Answer
+from tenure.engines.etcd import semaphores, wire
 from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.attachment import WrittenAttachment
 from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.errors import Lost, Refused, pauses
 from tenure.engines.etcd.keys import Queue, Record
-from tenure.engines.etcd.members import Lost, Refused, failure, pauses
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.requests import EtcdRequests
 from tenure.engines.etcd.watch_cache import WatchCaches
-from tenure.errors import LeaseReleased, SessionExpired, TenureError
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
     EPHEMERAL_LIMIT,
     UNCHANGED,
@@ -46,24 +46,17 @@ class EtcdSession(EtcdRequests):
     """The `EngineSession` of one attachment."""
 
     def __init__(
-        self,
-        engine: EtcdCluster,
-        caches: WatchCaches,
-        how: Attach,
-        number: int,
-        record: Record,
-        version: int,
-        events: SessionEvents,
+        self, engine: EtcdCluster, caches: WatchCaches, attached: WrittenAttachment
     ) -> None:
         """Start attached and in contact."""
-        super().__init__(engine, how, number, record, version, events)
+        super().__init__(engine, attached)
         self._in_contact = True
         self._ending: asyncio.Task[None] | None = None
         self._caches = caches
         self._watch: Any = None
 
-    def listen(self, revision: int) -> None:
-        """Hear of what happens to it after that revision."""
+    def watch_key(self, revision: int) -> None:
+        """Watch the session's keys after a revision."""
         self._watch = self.engine.watching.add(
             self.key, self.key + b"0", revision + 1, self._happened, self._missed
         )
@@ -85,23 +78,23 @@ class EtcdSession(EtcdRequests):
             if kv.key == self.key:
                 self.judge(None if event.deleted else kv)
             elif event.deleted:
-                self.news.set()
+                self.recheck.set()
             elif kv.key[len(self.key) :].startswith(b"/h/"):
                 self._note(int(kv.key.rpartition(b"/")[2], 16), kv.value)
 
     def _note(self, request_id: int, why: bytes) -> None:
-        """Act on the note of a client that took out one of its requests."""
+        """Act on the note of a client that took out a request of this session."""
         if self.early is not None:
             self.early.append(partial(self._note, request_id, why))
             return
         self.taken_out(request_id, why)
         key = self.key + b"/h/%x" % request_id
         self.engine.spawn(
-            self.engine.eventually(wire.txn((), (wire.delete(key),)), self.window, "a note")
+            self.engine.eventually(wire.txn((), (wire.delete(key),)), self.window, "delete a note")
         )
 
     def contact(self, there: bool, cause: TenureError | None = None) -> None:
-        """Report to the program that a member is reached, or why none is."""
+        """Report the contact to the cluster, or the cause of its loss."""
         if there != self._in_contact and not (self.over or self.closing):
             self._in_contact = there
             if there:
@@ -110,12 +103,12 @@ class EtcdSession(EtcdRequests):
                 self.events.detached(cause)
 
     def begin(self, found: Sequence[Queue], data: dict[bytes, bytes]) -> None:
-        """The take-over is complete: tell what was found, and then what has happened since."""
+        """Complete a takeover: report the requests, and then what has happened since."""
         self.resume(self._recover(found, data))
-        self._look_at_all()
+        self._read_all()
 
     def _recover(self, queues: Sequence[Queue], data: dict[bytes, bytes]) -> list[Recovered]:
-        """Go on with what the session has in queues, and tell it, in the order of the queues."""
+        """Restore the requests of the session, and return them by order id."""
         mine: list[EtcdRequest] = []
         for found in queues:
             name = self.name(found.name)
@@ -123,19 +116,21 @@ class EtcdSession(EtcdRequests):
                 if entry.session != self.id:
                     continue
                 request = EtcdRequest(
-                    *(self._waiting, entry.request_id, name, entry.key, entry.count),
-                    *(
-                        data.get(name.data_of(entry.key), b""),
-                        found.limit_kv is None,
-                        entry.timeout,
-                    ),
+                    self._waiting,
+                    request_id=entry.request_id,
+                    name=name,
+                    key=entry.key,
+                    count=entry.count,
+                    data=data.get(name.data_of(entry.key), b""),
+                    ephemeral=found.limit_kv is None,
+                    timeout=entry.timeout,
                     limit=found.limit,
                     owns=number < found.owning,
                     marked=entry.marked,
                 )
                 self.joined(request, entry.created)
                 self.requests[entry.request_id] = request
-                if not request.owns:  # it waits once more, at the most
+                if not request.owns:  # its timeout begins again
                     self._set_timer(request, entry.timeout)
                 mine.append(request)
         return [
@@ -151,19 +146,19 @@ class EtcdSession(EtcdRequests):
             for each in sorted(mine, key=lambda each: each.created)
         ]
 
-    def _look_at_all(self) -> None:
-        """Something may have been missed."""
+    def _read_all(self) -> None:
+        """Read the queues of all waiters after a gap."""
         for request in self.requests.values():
-            self._waiting.look_soon(request)
+            self._waiting.read_soon(request)
 
     def _missed(self) -> None:
-        """Look the session up after a gap."""
+        """Read the session's keys after a gap."""
         if not self.over:
-            self.engine.spawn(self._look_up())
+            self.engine.spawn(self._read_keys())
 
-    async def _look_up(self) -> None:
+    async def _read_keys(self) -> None:
         try:
-            range_ = wire.get(wire.range_(self.key, self.key + b"0"))
+            range_ = wire.get(self.key, self.key + b"0")
             found = (await self.read(range_)).parts[0].found
         except (TenureError, Refused) as error:
             _log.debug("could not read the session: session=%d error=%s", self.id, error)
@@ -173,8 +168,8 @@ class EtcdSession(EtcdRequests):
             for key, kv in by_key.items():
                 if key[len(self.key) :].startswith(b"/h/"):
                     self._note(int(key.rpartition(b"/")[2], 16), kv.value)
-            self.news.set()
-            self._look_at_all()
+            self.recheck.set()
+            self._read_all()
 
     # The end
 
@@ -199,31 +194,31 @@ class EtcdSession(EtcdRequests):
         await asyncio.shield(self._ending)
 
     async def _finished(self, *, detach: bool) -> None:
-        await self.operations.finish(self.patience)
+        await self.operations.finish(self.timeout)
         if not self.over:
             self._forget()
-            if (detach or self.resumable) and not await self._give_back():
+            if (detach or self.resumable) and not await self._mark_detached():
                 return
             if not detach:
                 await self.engine.revoke(self.id, self.window)
 
-    async def _give_back(self) -> bool:
+    async def _mark_detached(self) -> bool:
         """Mark the session as detached; false if another client has attached it meanwhile."""
-        engine, record = self.engine, self.record
-        free = replace(record, attached=False)
-        then = (wire.put(self.key, free.value(), self.id), wire.delete(self.believes))
+        engine = self.engine
+        detached = replace(self.record, attached=False)
+        then = (wire.put(self.key, detached.value(), self.id), wire.delete(self.claim))
         until = engine.clock.now() + self.window
         pause = pauses()
         while engine.clock.now() < until:
             try:
                 await engine.keep_alive(self)
-                answer = await engine.txn(wire.txn((self.mine,), then, (self.get,)), self.patience)
+                answer = await engine.txn(wire.txn((self.mine,), then, (self.get,)), self.timeout)
             except Lost:
                 await asyncio.sleep(next(pause))
             except Refused as refused:
                 if refused.no_lease:
                     return False
-                raise failure(engine.url, refused, node=self.path) from refused
+                raise engine.failure(refused, self.path) from refused
             else:
                 if answer.ok:
                     return True
@@ -240,9 +235,9 @@ class EtcdSession(EtcdRequests):
         self.engine.spawn(self._acknowledged())
 
     async def _acknowledged(self) -> None:
-        """Have the store note that this attachment considers nothing held any more."""
-        request = wire.txn((), (wire.delete(self.believes),))
-        await self.engine.eventually(request, self.window, "an acknowledgement")
+        """Delete the claim, since this attachment considers no lease held any more."""
+        request = wire.txn((), (wire.delete(self.claim),))
+        await self.engine.eventually(request, self.window, "delete a claim")
 
     def _forget(self) -> None:
         super()._forget()
@@ -304,13 +299,10 @@ class EtcdSession(EtcdRequests):
         self.check_open()
         request = self.requests.get(request_id)
         if request is None:
-            raise self._released()
+            raise refusals.request_over(self.path)
         return self.operations.take(
             request.name.name, lambda: self._alter(request, count, data, timeout)
         )
-
-    def _released(self) -> LeaseReleased:
-        return LeaseReleased(f"the request on {self.path} is over", node=self.path)
 
     async def _alter(
         self,
@@ -321,7 +313,7 @@ class EtcdSession(EtcdRequests):
     ) -> None:
         path, name = self.path, request.name.name
         if request.gone or request.request_id not in self.requests:
-            raise self._released()
+            raise refusals.request_over(self.path)
         if data is not None:
             rules.check_data(data, path, name)
         if count is not None:
@@ -337,20 +329,20 @@ class EtcdSession(EtcdRequests):
             request.timeout, retimed = timeout, True
         if shrinks or retimed or (data is not None and data != request.data):
             new = request.count if count is None else count
-            answer, _ = await self.ask(partial(transactions.changing, self, request, new, data))
+            answer, _ = await self.transact(partial(request.changing, self, new, data))
             if not answer.ok:
-                raise self._released()
+                raise refusals.request_over(self.path)
             request.count = new
             request.data = request.data if data is None else data
             if not request.owns and shrinks:
-                self._waiting.unwatch(request)  # it watched for what it wanted before
+                self._waiting.unwatch(request)  # it watched for its former count
         if not request.owns and (shrinks or timeout == 0):
-            await self._waiting.look(request, tell=False)
-            self.engine.loop.call_soon(self._tell_if_granted, request)
+            await self._waiting.read(request, report=False)
+            self.engine.loop.call_soon(self._report_if_granted, request)
         if timeout is not UNCHANGED:
             self._set_timer(request, timeout)
 
-    def _tell_if_granted(self, request: EtcdRequest) -> None:
+    def _report_if_granted(self, request: EtcdRequest) -> None:
         if request.owns and not (request.gone or self.over):
             self._waiting.granted(request)
 

@@ -1,12 +1,12 @@
 """Waiting in a queue until a request owns.
 
-* **Ownership is the prefix rule** over the queue in the order of the create revisions, as it was
-  read by the one who concludes it, at a revision of a majority, and under its own attachment.
-* **A waiter is woken by the request before it.** A request for the whole waits for its predecessor
-  to go. Another one waits for its predecessor to go, to shrink, or to be marked as an owner; the
-  first that waits watches the owners. An owner that had to wait, and that others may own beside,
-  marks itself to wake the next. The mark has no other meaning. If that owner dies before it marks
-  itself, the next one finds out when it looks, every few seconds.
+* **Ownership is the prefix rule** over the queue in the order of the create revisions, as this
+  session read it at a revision of a majority, under its own attachment.
+* **A waiter is woken by the request before it.** A request for the whole limit waits for its
+  predecessor to leave. Another one waits for its predecessor to leave, to shrink, or to be marked
+  as an owner; the first waiter watches the owners. An owner that had to wait, and that leaves room
+  for others, marks itself to wake the next waiter. If it dies before that, the next waiter finds
+  out when it reads the queue, every few seconds.
 * A waiter whose predecessor is in this engine is notified directly: see `gone`.
 """
 
@@ -19,50 +19,46 @@ from functools import partial
 from typing import Any
 
 from tenure.background import Failures
-from tenure.engines.etcd import transactions, wire
+from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import WatchEvent
-from tenure.engines.etcd.attachment import Attachment
+from tenure.engines.etcd.attachment import EtcdAttachment
+from tenure.engines.etcd.errors import Lost, Refused
 from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
-from tenure.engines.etcd.members import Lost, Refused
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.errors import TenureError
 
-__all__ = ["Waiting", "heard"]
+__all__ = ["Waiting", "log_failure"]
 
 _log = logging.getLogger("tenure")
 
 _POLL, _POLL_BY_PLACE = 2.5, 0.02
-"""Seconds between two looks of one behind other waiters: at least, and for each before it."""
+"""Seconds between two reads of a waiter behind others: at least, and for each before it."""
 
 _MISSED = 0.1
-"""Seconds after which a waiter far from the head looks, when its watch began late."""
+"""Seconds after which a waiter far from the head reads, when its watch began late."""
 
 
 class Waiting:
-    """Of one session's requests.
+    """The waiting requests of one session.
 
     Args:
         taken_out: called with the number of a request that another client took out, and the reason.
     """
 
-    def __init__(
-        self,
-        session: Attachment,
-        taken_out: Callable[[int, bytes], None],
-    ) -> None:
+    def __init__(self, session: EtcdAttachment, taken_out: Callable[[int, bytes], None]) -> None:
         """Start without waiting requests."""
         self._session = session
         self._engine = session.engine
         self._taken_out = taken_out
-        self._failures = Failures("looking at a queue", _log)
+        self._failures = Failures("reading a queue", _log)
 
     def place(self, request: EtcdRequest, queue: Sequence[Entry], revision: int) -> None:
         """Conclude from a queue, as it was at that revision, whether a request owns.
 
-        Of the queue of one that wants the whole only its predecessor matters.
+        For a request for the whole limit, only its predecessor matters.
         """
         before = [each for each in queue if each.created < request.created]
-        if request.count == request.limit:
+        if request.whole:
             owning = 0
         else:
             mine = [each for each in queue if each.created == request.created]
@@ -71,39 +67,38 @@ class Waiting:
             request.owns = True
             self.stop(request)
             return
-        if request.gone:  # it is being withdrawn already
+        if request.gone:
             return
-        self._look_for_late(request, before)
+        self._time_late(request, before)
         ahead = self._engine.local.get(before[-1].key)
-        if ahead is not None and request.count == request.limit:
+        if ahead is not None and request.whole:
             self.unwatch(request)
             if request not in ahead.followers:
                 ahead.followers.append(request)
             return
-        if owning == len(before) > 1:  # the first that waits
+        if owning == len(before) > 1:  # the first waiter
             watched = frozenset(each.key for each in before)
         else:
             watched = frozenset([before[-1].key])
-            if owning < len(before) and request.count != request.limit and not request.poll:
-                delay = max(_POLL, _POLL_BY_PLACE * len(before))
-                request.poll = self._engine.loop.call_later(delay, self.look_soon, request)
+            if owning < len(before) and not request.whole and not request.poll:
+                self._poll(request, max(_POLL, _POLL_BY_PLACE * len(before)))
         self._watch(request, watched, revision)
 
-    def _look_for_late(self, request: EtcdRequest, before: Sequence[Entry]) -> None:
-        """See to it that those before a request do not wait for longer than they wanted to."""
+    def _time_late(self, request: EtcdRequest, before: Sequence[Entry]) -> None:
+        """Set the timer that takes out overdue waiters before a request."""
         due = self._engine.late.next_due(before)
         if due is not None and request.late is None:
             pause = due - self._engine.clock.now()
-            # What is due already owns: its value says so only once it has been put again.
+            # An overdue request is an owner already: its value shows that only after the next put.
             pause = pause if pause > 0 else _POLL
             request.late = self._engine.loop.call_later(pause, self._take_out_late, request)
 
     def _take_out_late(self, request: EtcdRequest) -> None:
         request.late = None
         if not (request.decided or self._session.over):
-            self._engine.spawn(self._take_out_and_look(request))
+            self._engine.spawn(self._take_out_and_read(request))
 
-    async def _take_out_and_look(self, request: EtcdRequest) -> None:
+    async def _take_out_and_read(self, request: EtcdRequest) -> None:
         try:
             await self._engine.late.take_out(request.name)
         except (TenureError, Lost, Refused) as error:
@@ -113,96 +108,96 @@ class Waiting:
             )
         except Exception as error:
             self._failures.report(error)
-        self.look_soon(request)
+        self.read_soon(request)
 
     def _watch(self, request: EtcdRequest, watched: frozenset[bytes], revision: int) -> None:
         if request.watch is not None and request.watched == watched:
             return
         self.unwatch(request)
         request.watched = watched
-        key, end = request.name.requests, b""
-        if len(watched) == 1:
-            (key,) = watched
-        else:
-            end = wire.after(key)
+        prefix = request.name.requests
+        key, end = (*watched, b"") if len(watched) == 1 else (prefix, wire.after(prefix))
         happened, missed = partial(self._happened, request), partial(self._missed, request)
         request.watch = self._engine.watching.add(
             *(key, end, revision + 1, happened, missed),
-            puts=request.count != request.limit,
+            puts=not request.whole,
             at_once=True,
             once=not end,
         )
 
     def _missed(self, request: EtcdRequest) -> None:
-        """Something may have happened before the watch began."""
+        """Read the queue after a gap before the watch began."""
         if request.near:
-            self.look_soon(request)
-        elif request.poll is None:  # most probably not, so far behind
-            request.poll = self._engine.loop.call_later(_MISSED, self.look_soon, request)
+            self.read_soon(request)
+        elif request.poll is None:  # so far behind, most probably nothing has happened
+            self._poll(request, _MISSED)
 
     def _happened(self, request: EtcdRequest, events: Sequence[WatchEvent]) -> None:
         if any(event.kv.key in request.watched for event in events):
-            self.look_soon(request)
+            self.read_soon(request)
 
-    def look_soon(self, request: EtcdRequest) -> None:
-        """Look, and once more if it is being looked already."""
-        if request.looking:
-            request.look_again = True
+    def read_soon(self, request: EtcdRequest) -> None:
+        """Read the queue, and once more if it is being read."""
+        if request.reading:
+            request.read_again = True
         elif not (request.decided or self._session.over or not request.created):
-            request.looking = True
-            self._engine.spawn(self._look_until_seen(request))
+            request.reading = True
+            self._engine.spawn(self._read_until_current(request))
 
-    async def _look_until_seen(self, request: EtcdRequest) -> None:
+    async def _read_until_current(self, request: EtcdRequest) -> None:
         try:
-            request.look_again = True
-            while request.look_again and not request.decided:
-                request.look_again = False
-                await self.look(request, tell=True)
-        except (TenureError, Refused) as error:
-            if not self._session.over:
+            request.read_again = True
+            while request.read_again and not request.decided:
+                request.read_again = False
+                await self.read(request, report=True)
+        except Exception as error:
+            if not isinstance(error, TenureError | Refused):
+                self._failures.report(error)
+            elif not self._session.over:
                 _log.warning(
                     "could not read the queue, retrying: node=%s name=%r error=%s",
                     *(request.name.path, request.name.name, error),
                 )
-                request.poll = self._engine.loop.call_later(_POLL, self.look_soon, request)
-        except Exception as error:
-            self._failures.report(error)
             if not self._session.over:
-                request.poll = self._engine.loop.call_later(_POLL, self.look_soon, request)
+                self._poll(request, _POLL)
         finally:
-            request.looking = False
+            request.reading = False
 
-    async def look(self, request: EtcdRequest, *, tell: bool) -> None:
-        """Read what stands before a request, and act on it."""
+    def _poll(self, request: EtcdRequest, delay: float) -> None:
+        request.poll = self._engine.loop.call_later(delay, self.read_soon, request)
+
+    async def read(self, request: EtcdRequest, *, report: bool) -> None:
+        """Read the queue before a request, and act on it; report a grant or a removal, too."""
         if request.poll is not None:
             request.poll.cancel()
             request.poll = None
-        answer, _ = await self._session.ask(partial(transactions.looking, self._session, request))
-        settled = request.decided if tell else request.owns
+        build = partial(request.reading_before, self._session)
+        answer, _ = await self._session.transact(build)
+        settled = request.decided if report else request.owns
         if settled:
             return
         if answer.ok:
             self.place(request, entries(answer.parts[0].found), answer.revision)
-            if request.owns and tell:
+            if request.owns and report:
                 self.granted(request)
-        elif tell:
+        elif report:
             left = answer.parts[1].first
             self._taken_out(request.request_id, EVICTED if left is None else left.value)
 
     def granted(self, request: EtcdRequest) -> None:
-        """Tell that it owns."""
+        """Report that a request owns."""
         self._session.events.granted(request.request_id, self._session.order_id(request))
-        if request.count != request.limit:
+        if not request.whole:
             answer = self._session.operations.take(request.name.name, lambda: self._mark(request))
-            answer.add_done_callback(heard)
+            answer.add_done_callback(log_failure)
 
     async def _mark(self, request: EtcdRequest) -> None:
-        """Wake the next."""
+        """Wake the next waiter."""
         if not request.gone:
             request.marked = True
-            await self._session.ask(
-                partial(transactions.changing, self._session, request, request.count, None)
-            )
+            count = request.count
+            build = partial(request.changing, self._session, count, None)
+            await self._session.transact(build)
 
     def unwatch(self, request: EtcdRequest) -> None:
         """End the watch and the poll of a request."""
@@ -214,7 +209,7 @@ class Waiting:
             request.poll = None
 
     def stop(self, request: EtcdRequest) -> None:
-        """Nothing is waited for any more."""
+        """End the watch and the timers of a request that does not wait any more."""
         self.unwatch(request)
         if request.timer is not None:
             request.timer.cancel()
@@ -224,15 +219,15 @@ class Waiting:
             request.late = None
 
     def gone(self, request: EtcdRequest) -> None:
-        """Forget a request that left its queue, or whose session is over; its followers look."""
+        """Forget a request that left its queue, or whose session is over; its followers read."""
         request.gone = True
         self._engine.local.pop(request.key, None)
         followers, request.followers = request.followers, []
         for follower in followers:
-            follower.waiting.look_soon(follower)
+            follower.waiting.read_soon(follower)
 
 
-def heard(answer: asyncio.Future[Any]) -> None:
+def log_failure(answer: asyncio.Future[Any]) -> None:
     """Log the failure of an operation without a caller."""
     if not answer.cancelled() and answer.exception() is not None:
-        _log.debug("could not notify the next waiter: error=%s", answer.exception())
+        _log.debug("an operation failed in the background: error=%s", answer.exception())

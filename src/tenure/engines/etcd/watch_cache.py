@@ -1,11 +1,10 @@
 """Watch cache: an up-to-date copy of a semaphore's keys, and the watches to notify.
 
-There is one cache for each name that this engine watches, for any number of watches. It begins with
-the state as it is read then, and receives every key of the semaphore that is put or deleted after
-it; what the session does next is answered when it does. The prefix rule, over the copy after each
-revision, shows whether owners have changed: requests that come, wait and go without owning notify
-no watch. The copy is used only to decide which watches should read again. After a gap it is made
-anew, and all watches are notified.
+An engine has one cache for each watched name. It reads the state once, and then receives every
+change of the semaphore's keys. The prefix rule, applied after each revision, shows whether owners
+have changed, so that requests which join, wait and leave without owning notify no watch. The copy
+is used only to decide which watches to notify. After a gap it is read again, and all watches are
+notified.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from tenure.engines._kit.watchers import Watchers
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import WatchEvent
 from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.errors import Refused
 from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
-from tenure.engines.etcd.members import Refused
 from tenure.engines.etcd.watching import EtcdWatch
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
@@ -50,7 +49,7 @@ class CacheWatcher:
 
 
 class WatchCache:
-    """The watchers of a name, and the copy."""
+    """Copy of a semaphore's keys, with its watchers."""
 
     def __init__(
         self,
@@ -64,14 +63,14 @@ class WatchCache:
         self._name = name
         self._watchers = watchers
         self._unwatched = unwatched
-        self._limit: tuple[int, int] | None = None  # when it was created, and what it is
+        self._limit: tuple[int, int] | None = None  # its create revision and value
         self._queue: dict[bytes, Entry] = {}
-        self._owners: dict[bytes, tuple[int, int]] = {}  # when created, and the count
+        self._owners: dict[bytes, tuple[int, int]] = {}  # their create revisions and counts
         self._watches: list[EtcdWatch] = []
         self._loading: asyncio.Task[None] | None = None
 
     async def in_place(self) -> None:
-        """Return when the cache receives everything that happens from now on."""
+        """Wait until the cache receives every change."""
         if self._loading is None and not self._watches:
             self._loading = self._cluster.spawn(self._load())
         if self._loading is not None:
@@ -80,7 +79,7 @@ class WatchCache:
     def add(
         self, session: object, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """One more that watches; returns what ends that."""
+        """Add a watcher; return the function that ends the watch."""
         watcher = CacheWatcher(session, data, owners, changed)
         self._watchers.add(self, session, watcher)
         return lambda: self.remove(watcher)
@@ -100,10 +99,10 @@ class WatchCache:
     # The copy
 
     async def _load(self) -> None:
-        """Make the copy, and hear of what happens after it."""
+        """Read the copy, and watch from its revision on."""
         name = self._name
         try:
-            everything = wire.get(wire.range_(name.all, wire.after(name.all)))
+            everything = wire.get_all(name.all)
             read = await self._cluster.reader(name.path).read(everything)
         except (TenureError, Refused) as error:
             if self._is_watched:
@@ -137,7 +136,7 @@ class WatchCache:
         self._stop()
         if self._is_watched and self._loading is None:
             self._loading = self._cluster.spawn(self._load())
-            self._loading.add_done_callback(lambda _: self._tell(data=True, owners=True))
+            self._loading.add_done_callback(lambda _: self._notify(data=True, owners=True))
 
     def _stop(self) -> None:
         for watch in self._watches:
@@ -150,7 +149,7 @@ class WatchCache:
         owners = queue[: number_owning(queue, limit)]
         return {each.key: (each.created, each.count) for each in owners}
 
-    # What happens
+    # Events
 
     def _happened(self, events: Sequence[WatchEvent]) -> None:
         is_other = owners = False
@@ -158,18 +157,18 @@ class WatchCache:
             before, identity = self._owners, self._identity()
             waiting = len(self._queue) > len(before)
             joined = [self._apply(event) for event in at_once]
-            if not (waiting and all(joined)):  # or else they only wait behind others
+            if not (waiting and all(joined)):  # otherwise they wait behind others
                 self._owners = self._owning()
             is_other |= self._identity() != identity
             owners |= self._owners != before
         if is_other or owners:
-            self._tell(data=is_other, owners=True)
+            self._notify(data=is_other, owners=True)
 
     def _identity(self) -> object:
         return self._limit or bool(self._queue)
 
     def _apply(self, event: WatchEvent) -> bool:
-        """Apply an event; true if a request has joined the queue, at its end."""
+        """Apply an event; return true if a request has joined at the end of the queue."""
         kv = event.kv
         if kv.key == self._name.limit:
             self._limit = None if event.deleted else (kv.created, limit_of(kv.value))
@@ -182,7 +181,7 @@ class WatchCache:
         return False
 
     def _data_happened(self, _: Sequence[WatchEvent]) -> None:
-        self._tell(data=True, owners=False)
+        self._notify(data=True, owners=False)
 
     def _request_data_happened(self, events: Sequence[WatchEvent]) -> None:
         name = self._name
@@ -190,9 +189,9 @@ class WatchCache:
             name.requests + event.kv.key[len(name.request_data) :] in self._owners
             for event in events
         ):
-            self._tell(data=False, owners=True)
+            self._notify(data=False, owners=True)
 
-    def _tell(self, *, data: bool, owners: bool) -> None:
+    def _notify(self, *, data: bool, owners: bool) -> None:
         for watcher in self._watchers.on(self):
             concerns = (data and watcher.data) or (owners and watcher.owners)
             if concerns and not watcher.stopped:
@@ -216,10 +215,10 @@ class WatchCaches:
         owners: bool,
         changed: Callable[[], None],
     ) -> tuple[Callable[[], None], asyncio.Task[None]]:
-        """EtcdWatch a semaphore.
+        """Watch a semaphore.
 
         Returns:
-            ends the watch; the task that is done when the watch is in place.
+            the function that ends the watch, and the task that ends when the watch is in place.
         """
         key = (name.path, name.name)
         cache = self._caches.get(key)

@@ -2,16 +2,14 @@
 
 Rules:
 
-* One task owns the stream: it opens it, begins on it whatever is watched, reads, and opens another
-  one, at the current member, when it ends.
-* A watch goes on where it was: after the last revision that it has received. Where that has been
-  compacted it begins at what there still is, and its owner is notified of the gap, so that the
-  state is read again.
-* A watch of a key that has been deleted for good is not ended by itself: when there are many, a new
-  stream takes the place of the old one, without them.
-* Silence does not show that nothing happens: a stream is only up when the member has
-  answered on it, the member ends it when it has no leader, and keep-alives that are not answered
-  make another member the current one.
+* One task owns the stream: it opens the stream, begins all watches on it, reads it, and opens
+  another one at the current member when it ends.
+* A watch continues after the last revision that it has received. If that was compacted, it begins
+  at the oldest revision that is left, and its owner is notified of the gap.
+* A watch of a key that was deleted for good is not ended by itself. When there are many, a new
+  stream without them replaces the old one.
+* Silence does not show that nothing happens. A stream is only up when the member has answered on
+  it, the member ends it when it has no leader, and a member that does not answer pings is left.
 """
 
 from __future__ import annotations
@@ -19,15 +17,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tenure.background import Failures
+from tenure.engines._kit.backoff import backoff
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.answers import WatchAnswer, WatchEvent
-from tenure.engines.etcd.calls import CallFailed, Code, StreamCall
-from tenure.engines.etcd.members import Lost, Members, trouble_of
+from tenure.engines.etcd.errors import Lost, trouble_of
+from tenure.engines.etcd.grpc import CallFailed, Code, StreamCall
+from tenure.engines.etcd.members import Members
 from tenure.errors import TenureError
 
 __all__ = ["EtcdWatch", "Watching"]
@@ -35,10 +34,10 @@ __all__ = ["EtcdWatch", "Watching"]
 _log = logging.getLogger("tenure")
 
 _SENTINEL = 1
-"""The watch whose beginning tells that the stream is up."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+"""Number of the watch whose beginning shows that the stream is up."""
+_LONGEST_PAUSE = 1.0
 _MOST_SPENT = 512
-"""How many watches of keys that are gone a stream may carry before another one takes its place."""
+"""Largest number of watches of deleted keys on a stream, until another one replaces it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,10 +45,10 @@ class EtcdWatch:
     """One watch.
 
     Attributes:
-        following: the revision from which on it is yet to hear; 0 until it has begun.
-        known: the revision at which the state was read, if it is to begin at once.
-        once: the key does not come back when it has been deleted.
-        spent: nothing will happen any more.
+        following: the first revision that it has not received; 0 until it has begun.
+        known: the revision at which the state was read, if it begins in the present.
+        once: the key is not created again after its deletion.
+        spent: its key was deleted for good.
     """
 
     number: int
@@ -64,7 +63,7 @@ class EtcdWatch:
     spent: bool = False
 
     def request(self) -> bytes:
-        """Build the message that begins it, or continues it."""
+        """Return the message that begins or continues the watch."""
         return wire.watch(self.number, self.key, self.end, self.following, puts=self.puts)
 
 
@@ -73,20 +72,20 @@ class Watching:
 
     Args:
         up: called when it works, at first and after each interruption.
-        down: called when it does not work any more.
+        down: called with the reason when it is interrupted.
     """
 
     def __init__(
         self,
         members: Members,
         sentinel: bytes,
-        patience: float,
+        timeout: float,
         up: Callable[[], None],
         down: Callable[[str], None],
     ) -> None:
         """Start without a stream; `open` starts it."""
         self._members = members
-        self._patience = patience
+        self._timeout = timeout
         self._up = up
         self._down = down
         self._sentinel = wire.watch(_SENTINEL, sentinel, b"", 0, puts=True)
@@ -100,7 +99,7 @@ class Watching:
         self.is_up = False
 
     def open(self) -> None:
-        """Begin to keep a stream."""
+        """Start the task that keeps a stream."""
         self._task = asyncio.get_running_loop().create_task(self._keep(), name="tenure-etcd-watch")
 
     async def aclose(self) -> None:
@@ -125,17 +124,16 @@ class Watching:
         at_once: bool = False,
         once: bool = False,
     ) -> EtcdWatch:
-        """EtcdWatch a key, or a range, from the revision `following` on.
+        """Watch a key, or a range, from the revision `following` on.
 
-        One that begins in the past is a tenth of a second late until it has caught up. With
-        `at_once` it begins in the present instead, and `missed` is called if anything may have
-        happened in between.
+        A watch that begins in the past is 0.1 s late until it has caught up. With `at_once` it
+        begins in the present, and `missed` is called if a change may have been missed.
         """
         number = next(self._numbers)
         known, following = (following - 1, 0) if at_once else (0, following)
         watch = EtcdWatch(number, key, end, following, known, puts, once, happened, missed)
         self._watches[watch.number] = watch
-        self._say(watch.request())
+        self._send(watch.request())
         return watch
 
     def remove(self, watch: EtcdWatch) -> None:
@@ -145,21 +143,21 @@ class Watching:
         if watch.spent:
             self._spent += 1  # which is cheaper than two messages
         else:
-            self._say(wire.unwatch(watch.number))
+            self._send(wire.unwatch(watch.number))
 
-    def _say(self, request: bytes) -> None:
-        if self._call is not None:  # or else it is said when there is a stream
+    def _send(self, request: bytes) -> None:
+        if self._call is not None:  # otherwise when there is a stream
             self._call.write(request)
 
     def moved(self) -> None:
-        """Another member has become the current one."""
+        """Leave the stream when another member has become the current one."""
         if self._call is not None and self._turn != self._members.turn:
             self._call.cancel("the member was left")
 
     # The stream
 
     async def _keep(self) -> None:
-        pause = 0.0
+        failures = 0  # in a row
         while True:
             turn = self._members.turn
             try:
@@ -167,17 +165,16 @@ class Watching:
                 continue
             except (Lost, TimeoutError, TenureError) as error:
                 why = str(error) or "the stream of watches does not begin"
-            except Exception as error:  # another stream begins where this one was
+            except Exception as error:  # another stream begins where this one ended
                 self._failures.report(error)
                 why = repr(error)
             if self.is_up:
                 self.is_up = False
-                pause = _FIRST_PAUSE
+                failures = 0
                 self._down(why)
-            else:
-                pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
             self._members.leave(turn, why)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            await asyncio.sleep(backoff(failures, _LONGEST_PAUSE))
+            failures += 1
 
     async def _converse(self, turn: int) -> None:
         call = await self._members.converse(turn, wire.WATCH, ("hasleader", "true"))
@@ -188,14 +185,14 @@ class Watching:
             call.write(self._sentinel)
             for watch in self._watches.values():
                 call.write(watch.request())
-            async with asyncio.timeout(self._patience):
-                while not self._hear(await self._read(call)):
+            async with asyncio.timeout(self._timeout):
+                while not self._process(await self._read(call)):
                     pass
             if not self.is_up:
                 self.is_up = True
                 self._up()
             while self._spent < max(_MOST_SPENT, 4 * len(self._watches)):
-                self._hear(await self._read(call))
+                self._process(await self._read(call))
         finally:
             self._call = None
             call.cancel()
@@ -212,8 +209,8 @@ class Watching:
             raise Lost("the member ended the stream of watches")
         return answers.read_watch(data)
 
-    def _hear(self, answer: WatchAnswer) -> bool:
-        """Pass on what the member says; whether it says that the stream is up."""
+    def _process(self, answer: WatchAnswer) -> bool:
+        """Pass on a message; return true if it shows that the stream is up."""
         if answer.number == _SENTINEL and answer.created and not answer.canceled:
             return True
         watch = self._watches.get(answer.number)
@@ -226,19 +223,19 @@ class Watching:
         elif watch is not None and answer.events:
             watch.spent = watch.once and answer.events[-1].deleted
             watch.happened(answer.events)
-            watch.following = answer.events[-1].kv.modified + 1  # what failed comes again
+            watch.following = answer.events[-1].kv.modified + 1  # after `happened`, which may fail
         return False
 
     def _end_of(self, watch: EtcdWatch | None, answer: WatchAnswer) -> None:
-        """The member has ended a watch."""
+        """Continue a watch that the member has ended, after a gap."""
         if watch is None or not answer.compacted:
             self._members.expire()
             raise Lost(answer.reason or "the member ended a watch")
-        # etcd keeps the number of a watch that it has ended: it goes on under another one.
-        self._say(wire.unwatch(watch.number))
+        # etcd does not free the number of a watch that it has ended: it continues under another.
+        self._send(wire.unwatch(watch.number))
         del self._watches[watch.number]
         watch.number = next(self._numbers)
         self._watches[watch.number] = watch
         watch.following = answer.compacted
-        self._say(watch.request())
+        self._send(watch.request())
         watch.missed()

@@ -1,46 +1,11 @@
-"""The few messages that this engine sends to etcd, encoded by hand.
+"""Messages to etcd, encoded by hand.
 
-Protocol Buffers, as in etcd's ``rpc.proto`` and ``kv.proto``. The hot path is made of pieces that
-are encoded once and joined, which no library of messages does; and no name is registered that
-another package's messages would collide with. What comes back is in `tenure.engines.etcd.answers`.
+They are the Protocol Buffers of etcd's ``rpc.proto`` and ``kv.proto``. The hot path joins pieces
+that are encoded once, which no library of messages does. No name is registered with which the
+messages of another package would collide. `tenure.engines.etcd.answers` decodes.
 """
 
 from __future__ import annotations
-
-__all__ = [
-    "ABSENT",
-    "AUTHENTICATE",
-    "KEEP_ALIVE",
-    "LEASE_GRANT",
-    "LEASE_REVOKE",
-    "RANGE",
-    "STATUS",
-    "TIME_TO_LIVE",
-    "TXN",
-    "WATCH",
-    "after",
-    "authenticate",
-    "created_at",
-    "created_before",
-    "delete",
-    "exists",
-    "get",
-    "grant",
-    "integer",
-    "lease",
-    "modified_at",
-    "modified_before",
-    "nested",
-    "nothing_in",
-    "octets",
-    "put",
-    "range_",
-    "time_to_live",
-    "txn",
-    "unwatch",
-    "version_is",
-    "watch",
-]
 
 RANGE = "/etcdserverpb.KV/Range"
 TXN = "/etcdserverpb.KV/Txn"
@@ -59,7 +24,7 @@ _NO_PUTS = 0
 
 
 def after(prefix: bytes) -> bytes:
-    """The end of the range of all keys with this prefix, which does not end in 0xff."""
+    """Return the end of the range of all keys with a prefix that does not end in 0xff."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
@@ -67,7 +32,7 @@ def after(prefix: bytes) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number, in as many bytes as it needs."""
+    """Encode a number in as many bytes as it needs."""
     if number < 0x80:
         return bytes((number,))
     out = bytearray()
@@ -79,68 +44,71 @@ def varint(number: int) -> bytes:
 
 
 def integer(field: int, number: int) -> bytes:
-    """A number, written even if it is zero."""
+    """Encode a field of a number, even if it is zero."""
     return varint(field << 3) + varint(number)
 
 
 def octets(field: int, value: bytes) -> bytes:
-    """Bytes, a text or a message."""
+    """Encode a field of bytes, a text or a message."""
     return varint(field << 3 | 2) + varint(len(value)) + value
 
 
-# What a transaction compares
+# Comparisons of a transaction
 
 
-def _compare(
-    result: int, target: int, key: bytes, operand: bytes, end: bytes | None = None
-) -> bytes:
-    body = integer(1, result) + integer(2, target) + octets(3, key) + operand
+def _compare(result: int, target: int, key: bytes, number: int, end: bytes | None = None) -> bytes:
+    body = integer(1, result) + integer(2, target) + octets(3, key) + integer(4 + target, number)
     return octets(1, body if end is None else body + octets(64, end))
 
 
 def version_is(key: bytes, number: int) -> bytes:
-    """The key has been put so often since it was created."""
-    return _compare(_EQUAL, _VERSION, key, integer(4, number))
+    """Compare: the key was put this often since its creation."""
+    return _compare(_EQUAL, _VERSION, key, number)
 
 
 def created_at(key: bytes, revision: int) -> bytes:
-    """The key was created at this revision; 0: there is no such key."""
-    return _compare(_EQUAL, _CREATE, key, integer(5, revision))
+    """Compare: the key was created at this revision; 0: it does not exist."""
+    return _compare(_EQUAL, _CREATE, key, revision)
 
 
 ABSENT = 0
-"""The revision at which what does not exist was created."""
+"""The create revision of a key that does not exist."""
 
 
 def exists(key: bytes) -> bytes:
     """Compare: the key exists."""
-    return _compare(_GREATER, _CREATE, key, integer(5, 0))
+    return _compare(_GREATER, _CREATE, key, 0)
 
 
 def nothing_in(prefix: bytes) -> bytes:
     """Compare: no key has this prefix."""
-    return _compare(_EQUAL, _CREATE, prefix, integer(5, 0), after(prefix))
+    return _compare(_EQUAL, _CREATE, prefix, 0, after(prefix))
 
 
 def created_before(prefix: bytes, revision: int) -> bytes:
-    """No key with this prefix was created at this revision or later."""
-    return _compare(_LESS, _CREATE, prefix, integer(5, revision), after(prefix))
+    """Compare: no key with this prefix was created at this revision or later."""
+    return _compare(_LESS, _CREATE, prefix, revision, after(prefix))
 
 
 def modified_before(prefix: bytes, revision: int) -> bytes:
-    """No key with this prefix was put at this revision or later."""
-    return _compare(_LESS, _MOD, prefix, integer(6, revision), after(prefix))
+    """Compare: no key with this prefix was put at this revision or later."""
+    return _compare(_LESS, _MOD, prefix, revision, after(prefix))
 
 
 def modified_at(key: bytes, revision: int) -> bytes:
-    """The key was last put at this revision; 0: there is no such key."""
-    return _compare(_EQUAL, _MOD, key, integer(6, revision))
+    """Compare: the key was last put at this revision; 0: it does not exist."""
+    return _compare(_EQUAL, _MOD, key, revision)
 
 
-# What a transaction does
+# Operations of a transaction
 
 
-def range_(
+def range_(key: bytes) -> bytes:
+    """Encode a RangeRequest for one key."""
+    return octets(1, key)
+
+
+def get(
     key: bytes,
     end: bytes = b"",
     *,
@@ -152,7 +120,19 @@ def range_(
     keys_only: bool = False,
     count_only: bool = False,
 ) -> bytes:
-    """A RangeRequest. `created_until`: only keys that were created at that revision or before."""
+    """Encode a read of a key, or of a range in an order of creation.
+
+    Args:
+        key: the key, or the beginning of the range.
+        end: the end of the range.
+        limit: the largest number of keys; 0: all of them.
+        revision: the revision to read at; 0: the newest one.
+        oldest_first: in the order of creation.
+        newest_first: in the reverse order of creation.
+        created_until: the last create revision of the keys to read; 0: any.
+        keys_only: without the values.
+        count_only: without the keys.
+    """
     body = octets(1, key)
     if end:
         body += octets(2, end)
@@ -168,28 +148,28 @@ def range_(
         body += integer(9, 1)
     if created_until:
         body += integer(13, created_until)
-    return body
+    return octets(1, body)
 
 
-def get(request: bytes) -> bytes:
-    """To read; `request` is what `range_` made."""
-    return octets(1, request)
+def get_all(prefix: bytes, *, keys_only: bool = False, count_only: bool = False) -> bytes:
+    """Encode a read of all keys with a prefix."""
+    return get(prefix, after(prefix), keys_only=keys_only, count_only=count_only)
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
-    """To write, under a lease if it is not 0."""
+    """Encode a write, under a lease if it is not 0."""
     body = octets(1, key) + octets(2, value)
     return octets(2, body + integer(3, lease) if lease else body)
 
 
 def delete(key: bytes, end: bytes = b"") -> bytes:
-    """To delete a key, or a range."""
+    """Encode the deletion of a key, or of a range."""
     body = octets(1, key)
     return octets(3, body + octets(2, end) if end else body)
 
 
 def nested(transaction: bytes) -> bytes:
-    """To do a transaction inside another one."""
+    """Encode a transaction as an operation of another one."""
     return octets(4, transaction)
 
 
@@ -198,7 +178,7 @@ def txn(
     then: tuple[bytes, ...],
     otherwise: tuple[bytes, ...] = (),
 ) -> bytes:
-    """If all of `compares` hold, do `then`, and `otherwise` if not."""
+    """Encode a transaction: `then` if all of `compares` hold, else `otherwise`."""
     return b"".join(
         (
             *compares,
@@ -212,22 +192,17 @@ def txn(
 
 
 def lease(number: int) -> bytes:
-    """To revoke a lease, or keep it alive."""
+    """Encode a request to revoke a lease, to keep it alive, or to read its time to live."""
     return integer(1, number)
 
 
 def grant(number: int, seconds: int) -> bytes:
-    """A LeaseGrantRequest."""
+    """Encode a LeaseGrantRequest."""
     return integer(1, seconds) + integer(2, number)
 
 
-def time_to_live(number: int) -> bytes:
-    """A LeaseTimeToLiveRequest."""
-    return integer(1, number)
-
-
 def watch(number: int, key: bytes, end: bytes, revision: int, *, puts: bool) -> bytes:
-    """To begin a watch of what happens from that revision on."""
+    """Encode the beginning of a watch, from a revision on."""
     body = octets(1, key)
     if end:
         body += octets(2, end)
@@ -238,10 +213,10 @@ def watch(number: int, key: bytes, end: bytes, revision: int, *, puts: bool) -> 
 
 
 def unwatch(number: int) -> bytes:
-    """To end a watch."""
+    """Encode the end of a watch."""
     return octets(2, integer(1, number))
 
 
 def authenticate(user: str, password: str) -> bytes:
-    """An AuthenticateRequest."""
+    """Encode an AuthenticateRequest."""
     return octets(1, user.encode()) + octets(2, password.encode())

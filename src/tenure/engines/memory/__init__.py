@@ -1,7 +1,7 @@
 """``memory://``: the core on a clock, in one process; the reference for every other engine.
 
 ``memory://`` alone is a store of its own for each connection; ``memory://name`` is shared, by that
-name, by all connections of the process, on whatever loop or thread, and lasts until the last of
+name, by all connections of the process, on any loop or thread, and lasts until the last of
 them is closed.
 
 Rules:
@@ -10,7 +10,7 @@ Rules:
 * Events of a command go to the loop of each connection concerned, in order, one callback per turn
   of that loop. They are never delivered from inside the command.
 * Each connection with something attached keeps one timer on its own loop, for the store's next
-  deadline or a second, whichever comes first, so that a loop that is stuck delays only itself.
+  deadline, or after a second at most, so that a loop that is stuck delays only itself.
 * An event goes to the attachment that was current when it happened: one that has been taken over
   receives its end, and nothing else.
 """
@@ -25,7 +25,7 @@ __all__ = ["MemoryEngine", "connect"]
 
 
 def connect(url: str, clock: Clock) -> MemoryEngine:
-    """The connector of ``memory://``."""
+    """Return the engine for a ``memory://`` URL."""
     name = url.partition("://")[2]
     if any(character in name for character in "?#@"):
         raise InvalidArgument(f"memory:// takes a name and nothing else, not {url!r}")

@@ -12,14 +12,14 @@ from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.core.node import StoredRequest
 from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.describe import ALL, MemoryPages
 from tenure.engines.memory.session import TICK, MemorySession, Shared
-from tenure.errors import EngineUnavailable, SessionExpired, TenureError
+from tenure.errors import EngineUnavailable, TenureError
 from tenure.identity import retold
 from tenure.model import (
     Capabilities,
@@ -124,7 +124,7 @@ class MemoryEngine(EngineDefaults):
             granted = [
                 (session.sink, what)
                 for session, kind, what in store.effects
-                if kind == GRANTED and session.sink.hears_from(self)
+                if kind == GRANTED and session.sink.takes_grants_of(self)
             ]
             if len(granted) == len(store.effects):
                 store.effects.clear()
@@ -165,7 +165,7 @@ class MemoryEngine(EngineDefaults):
                 what.sink()
         elif kind == ENDED:
             path = sink.node
-            sink.over(SessionExpired(f"the session on {path} is over: {what}", node=path))
+            sink.over(refusals.session_over(path, what))
         else:
             sink.events.removed(what.request_id, _REMOVALS[kind])
 

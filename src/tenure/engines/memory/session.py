@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.clock import Clock
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.core.node import StoredRequest, StoredSession
 from tenure.core.store import Store
 from tenure.engines.contract import Enqueued, Place, SessionDefaults, SessionEvents, Withdrawn
@@ -94,8 +94,8 @@ class MemorySession(SessionDefaults):
         self.events = events
         self.superseded = False
         self.deaf = former is not None
-        self._believes = former is None  # that it holds what it was granted
-        self._until = 0.0  # that it can believe so, once superseded
+        self._holds = former is None  # considers what it was granted held
+        self._until = 0.0  # when that ends, once superseded
         self._former = former
         self._look = asyncio.Event()
         self.state = state
@@ -111,7 +111,7 @@ class MemorySession(SessionDefaults):
         self.engine.sessions.discard(self)
         self.events.ended(error)
         with self._lock:
-            self._disbelieve()
+            self._release_all()
 
     def renew(self) -> None:
         """Extend the session's expiry; the proof comes through the session's events."""
@@ -127,7 +127,7 @@ class MemorySession(SessionDefaults):
             if not self.superseded:
                 self._store.close(self.state, self._now())
                 self.engine.settle(self._store)
-            self._disbelieve()
+            self._release_all()
         self.engine.sessions.discard(self)
 
     async def detach(self) -> None:
@@ -135,16 +135,16 @@ class MemorySession(SessionDefaults):
         with self._lock:
             if not self.superseded:
                 self._store.detach(self.state, self._now())
-            self._disbelieve()
+            self._release_all()
 
     def _alive(self) -> StoredSession:
         if self.superseded:
             raise rules.taken_over(self.node)
         if not self.state.alive:
-            raise SessionExpired(f"the session on {self.node} is over", node=self.node)
+            raise refusals.session_over(self.node)
         return self.state
 
-    def hears_from(self, engine: _Engine) -> bool:
+    def takes_grants_of(self, engine: _Engine) -> bool:
         """Return true if it is that connection's, and may receive a grant. Under the lock."""
         return self.engine is engine and not self.deaf and not self.superseded
 
@@ -156,9 +156,9 @@ class MemorySession(SessionDefaults):
         self._until = self.state.last_contact + self.state.window
         self.wake()
 
-    def _disbelieve(self) -> None:
+    def _release_all(self) -> None:
         """Note that it does not consider anything held any more. Under the lock."""
-        self._believes = False
+        self._holds = False
         self.state.sink.wake()  # perhaps a successor waits for that
 
     def wake(self) -> None:
@@ -167,12 +167,12 @@ class MemorySession(SessionDefaults):
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._look.set)
 
-    def believes_until(self) -> float:
+    def held_until(self) -> float:
         """Return until when it, or one before it, may consider anything held. Under the lock."""
         loop = self.engine.loop
         dead = loop is not None and loop.is_closed()
-        mine = self._until if self._believes and not dead else 0.0
-        return max(mine, 0.0 if self._former is None else self._former.believes_until())
+        mine = self._until if self._holds and not dead else 0.0
+        return max(mine, 0.0 if self._former is None else self._former.held_until())
 
     async def wait_for_former(self) -> None:
         """Return when no attachment before this one can still consider anything held.
@@ -185,7 +185,7 @@ class MemorySession(SessionDefaults):
             now = self._now()
             with self._lock:
                 self._alive().touch(now)
-                wait = self._former.believes_until() - now
+                wait = self._former.held_until() - now
             if wait <= 0:
                 return
             self._look.clear()
@@ -202,7 +202,7 @@ class MemorySession(SessionDefaults):
             found = sorted(state.requests.values(), key=lambda request: request.order_id)
             self.events.resumed(tuple(map(describe.recovered, found)))
             self.deaf = False
-            self._believes = True
+            self._holds = True
             self._former = None
         self.events.proven(now)
 

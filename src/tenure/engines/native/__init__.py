@@ -1,9 +1,9 @@
 """``tenure://``: tenure's own server, over the native protocol.
 
-Modules import one way, in this order: `calls` (an unanswered request), `connection` (one socket),
-`hearing` (dispatch of the server's messages), `link` (the connection of a program and its sessions,
-kept by the kit's reconnector), `reconcile` and `operations` (a session's operation queue, replayed
-after a reconnect), `watches`, `heartbeat`, `asking` and `session` (the session itself), `engine`.
+Modules import one way, in this order: `calls` (a message without an answer), `connection` (one
+socket), `dispatch` (the server's messages), `reconnector` (the connection of an engine, and its
+sessions), `reconcile` and `operation_queue` (a session's operations, sent again after a reconnect),
+`watches`, `heartbeat`, `attachment` and `session`, `engine`.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ __all__ = ["NativeEngine", "connect"]
 
 
 def connect(url: str, clock: Clock) -> NativeEngine:
-    """The connector of ``tenure://``, ``tenures://`` and ``tenure+unix://``."""
+    """Create the engine of a ``tenure://``, ``tenures://`` or ``tenure+unix://`` URL."""
     return NativeEngine(parse(url), clock)

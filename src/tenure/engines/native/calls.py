@@ -1,4 +1,4 @@
-"""A client's operations without an answer."""
+"""A message of the client that has no answer yet."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from tenure.wire.messages import Placed
+from tenure.wire import messages as wire
 
-__all__ = ["Call", "CallOwner", "ConnectionGone"]
+__all__ = ["CallOwner", "ConnectionGone", "NativeCall"]
 
 
 class ConnectionGone(Exception):
@@ -17,41 +17,41 @@ class ConnectionGone(Exception):
 
 
 class CallOwner(Protocol):
-    """Session's side of its calls."""
+    """Operation queue of a session, as its calls use it."""
 
-    def placed(self, call: Call, answer: Placed) -> None:
+    def placed(self, call: NativeCall, answer: wire.Placed) -> None:
         """Handle the answer to an `Enqueue`."""
 
-    def landed(self, call: Call) -> None:
+    def answered(self, call: NativeCall) -> None:
         """Note that a call was answered."""
 
-    def refused(self, call: Call) -> None:
+    def failed(self, call: NativeCall) -> None:
         """Note that a call has failed."""
 
 
-class Call:
-    """One request under way: the message that asks, and a future of the answer.
+class NativeCall:
+    """A message that expects an answer, and the future of the answer.
 
     Attributes:
-        rid: the number of the request.
-        future: of the answer; cancelled by a caller that does not want it any more.
-        owner: the operations of its session; ``None``: its caller repeats it.
+        rid: the number of the message.
+        future: of the answer; a caller that stops waiting cancels it.
+        owner: the operation queue of its session; ``None``: its caller sends it again.
         number: of an operation, its number among those of its session.
-        until: of an `Enqueue` with a timeout, when that is over.
-        parts: what has arrived of an answer that comes in parts.
-        sent: it was sent, over this connection or one before, and may have been done.
-        perhaps_done: a server has had it that may have done it, and cannot be asked any more.
-        cut_off: it was sent over a connection that was lost before the answer.
+        until: of an `Enqueue` with a timeout, the time when that ends.
+        parts: received parts of an answer that comes in parts.
+        sent: it was sent, over this connection or an earlier one.
+        may_have_run: a server that has lost the session may have carried it out.
+        interrupted: it was sent over a connection that was lost before the answer.
     """
 
     __slots__ = (
-        "cut_off",
         "future",
+        "interrupted",
+        "may_have_run",
         "message",
         "number",
         "owner",
         "parts",
-        "perhaps_done",
         "rid",
         "sent",
         "until",
@@ -72,16 +72,15 @@ class Call:
         self.number = 0
         self.until: float | None = None
         self.parts: list[Any] = []
-        self.sent = False
-        self.perhaps_done = self.cut_off = False
+        self.sent = self.may_have_run = self.interrupted = False
 
     def succeed(self, result: object) -> None:
-        """Settle it with its answer."""
+        """Set the answer, unless the caller has cancelled it."""
         if not self.future.done():
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Fail. No warning is logged if the caller does not read the error."""
+        """Set the error. No warning is logged if the caller does not read it."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()

@@ -1,15 +1,14 @@
-"""One connection to a server, from its greeting to its end.
+"""Connection to one server, from its greeting to its end.
 
 Rules:
 
-* It is used on its loop alone. What is to be sent in one turn of the loop is sent together at the
-  end of the turn; but a program that asks for one thing at a time does not wait for that.
-* No more requests are under way than the server said it reads, and none are added while the
-  transport says that the server does not read: the rest wait here, in order. What is not a request
-  (proof, heartbeats, acknowledgements) does not wait.
+* It is used on its loop alone. Messages of one iteration of the loop leave together at its end.
+  A program that sends one request at a time does not wait for that.
+* No more requests are in flight than the server said it reads, and none are added while the
+  transport reports a full buffer. The rest wait here, in order. Other messages do not wait.
 * After a silence, in either direction, a `Ping` is sent. A server that is silent for three times as
-  long is given up. A loop that was held up itself first reads what has arrived.
-* Whatever ends it, `connection_lost` follows, `gone` is done then, and its owner is notified once.
+  long loses the connection. A loop that was blocked first reads what has arrived.
+* Each end is followed by `connection_lost` and sets `gone`; the owner is notified once.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from tenure.background import Failures
 from tenure.busy_poll import BusyPoll
 from tenure.clock import Clock
 from tenure.engines._kit.url import Endpoint
-from tenure.engines.native.calls import Call
+from tenure.engines.native.calls import NativeCall
 from tenure.errors import EngineUnavailable, InvalidArgument, TenureError, Unsupported
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 from tenure.wire.frames import BadFrame, FrameReader, FrameWriter
 
-__all__ = ["LARGEST_ANSWER", "Connection", "ConnectionOwner", "Handlers"]
+__all__ = ["LARGEST_ANSWER", "ConnectionOwner", "Handlers", "NativeConnection"]
 
 Handlers: TypeAlias = Mapping[type[Struct], Callable[[Any], None]]
 
@@ -42,37 +41,37 @@ _failures = Failures("looking after a connection", _log)
 LARGEST_ANSWER = 256 * 1024 * 1024
 """Bytes of a message that is accepted from a server that has been greeted."""
 
-_PERHAPS = "is it a tenure server, and does the URL's scheme say rightly whether it speaks TLS?"
+_CHECK = "Check that it is a tenure server, and that the URL's scheme says whether it uses TLS"
 
 _ENOUGH = 768
-"""Bytes that are sent at once, though the turn of the loop is not over."""
+"""Bytes that are sent at once, before the loop's iteration ends."""
 
 
 class ConnectionOwner(Protocol):
     """Receiver of what a connection reports."""
 
-    def handlers(self, connection: Connection) -> Handlers:
+    def handlers(self, connection: NativeConnection) -> Handlers:
         """Return the handler of each message after the greeting."""
 
     def silence_limit(self, heartbeat: float) -> float:
-        """Return the seconds of silence after which a server is given up."""
+        """Return the seconds of silence after which the connection is dropped."""
 
-    def refuse(self, call: Call, error: TenureError) -> None:
+    def fail(self, call: NativeCall, error: TenureError) -> None:
         """Fail a call."""
 
 
-class Connection(asyncio.Protocol):
-    """A connection, as its `Link` has it.
+class NativeConnection(asyncio.Protocol):
+    """Connection to one server.
 
     Attributes:
         endpoint: the server.
         greeting: a future of the server's `Welcome`.
-        welcome: that, once it has come.
-        calls: the requests that were sent and have not been answered, by their numbers.
-        useful: the server has answered a request.
+        welcome: the server's greeting, once it has arrived.
+        calls: the unanswered calls, by their numbers.
+        useful: the server has answered a call.
         gone: done when the connection is lost.
-        why: in words, why it was given up or lost.
-        dismissed: other servers should be asked before this one is asked again.
+        why: the reason of its end, as text.
+        dismissed: other servers come before this one.
     """
 
     welcome: wire.Welcome
@@ -89,8 +88,8 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.endpoint = endpoint
         self.greeting: asyncio.Future[wire.Welcome] = loop.create_future()
-        self.greeting.add_done_callback(_look_at)
-        self.calls: dict[int, Call] = {}
+        self.greeting.add_done_callback(_retrieve)
+        self.calls: dict[int, NativeCall] = {}
         self.useful = False
         self.gone: asyncio.Future[None] = loop.create_future()
         self.why = ""
@@ -109,44 +108,44 @@ class Connection(asyncio.Protocol):
         }
         self._poll = BusyPoll(loop.call_soon, busy_poll)
         self._most = 0
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[NativeCall] = deque()
         self._paused = False
         self._flushing = False
-        self._peak = 1  # the most that were under way since nothing was
-        self._heard_at = self._sent_at = self._now()
+        self._peak = 1  # the most that were in flight since it was idle
+        self._received_at = self._sent_at = self._now()
         self._ticked_at = self._tick_due = 0.0
         self._ticking: asyncio.TimerHandle | None = None
 
-    # What the link asks
+    # Calls from the owner
 
-    def submit(self, call: Call) -> None:
-        """Send a request, as soon as the server reads it."""
+    def submit(self, call: NativeCall) -> None:
+        """Send a call, as soon as the server reads it."""
         if self._waiting or self._paused or len(self.calls) >= self._most:
             self._waiting.append(call)
         else:
             self._launch(call)
 
     def send(self, message: Struct) -> None:
-        """Send what is no request."""
+        """Send a message without an answer."""
         self._writer.add(message)
         self._soon()
 
-    def unanswered(self) -> list[Call]:
-        """The requests that were not answered, in the order in which they were made."""
+    def unanswered(self) -> list[NativeCall]:
+        """Remove and return the unanswered calls, in order."""
         calls = [*self.calls.values(), *self._waiting]
         self.calls.clear()
         self._waiting.clear()
         return calls
 
     def close(self, why: str) -> None:
-        """Give it up, after what is written has been sent. Safe to call twice."""
+        """Close it after written data has been sent. Safe to call twice."""
         self._end(why)
         if self._transport is not None:
             self.flush()
             self._transport.close()
 
     def abort(self, why: str) -> None:
-        """Give it up at once. Safe to call twice."""
+        """Drop it at once. Safe to call twice."""
         self._end(why)
         if self._transport is not None:
             self._transport.abort()
@@ -161,15 +160,15 @@ class Connection(asyncio.Protocol):
 
     # Sending
 
-    def _launch(self, call: Call) -> None:
+    def _launch(self, call: NativeCall) -> None:
         try:
             self._writer.add(call.message)
         except BadFrame:
-            self._owner.refuse(
+            self._owner.fail(
                 call,
                 InvalidArgument(
-                    f"the server at {self.endpoint} accepts messages of at most "
-                    f"{self._writer.largest} bytes; store the data elsewhere and keep its "
+                    f"the message is too large: the server at {self.endpoint} accepts at most "
+                    f"{self._writer.largest} bytes. Store the data in another place, and its "
                     "address here"
                 ),
             )
@@ -177,14 +176,14 @@ class Connection(asyncio.Protocol):
         call.sent = True
         calls = self.calls
         calls[call.rid] = call
-        under_way = len(calls)
-        if under_way == 1:
+        in_flight = len(calls)
+        if in_flight == 1:
             alone, self._peak = self._peak == 1, 1
-            if alone:  # as it was the last time: waiting for others would gain nothing
+            if alone:  # as the last time: waiting for others would gain nothing
                 self.flush()
                 return
-        elif under_way > self._peak:
-            self._peak = under_way
+        elif in_flight > self._peak:
+            self._peak = in_flight
         self._soon()
 
     def _soon(self) -> None:
@@ -195,16 +194,16 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send the written messages."""
         self._flushing = False
         transport = self._transport
         if len(self._writer) and transport is not None and not transport.is_closing():
             self._sent_at = self._now()
             try:
                 transport.write(self._writer.take())
-            except Exception as error:  # what was to be sent is sent on the next connection
+            except Exception as error:  # the next connection sends them again
                 _failures.report(error)
-                self.abort(f"what was asked could not be sent: {error!r}")
+                self.abort(f"messages could not be sent: {error!r}")
                 return
             if self.calls:
                 self._poll.expect()
@@ -229,10 +228,10 @@ class Connection(asyncio.Protocol):
         """Send the greeting."""
         self._transport = cast("asyncio.Transport", transport)
         if transport.get_extra_info("sslcontext") is None:
-            # What is written goes out at once, so that the server answers the first requests
-            # while others are made. (In TLS this would say that there is no reader.)
+            # Written data goes out at once, so that the server answers the first requests while
+            # others are made. (In TLS this would say that there is no reader.)
             self._transport.set_write_buffer_limits(high=0)
-        if self.why:  # it was given up meanwhile
+        if self.why:  # it was dropped meanwhile
             self._transport.abort()
             return
         self._writer.add(self._hello)
@@ -240,7 +239,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle the messages that the bytes complete."""
-        self._heard_at = self._now()
+        self._received_at = self._now()
         decode, handlers = self._decode, self._handlers
         try:
             for frame in self._reader.feed(data):
@@ -252,7 +251,7 @@ class Connection(asyncio.Protocol):
                     raise BadFrame(f"{type(message).__name__} before the greeting, or a second one")
                 handle(message)
         except (DecodeError, RecursionError, UnicodeDecodeError) as error:
-            self.abort(f"what it says cannot be understood ({error}); {_PERHAPS}")
+            self.abort(f"it sent an invalid message ({error}). {_CHECK}")
         self._poll.came(more=bool(self.calls))
         if self._waiting:
             self._launch_waiting()
@@ -263,8 +262,8 @@ class Connection(asyncio.Protocol):
             self._end(str(error or "the server closed the connection"))
         else:
             self._end(
-                f"it closed the connection without a greeting; {_PERHAPS} One that wants clients' "
-                "certificates is shown one with ?tls_cert=FILE&tls_key=FILE"
+                f"it closed the connection without a greeting. {_CHECK}; if it "
+                "requires client certificates, set ?tls_cert=FILE&tls_key=FILE"
             )
         self._transport = None
         if not self.gone.done():
@@ -277,8 +276,8 @@ class Connection(asyncio.Protocol):
         if welcome.version != wire.VERSION:
             self._fail_greeting(
                 Unsupported(
-                    f"{self.endpoint} speaks version {welcome.version} of the protocol, and this "
-                    f"program version {wire.VERSION}; update the older of the two"
+                    f"{self.endpoint} uses version {welcome.version} of the protocol, and this "
+                    f"program version {wire.VERSION}. Update the older of the two"
                 )
             )
             return
@@ -294,7 +293,7 @@ class Connection(asyncio.Protocol):
         error = from_wire(bye.error)
         self.dismissed = True
         if self.greeting.done():
-            self.abort(f"it says: {error}")
+            self.abort(f"it dismissed this client: {error}")
         else:
             self._fail_greeting(error)
 
@@ -304,8 +303,8 @@ class Connection(asyncio.Protocol):
 
     # Heartbeat
 
-    def look_sooner(self) -> None:
-        """The server may be given up after a shorter silence than before."""
+    def check_sooner(self) -> None:
+        """Apply a shorter limit of the silence."""
         beat = self._owner.silence_limit(self.welcome.heartbeat) / 3
         if self._ticking is not None and self._now() + beat < self._tick_due:
             self._ticking.cancel()
@@ -314,21 +313,21 @@ class Connection(asyncio.Protocol):
     def _tick(self) -> None:
         try:
             self._beat()
-        except Exception as error:  # the next connection is looked after anew
+        except Exception as error:  # the next connection has a heartbeat of its own
             _failures.report(error)
-            self.abort(f"it could not be looked after: {error!r}")
+            self.abort(f"its heartbeat failed: {error!r}")
 
     def _beat(self) -> None:
         now = self._now()
         limit = self._owner.silence_limit(self.welcome.heartbeat)
         beat = limit / 3
         if self._ticking is not None and now - self._tick_due > beat:
-            # This loop stood still: what has arrived is read before anything is judged.
-            self._heard_at = max(self._heard_at, now - beat)
-        silent = now - self._heard_at
+            # The loop was blocked: first read what has arrived.
+            self._received_at = max(self._received_at, now - beat)
+        silent = now - self._received_at
         if silent >= limit:
             self.dismissed = True  # perhaps another one is better
-            self.abort(f"nothing was heard of it for {silent:.1f} s")
+            self.abort(f"it was silent for {silent:.1f} s")
             return
         if silent >= beat or self._sent_at < self._ticked_at:
             self.send(wire.Ping())
@@ -340,7 +339,7 @@ class Connection(asyncio.Protocol):
         self._ticking = self._loop.call_later(seconds, self._tick)
 
 
-def _look_at(greeting: asyncio.Future[wire.Welcome]) -> None:
-    """Read the failure of a greeting whose waiter has left."""
+def _retrieve(greeting: asyncio.Future[wire.Welcome]) -> None:
+    """Retrieve the failure of a greeting whose waiter has left."""
     if not greeting.cancelled():
         greeting.exception()

@@ -1,4 +1,4 @@
-"""The engine: one program's way to a server, or to one of several on one store."""
+"""Engine of tenure's own server, or of several servers on one store."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from msgspec import Struct
 
 from tenure.clock import Clock
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
-from tenure.engines.native.asking import plain_name, plain_path
-from tenure.engines.native.calls import Call, ConnectionGone
+from tenure.engines.native.attachment import STORE_LOST
+from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.heartbeat import NativeHeartbeat
-from tenure.engines.native.link import Dial, Link, dialler
-from tenure.engines.native.session import STORE_LOST, NativeSession
+from tenure.engines.native.reconnector import Dial, NativeReconnector, dialler
+from tenure.engines.native.session import NativeSession, plain_name, plain_path
 from tenure.engines.native.url import NativeUrl
-from tenure.errors import EngineError, EngineUnavailable, SemaphoreNotFound, TenureError
+from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -57,7 +57,7 @@ class NativeEngine(EngineDefaults):
         self.capabilities = Capabilities(resume=True)
         self._address = address
         self._dial = dial
-        self._link: Link | None = None
+        self._reconnector: NativeReconnector | None = None
         self._heartbeat: NativeHeartbeat | None = None
 
     async def open(self) -> None:
@@ -65,32 +65,35 @@ class NativeEngine(EngineDefaults):
         address = self._address
         tls = None if address.tls is None else address.tls.context()
         dial = self._dial or dialler(address, tls)
-        program = os.urandom(16)  # another one each time: its requests are numbered anew
-        link = Link(address, self.clock, program, dial)
-        await link.open()
-        assert link.connection is not None
-        self._link = link
-        self.capabilities = link.connection.welcome.abilities.model()
+        program = os.urandom(16)  # another one each time, because numbers begin again
+        reconnector = NativeReconnector(address, self.clock, program, dial)
+        await reconnector.open()
+        assert reconnector.connection is not None
+        self._reconnector = reconnector
+        self.capabilities = reconnector.connection.welcome.abilities.model()
         if self._dial is None:
             self._heartbeat = NativeHeartbeat(address, tls, self.clock, program)
 
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""
-        link, self._link = self._link, None
-        if link is None:
+        reconnector, self._reconnector = self._reconnector, None
+        if reconnector is None:
             return
         try:
-            await self._close_sessions(link)
+            await self._close_sessions(reconnector)
         finally:
             if self._heartbeat is not None:
                 await self._heartbeat.aclose()
-            await link.aclose()
+            await reconnector.aclose()
 
-    async def _close_sessions(self, link: Link) -> None:
-        """As far as the server can be reached now; the others end with their windows."""
-        if link.connection is None or not link.sessions:
+    async def _close_sessions(self, reconnector: NativeReconnector) -> None:
+        """Close the sessions if the server can be reached; otherwise they expire."""
+        if reconnector.connection is None or not reconnector.sessions:
             return
-        closing = [link.loop.create_task(each.close()) for each in list(link.sessions.values())]
+        closing = [
+            reconnector.loop.create_task(each.close())
+            for each in list(reconnector.sessions.values())
+        ]
         try:
             await asyncio.wait(closing, timeout=_CLOSING)
         finally:
@@ -98,62 +101,64 @@ class NativeEngine(EngineDefaults):
                 each.cancel()
             await asyncio.gather(*closing, return_exceptions=True)
 
-    def _opened(self) -> Link:
-        if self._link is None:
+    def _opened(self) -> NativeReconnector:
+        if self._reconnector is None:
             raise EngineUnavailable(f"{self.url} is not open")
-        return self._link
+        return self._reconnector
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
         """Return the reason why the store grants nothing at this moment, if it is known."""
-        link = self._link
-        if link is None:
+        reconnector = self._reconnector
+        if reconnector is None:
             return None
-        if link.failure is None and any(each.is_store_lost for each in link.sessions.values()):
+        if reconnector.failure is None and any(
+            each.is_store_lost for each in reconnector.sessions.values()
+        ):
             return EngineUnavailable(STORE_LOST)
-        return link.failure
+        return reconnector.failure
 
     # Sessions
 
     async def attach(self, how: Attach, events: SessionEvents) -> NativeSession:
         """Attach a session, or take one over."""
-        link = self._opened()
+        reconnector = self._opened()
         plain_path(how.node)
         rules.check_window(how.recovery_window, how.node)
         rules.check_description(how.description, how.node)
         rules.check_key(how.key, how.node)
-        session = NativeSession(link, self._heartbeat, how, events)
-        await _attach(link, session)
+        session = NativeSession(reconnector, self._heartbeat, how, events)
+        await _attach(reconnector, session)
         return session
 
     # Nodes
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         """Create a node."""
-        await self._ask(wire.CreateNode, plain_path(path), Config.of(config), bool(exist_ok))
+        await self._call(wire.CreateNode, plain_path(path), Config.of(config), bool(exist_ok))
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
         """Change the settings of a node."""
-        await self._ask(wire.AlterNode, plain_path(path), Config.of(config))
+        await self._call(wire.AlterNode, plain_path(path), Config.of(config))
 
     async def drop_node(self, path: str, *, force: bool) -> None:
         """Drop a node."""
-        await self._ask(wire.DropNode, plain_path(path), bool(force))
+        await self._call(wire.DropNode, plain_path(path), bool(force))
 
     async def describe_node(self, path: str) -> NodeDescription:
         """Describe a node."""
-        found: NodeDescription = await self._ask(wire.DescribeNode, plain_path(path))
+        found: NodeDescription = await self._call(wire.DescribeNode, plain_path(path))
         return found
 
     async def list_nodes(self) -> Sequence[str]:
         """Return the paths of all nodes, sorted."""
-        found: list[str] = await self._ask(wire.ListNodes)
+        found: list[str] = await self._call(wire.ListNodes)
         return found
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         """Describe the semaphores of a node, sorted by name."""
-        found: list[SemaphoreDescription] = await self._ask(
+        found: list[SemaphoreDescription] = await self._call(
             wire.ListSemaphores, plain_path(path), bool(owners), bool(waiters)
         )
         return found
@@ -165,91 +170,88 @@ class NativeEngine(EngineDefaults):
         path = plain_path(path)
         name = plain_name(name, path)
         try:
-            found: SemaphoreDescription = await self._ask(
+            found: SemaphoreDescription = await self._call(
                 wire.Describe, path, name, bool(owners), bool(waiters), feature=wire.DESCRIBE
             )
         except _OlderServer:
             for each in await self.list_semaphores(path, owners=owners, waiters=waiters):
                 if each.name == name:
                     return each
-            raise SemaphoreNotFound(
-                f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
-            ) from None
+            raise refusals.semaphore_not_found(path, name) from None
         return found
 
     async def store_time(self) -> float:
         """Read the store's wall clock; an older server has none, and the local one is read."""
         try:
-            return float(await self._ask(wire.ReadStoreTime, feature=wire.STORE_TIME))
+            return float(await self._call(wire.ReadStoreTime, feature=wire.STORE_TIME))
         except _OlderServer:
             return self.clock.wall()
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node, sorted by id."""
-        found: list[SessionDescription] = await self._ask(wire.ListSessions, plain_path(path))
+        found: list[SessionDescription] = await self._call(wire.ListSessions, plain_path(path))
         return found
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; returns false if there was none."""
-        return bool(await self._ask(wire.EndSession, plain_path(path), session_id))
+        return bool(await self._call(wire.EndSession, plain_path(path), session_id))
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Evict a request from its queue; returns false if there was none."""
         path = plain_path(path)
-        return bool(await self._ask(wire.Evict, path, plain_name(name, path), order_id))
+        return bool(await self._call(wire.Evict, path, plain_name(name, path), order_id))
 
-    async def _ask(self, kind: Callable[..., Struct], *facts: object, feature: str = "") -> Any:
+    async def _call(self, kind: Callable[..., Struct], *fields: object, feature: str = "") -> Any:
         """Send a request, through reconnects if need be.
 
         Args:
             kind: the class of the message.
-            *facts: the fields of the message after its number.
+            *fields: the fields of the message after its number.
             feature: the feature that the message belongs to.
 
         Raises:
             EngineError: there was no server to answer for a while.
             _OlderServer: the server does not have the feature.
         """
-        link = self._opened()
+        reconnector = self._opened()
         began = self.clock.now()
         while True:
             try:
-                connection = await link.connected()
+                connection = await reconnector.connected()
             except EngineUnavailable as error:
                 raise EngineError(str(error)) from None
             if feature and feature not in connection.welcome.features:
                 raise _OlderServer
-            rid = link.next_rid()
-            call = Call(rid, kind(rid, *facts), link.loop.create_future())
+            rid = reconnector.next_rid()
+            call = NativeCall(rid, kind(rid, *fields), reconnector.loop.create_future())
             connection.submit(call)
             try:
                 return await call.future
             except ConnectionGone as gone:
-                if self.clock.now() - began > link.patience:
+                if self.clock.now() - began > reconnector.timeout:
                     raise EngineError(
-                        f"{self.url} did not answer within {link.patience:g} s, and whether it "
-                        f"carried the request out is not known: {gone}"
+                        f"{self.url} did not answer within {reconnector.timeout:g} s: {gone}. It "
+                        "may have carried out the request"
                     ) from None
 
 
 # The beginning of a session: attached, and proven to live
 
 
-async def _attach(link: Link, session: NativeSession) -> None:
+async def _attach(reconnector: NativeReconnector, session: NativeSession) -> None:
     """Attach a session for the first time.
 
     Raises:
-        what `Engine.attach` raises. Then, and when it is cancelled, no session is left behind
-        that was not there before.
+        the errors of `Engine.attach`. Then, and after a cancellation, no new session is left.
     """
-    rid = link.next_rid()  # one, for as often as it is asked
-    call: Call | None = None
-    link.add(session)
+    rid = reconnector.next_rid()  # the same for all attempts
+    call: NativeCall | None = None
+    reconnector.add(session)
     refusals = 0
     try:
         while True:
-            connection = await link.connected()
-            call = session.ask_to_attach(rid, connection)
+            connection = await reconnector.connected()
+            call = session.send_attach(rid, connection)
             await asyncio.wait([call.future])
             error = call.future.exception()
             if error is None:
@@ -257,42 +259,42 @@ async def _attach(link: Link, session: NativeSession) -> None:
             if isinstance(error, ConnectionGone):
                 continue
             refusals += 1
-            if not _ask_elsewhere(link, error, refusals):
+            if not _try_others(reconnector, error, refusals):
                 raise error
-            link.elsewhere(connection, str(error))
+            reconnector.try_others(connection, str(error))
         await _until_proven(session)
     except BaseException:
         session.abandon(call)
         raise
 
 
-def _ask_elsewhere(link: Link, error: BaseException, refusals: int) -> bool:
+def _try_others(reconnector: NativeReconnector, error: BaseException, refusals: int) -> bool:
     """Return true to try another server: this one is the reason, and no session needs it."""
     return (
         isinstance(error, EngineError | EngineUnavailable)
-        and refusals < len(link.address.endpoints)
-        and len(link.sessions) == 1
+        and refusals < len(reconnector.address.endpoints)
+        and len(reconnector.sessions) == 1
     )
 
 
 async def _until_proven(session: NativeSession) -> None:
-    """Return when there is a proof that is not old already: the answer may have been long."""
+    """Wait for a recent proof, because the answer may have taken long."""
     window = session.window
     try:
         async with asyncio.timeout(window):
             while not session.is_fresh():
                 if session.why_over is not None:
                     raise _lost(session)
-                session.look.clear()
+                session.changed.clear()
                 session.renew()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(window / 6):
-                        await session.look.wait()
+                        await session.changed.wait()
     except TimeoutError:
         raise EngineUnavailable(
-            f"the server attached the session on {session.node}, and could not prove within "
-            f"{window:g} s that it lives: its store may be out of reach",
-            node=session.node,
+            f"the session on {session.path} was attached, but not renewed within {window:g} s. "
+            "Check that the server reaches its store",
+            node=session.path,
         ) from None
 
 
@@ -302,7 +304,6 @@ def _lost(session: NativeSession) -> TenureError:
     if session.is_resumed:
         return session.why_over
     return EngineUnavailable(
-        f"the server attached a session on {session.node}, and it was over before a client could "
-        f"prove that it lives: {session.why_over}",
-        node=session.node,
+        f"the session on {session.path} ended before its first renewal: {session.why_over}",
+        node=session.path,
     )

@@ -5,9 +5,9 @@ session is attached.
 
 Rules:
 
-* The loop comes first: it gets a moment to renew by itself.
-* All servers are tried until one proves the session, because only one of them has it, and any may
-  be the one that does not answer. The server that gave the last proof is the first.
+* The loop comes first: it has a moment to renew the session.
+* All servers are tried until one proves the session, because only one of them has it. The server
+  of the last proof comes first.
 """
 
 from __future__ import annotations
@@ -30,41 +30,40 @@ from tenure.wire.frames import FrameReader, FrameWriter
 __all__ = ["NativeHeartbeat", "Proofs"]
 
 _HEAD_START = 0.05
-"""Seconds in which the loop may do it itself."""
+"""Seconds in which the loop may renew first."""
 
-_PATIENCE = (0.25, 2.0)
-"""Seconds for which one server may take over an answer: the least, and the most."""
+_TIMEOUT = (0.25, 2.0)
+"""Seconds for an answer of one server: the least, and the most."""
 
 _BYTES = 64 * 1024
 
-
 _REMEMBERED = 32
-"""Renewals whose times of sending are remembered: an answer that comes later proves nothing."""
+"""Renewals whose times are kept. A later answer proves nothing."""
 
 
 class Proofs:
-    """The renewals of one session. On its loop, but for `note`.
+    """Renewals of one session. Used on its loop, but for `note`.
 
     Attributes:
         last: the time of the latest proof; ``None``: there was none.
-        asked: when the latest renewal was sent.
+        renewed: the time when the latest renewal was sent.
     """
 
     def __init__(self, window: float) -> None:
         """Start without a proof."""
         self.last: float | None = None
-        self.asked = 0.0
+        self.renewed = 0.0
         self._window = window
         self._sent: dict[int, float] = {}
         self._number = 0
 
     def fresh(self, now: float) -> bool:
-        """True if there is a proof that leaves most of the window."""
+        """Return true if there is a proof that leaves most of the window."""
         return self.last is not None and now - self.last <= self._window / 3
 
     def send(self, now: float) -> int:
-        """A renewal is about to be sent; returns its number."""
-        self.asked = now
+        """Note a renewal that is being sent; return its number."""
+        self.renewed = now
         self._number += 1
         self._sent[self._number] = now
         if len(self._sent) > _REMEMBERED:
@@ -72,14 +71,14 @@ class Proofs:
         return self._number
 
     def answered(self, number: int, age: float) -> float | None:
-        """A renewal was answered; returns what time that proves."""
+        """Return the time that the answer to a renewal proves; ``None`` if it proves none."""
         sent = self._sent.pop(number, None)
         if sent is None or not age >= 0:
             return None
         return sent - age
 
     def note(self, at: float) -> None:
-        """It is proven that the session lived at that time. From any thread."""
+        """Note a proof for that time. Safe to call on any thread."""
         if self.last is None or at > self.last:
             self.last = at
 
@@ -88,40 +87,40 @@ class RenewedSession(Protocol):
     """A session, as it is renewed."""
 
     id: int
-    node: str
+    path: str
     key: bytes
     window: float
     proofs: Proofs
 
-    def proven_aside(self, at: float) -> None:
+    def proven_by_thread(self, at: float) -> None:
         """Note a proof that came on the heartbeat thread."""
 
 
 class _NoAnswer(Exception):
-    """The server did not answer, or not with what was to be expected."""
+    """The server did not answer, or sent an unexpected answer."""
 
 
-class _Aside:
-    """Conversation with one server."""
+class _HeartbeatConnection:
+    """Connection of the thread to one server."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
         self._decode = wire.server_message().decode
         self._reader = FrameReader(wire.GREETING_BYTES)
         self._writer = FrameWriter(wire.GREETING_BYTES)
         self._number = 0
 
     def greet(self, hello: wire.Hello) -> None:
-        """Open the conversation."""
+        """Exchange the greetings."""
         if not isinstance(self._exchange(hello), wire.Welcome):
             raise _NoAnswer
 
-    def renew(self, session: RenewedSession, patience: float) -> float | None:
+    def renew(self, session: RenewedSession, timeout: float) -> float | None:
         """Return the age of the proof that the server gave, or ``None`` if it gave none."""
         self._number += 1
-        self.connection.settimeout(patience)
+        self.socket.settimeout(timeout)
         answer = self._exchange(
-            wire.RenewAside(self._number, session.node, session.id, session.key)
+            wire.RenewAside(self._number, session.path, session.id, session.key)
         )
         if isinstance(answer, wire.Proven) and answer.number == self._number and answer.age >= 0:
             return answer.age
@@ -132,9 +131,9 @@ class _Aside:
     def _exchange(self, message: Struct) -> wire.ServerMessage:
         """Send a message, and read the answer."""
         self._writer.add(message)
-        self.connection.sendall(self._writer.take())
+        self.socket.sendall(self._writer.take())
         while True:
-            data = self.connection.recv(_BYTES)
+            data = self.socket.recv(_BYTES)
             if not data:
                 raise _NoAnswer
             for frame in self._reader.feed(data):
@@ -156,55 +155,55 @@ class NativeHeartbeat(HeartbeatThread[RenewedSession]):
             wire.VERSION, wire.VERSION, sorted(wire.FEATURES), address.token, program
         )
         self._endpoints = list(address.endpoints)
-        self._asides: dict[Endpoint, _Aside] = {}
+        self._servers: dict[Endpoint, _HeartbeatConnection] = {}
 
-    def renew_now(self, wanted: dict[RenewedSession, float]) -> None:
+    def renew_now(self, requested: dict[RenewedSession, float]) -> None:
         """Renew the sessions that the loop has not renewed meanwhile."""
         self.wait_until_closing(_HEAD_START)
-        for session, asked in wanted.items():
-            if session.proofs.asked < asked and not self._closing:
+        for session, at in requested.items():
+            if session.proofs.renewed < at and not self._closing:
                 with self._failures.contained():
                     self._prove(session)
 
     def disconnect(self) -> None:
         """Close all connections of the thread."""
-        for endpoint in list(self._asides):
-            self._hang_up(endpoint)
+        for endpoint in list(self._servers):
+            self._close(endpoint)
 
     def _prove(self, session: RenewedSession) -> None:
-        least, most = _PATIENCE
-        patience = max(least, min(most, session.window / 8))
+        least, most = _TIMEOUT
+        timeout = max(least, min(most, session.window / 8))
         for endpoint in list(self._endpoints):
-            sent, age = self._ask(endpoint, session, patience)
+            sent, age = self._renew(endpoint, session, timeout)
             if age is not None:
                 self._endpoints.remove(endpoint)
                 self._endpoints.insert(0, endpoint)
-                session.proven_aside(sent - age)
+                session.proven_by_thread(sent - age)
                 return
 
-    def _ask(
-        self, endpoint: Endpoint, session: RenewedSession, patience: float
+    def _renew(
+        self, endpoint: Endpoint, session: RenewedSession, timeout: float
     ) -> tuple[float, float | None]:
-        """Return the time of the question and the age of the proof; reconnect if needed."""
+        """Return the time of sending and the age of the proof; reconnect if needed."""
         for _ in range(2):
-            aside = self._asides.get(endpoint)
-            made_now = aside is None
+            connection = self._servers.get(endpoint)
+            is_new = connection is None
             try:
-                if aside is None:
+                if connection is None:
                     place = endpoint.path or (endpoint.host, endpoint.port)
                     name = self._server_name or endpoint.host
-                    connection = self.connect(place, patience, self._tls, name)
-                    aside = self._asides[endpoint] = _Aside(connection)
-                    aside.greet(self._hello)
+                    opened = self.connect(place, timeout, self._tls, name)
+                    connection = self._servers[endpoint] = _HeartbeatConnection(opened)
+                    connection.greet(self._hello)
                 sent = self._now()
-                return sent, aside.renew(session, patience)
+                return sent, connection.renew(session, timeout)
             except (OSError, DecodeError, RecursionError, UnicodeDecodeError, _NoAnswer):
-                self._hang_up(endpoint)
-                if made_now or self._closing:
+                self._close(endpoint)
+                if is_new or self._closing:
                     break
         return 0.0, None
 
-    def _hang_up(self, endpoint: Endpoint) -> None:
-        aside = self._asides.pop(endpoint, None)
-        if aside is not None:
-            self.drop(aside.connection)
+    def _close(self, endpoint: Endpoint) -> None:
+        connection = self._servers.pop(endpoint, None)
+        if connection is not None:
+            self.drop(connection.socket)

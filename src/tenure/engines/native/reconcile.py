@@ -1,8 +1,8 @@
 """Reconciliation of a reattached session's state with the server's.
 
-A pure function of what both sides have written down. A server that has had the session all the
-time would answer every operation that is sent again; even then the list of requests is believed
-first, because it also tells what has happened since.
+It is a pure function of both states. A server that never lost the session would answer every
+operation that is sent again. Even then its list of requests counts first, because it also contains
+the changes since.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from math import inf
 from typing import NamedTuple, TypeAlias
 
 from tenure.engines.contract import Enqueued, Place, Removal
-from tenure.engines.native.calls import Call
+from tenure.engines.native.calls import NativeCall
 from tenure.wire import messages as wire
 from tenure.wire.values import Found
 
-__all__ = ["OWNED", "REFUSED", "REMOVALS", "Holds", "Plan", "reconcile"]
+__all__ = ["OWNED", "REFUSED", "REMOVALS", "Plan", "Requests", "reconcile"]
 
 OWNED = -inf
-"""In `Holds`: the request is an owner."""
+"""In `Requests`: the request is an owner."""
 
-Holds: TypeAlias = dict[int, float]
-"""What a session has in queues, by its holds: until when each waits, or `OWNED`."""
+Requests: TypeAlias = dict[int, float]
+"""Requests of a session: the time until which each waits, or `OWNED`."""
 
 REFUSED = Enqueued(Place.REFUSED, None)
 
@@ -38,32 +38,33 @@ class Plan(NamedTuple):
     """Steps of a reconciliation, in this order.
 
     Attributes:
-        holds: what the session has in queues now.
-        placed: `Enqueue`s that need not be asked again, and their answers.
+        requests: those that are in queues now.
+        placed: `Enqueue`s that need not be sent again, and their answers.
         granted: requests that have become owners.
         removed: requests that are out of their queues, and why.
         orphans: the ids of abandoned requests, to be withdrawn.
-        made: changes of requests that need not be asked again.
-        again: operations to be asked again, in order.
+        made: changes of requests that need not be sent again.
+        again: operations to be sent again, in order.
     """
 
-    holds: Holds
-    placed: list[tuple[Call, Enqueued]]
+    requests: Requests
+    placed: list[tuple[NativeCall, Enqueued]]
     granted: list[Found]
     removed: list[tuple[int, Removal]]
     orphans: list[int]
-    made: list[Call]
-    again: list[Call]
+    made: list[NativeCall]
+    again: list[NativeCall]
 
 
-def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now: float) -> Plan:
-    """Compare.
+def reconcile(
+    requests: Requests, calls: Collection[NativeCall], answer: wire.Attached, now: float
+) -> Plan:
+    """Compare the client's state of a session with the server's.
 
     Args:
-        holds: what the session has in queues, as far as it knows, and what it has asked for; what
-            it has withdrawn is not among it.
+        requests: those that the client knows to be in queues, or has sent, but for withdrawn ones.
         calls: its unanswered operations, in order.
-        answer: what the server has of it.
+        answer: the server's state of the session.
         now: the local time, in seconds.
     """
     found = {each.request_id: each for each in answer.requests}
@@ -72,31 +73,31 @@ def reconcile(holds: Holds, calls: Collection[Call], answer: wire.Attached, now:
         call.message.request_id for call in calls if isinstance(call.message, wire.Withdraw)
     }
     plan = Plan({}, [], [], [], [], [] if answer.kept else _made(calls, found), [])
-    asked = _compare_calls(plan, calls, found, why, withdrawn)
-    for request_id, until in holds.items():
-        if request_id in asked:
+    unanswered = _compare_calls(plan, calls, found, why, withdrawn)
+    for request_id, until in requests.items():
+        if request_id in unanswered:
             continue
         here = found.get(request_id)
         if here is None or (until == OWNED and not here.granted):
-            # (What owned and waits now has lost what it owned, whatever came between.)
+            # An owner that waits there has lost its lease in between.
             late = Removal.TIMED_OUT if until != OWNED and until <= now else Removal.EVICTED
             plan.removed.append((request_id, why.get(request_id, late)))
             continue
         if here.granted and until != OWNED:
             plan.granted.append(here)
-        plan.holds[request_id] = OWNED if here.granted else until
+        plan.requests[request_id] = OWNED if here.granted else until
     plan.orphans.extend(
         request_id
         for request_id in found
-        if request_id not in plan.holds and request_id not in withdrawn
+        if request_id not in plan.requests and request_id not in withdrawn
     )
     return plan
 
 
-def _made(calls: Collection[Call], found: Mapping[int, Found]) -> list[Call]:
-    """The changes that a server has made which does not know it any more, as one after them shows.
+def _made(calls: Collection[NativeCall], found: Mapping[int, Found]) -> list[NativeCall]:
+    """Return the changes that a server without its former answers has made, as a later one shows.
 
-    To shrink a request to what it was to have before it had less would be to let it grow.
+    Sent again, an earlier shrink would let the request grow.
     """
     made, seen = [], set()
     for call in reversed(list(calls)):
@@ -115,13 +116,13 @@ def _made(calls: Collection[Call], found: Mapping[int, Found]) -> list[Call]:
 
 def _compare_calls(
     plan: Plan,
-    calls: Collection[Call],
+    calls: Collection[NativeCall],
     found: Mapping[int, Found],
     why: Mapping[int, Removal],
     withdrawn: Collection[int],
 ) -> Collection[int]:
-    """Sort the calls out; returns the holds that were asked for and not answered."""
-    asked = set()
+    """Assign the calls to the plan; return the ids of the requests without an answer."""
+    unanswered = set()
     for call in calls:
         message = call.message
         if not isinstance(message, wire.Enqueue):
@@ -129,7 +130,7 @@ def _compare_calls(
                 plan.again.append(call)
             continue
         request_id, here = message.request_id, found.get(message.request_id)
-        asked.add(request_id)
+        unanswered.add(request_id)
         waits_until = inf if call.until is None else call.until
         if here is not None:
             place = Place.GRANTED if here.granted else Place.WAITING
@@ -143,5 +144,5 @@ def _compare_calls(
         else:
             plan.again.append(call)
         if request_id not in withdrawn:
-            plan.holds[request_id] = OWNED if here is not None and here.granted else waits_until
-    return asked
+            plan.requests[request_id] = OWNED if here is not None and here.granted else waits_until
+    return unanswered

@@ -1,370 +1,187 @@
-"""One session, over whatever connection there is.
+"""Session of the native engine: the operations of the contract as messages.
 
-States::
-
-    beginning --> attached <--> away        the connection is lost, and it is attached again
-                     |           |
-                     +-----------+--> over  closed, detached, ended by the server's word, or away
-                                            until no program can believe any more that it lives
-
-Rules:
-
-* Only these end it: the program, the word of the server that it is over, or has been taken over,
-  or has another key, and the end of its window. Whatever else a server refuses it with is a
-  reason to try again, there or elsewhere.
-* What was not answered when the connection was lost is asked again over the next one, under the
-  same number (`reconcile` says what need not be), before anything new.
-* Once the program has closed it or left it, the program gets no more events of it.
+Arguments that do not fit into a message are rejected here, with the error of every engine; the
+server checks everything else. A message has plain values, because subclasses cannot be encoded.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import threading
-from functools import partial
+from collections.abc import Callable
 from math import inf
 
+from msgspec import Struct
+
 from tenure.core import rules
-from tenure.engines.contract import Attach, SessionDefaults, SessionEvents
-from tenure.engines.native.asking import Asking
-from tenure.engines.native.calls import Call, ConnectionGone
-from tenure.engines.native.connection import Connection
-from tenure.engines.native.heartbeat import NativeHeartbeat, Proofs
-from tenure.engines.native.link import Link
-from tenure.engines.native.operations import Operations
-from tenure.engines.native.reconcile import OWNED, REMOVALS
-from tenure.engines.native.watches import Watches
-from tenure.errors import AuthenticationFailed, EngineUnavailable, SessionExpired
+from tenure.engines.contract import Answer, Enqueued, Withdrawn
+from tenure.engines.native.attachment import NativeAttachment
+from tenure.engines.native.calls import NativeCall
+from tenure.engines.native.reconcile import OWNED
+from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
+from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
-from tenure.wire.errors import from_wire
 
-__all__ = ["STORE_LOST", "NativeSession"]
+__all__ = ["NativeSession", "plain_name", "plain_path"]
 
-STORE_LOST = "the server has lost contact to its store"
+_SMALLEST = -(2**63)
 
 
-class NativeSession(Asking, SessionDefaults):
-    """The `EngineSession` of a tenure server.
+def plain_name(name: str, node: str) -> str:
+    """Return the name of a semaphore, as a plain string."""
+    rules.check_name(name, node)
+    return name if type(name) is str else str.__str__(name)
 
-    Attributes:
-        id, attach_number: as the store has them.
-        window: its recovery window, in seconds.
-        channel: where it is on every connection.
-        begun: it has been attached once.
-        why_over: why it is over, by the server's word or the clock; else ``None``.
-        proofs: what is known of its life.
-        look: set when something has happened that its beginning waits for.
-        is_store_lost: the server has no contact to its own store.
-    """
 
-    def __init__(
-        self, link: Link, heartbeat: NativeHeartbeat | None, how: Attach, events: SessionEvents
-    ) -> None:
-        """Start unattached, with a channel of its own."""
-        self.id = 0
-        self.attach_number = 0
-        self.window = float(how.recovery_window)
-        self.channel = link.next_channel()
-        self.node = how.node
-        # Without a key any client could attach it; one that is to be resumed has its own.
-        self._drawn = how.liveness == "process" and how.session_id is None and not how.key
-        self.key = os.urandom(rules.ATTACH_KEY_BYTES) if self._drawn else how.key
-        self.begun = False
-        self.why_over: SessionExpired | None = None
-        self.proofs = Proofs(self.window)
-        self.look = asyncio.Event()
-        self.is_store_lost = False
-        self._how = how
-        self._events = events
-        self._link = link
-        self._heartbeat = heartbeat
-        self._loop = link.loop
-        self._thread = threading.get_ident()
-        self._now = link.clock.now
-        self._over = False
-        self._connection: Connection | None = None  # while it is attached over it
-        self._attach_sent = 0.0
-        self._operations = Operations(self.channel, link)
-        self._watches = Watches(self.channel)
-        self._leaving: asyncio.Future[object] | None = None
-        self._window_ends: asyncio.TimerHandle | None = None
-        self._until = inf  # when that is
-        self._retry: asyncio.TimerHandle | None = None
-        self._refusals = 0
+def plain_path(path: str) -> str:
+    """Return the path of a node, as a plain string."""
+    rules.check_path(path)
+    return path if type(path) is str else str.__str__(path)
 
-    # Attaching
 
-    @property
-    def is_resumed(self) -> bool:
-        """True if it existed before, and is taken over."""
-        return self._how.session_id is not None
+def plain_data(data: bytes, node: str, name: str | None = None) -> bytes:
+    """Return data as plain bytes."""
+    if type(data) is bytes and len(data) <= rules.DATA_BYTES:
+        return data
+    rules.check_data(data, node, name)
+    return bytes(data)
 
-    def ask_to_attach(self, rid: int, connection: Connection) -> Call:
-        """Send an `Attach`, the first one or another."""
-        how = self._how
-        kind: wire.AttachKind = "new" if how.session_id is None else "resume"
-        message = wire.Attach(
+
+def plain_timeout(timeout: float | None, node: str, name: str | None = None) -> float | None:
+    """Return a timeout as a float."""
+    if timeout is None:
+        return None
+    rules.check_timeout(timeout, node, name)
+    return float(timeout)
+
+
+def plain_count(count: int, what: str, node: str, name: str | None = None) -> int:
+    """Return a count or a limit as a plain integer; the server checks its range."""
+    if type(count) is int and 0 <= count <= EPHEMERAL_LIMIT:
+        return count
+    if not isinstance(count, int) or not _SMALLEST <= count <= EPHEMERAL_LIMIT:
+        raise InvalidArgument(
+            f"a {what} is a whole number from 1 to 2^64-1, not {count!r}", node=node, name=name
+        )
+    return int(count)
+
+
+class NativeSession(NativeAttachment):
+    """The `EngineSession` of a tenure server."""
+
+    def _call(self, kind: Callable[..., Struct], *fields: object) -> NativeCall:
+        rid = self._reconnector.next_rid()
+        return self._operations.call(rid, kind(rid, self.channel, *fields))
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
+        self.check()
+        name = plain_name(name, self.path)
+        limit = plain_count(limit, "limit", self.path, name)
+        data = plain_data(data, self.path, name)
+        call = self._call(wire.CreateSemaphore, name, limit, data, bool(exist_ok))
+        try:
+            await call.future
+        except SemaphoreExists:
+            if not call.may_have_run:
+                raise
+            found = await self.describe_semaphore(name, owners=False, waiters=False)
+            if (found.limit, found.data, found.ephemeral) != (limit, data, False):
+                raise
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
+        self.check()
+        name = plain_name(name, self.path)
+        data = plain_data(data, self.path, name)
+        await self._call(wire.UpdateSemaphore, name, data).future
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
+        self.check()
+        name = plain_name(name, self.path)
+        call = self._call(wire.DeleteSemaphore, name, bool(force))
+        try:
+            await call.future
+        except SemaphoreNotFound:
+            if not call.may_have_run:
+                raise
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        """Describe a semaphore."""
+        self.check()
+        name = plain_name(name, self.path)
+        call = self._call(wire.DescribeSemaphore, name, bool(owners), bool(waiters))
+        found: SemaphoreDescription = await call.future
+        return found
+
+    def enqueue(
+        self,
+        request_id: int,
+        name: str,
+        count: int,
+        data: bytes,
+        *,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> Answer[Enqueued]:
+        """Add a request at the end of a queue; its answer comes through the connection."""
+        if self.over or self.closing:
+            self.check()
+        node = self.path
+        timeout = plain_timeout(timeout, node, name)
+        name = plain_name(name, node)
+        data = plain_data(data, node, name)
+        count = plain_count(count, "count", node, name)
+        rid = self._reconnector.next_rid()
+        self._operations.requests[request_id] = inf  # until the answer
+        call = self._operations.call(
             rid,
-            self.channel,
-            "again" if self.begun else kind,
-            self.node,
-            self.window,
-            how.description,
-            self.key,
-            how.liveness == "window",
-            self.id or how.session_id or 0,
-            how.assume_dead,
-            self._operations.answered_up_to(),
-            self._drawn,
+            wire.Enqueue(
+                rid, self.channel, request_id, name, count, data, timeout, bool(ephemeral)
+            ),
         )
-        self._attach_sent = self._now()
-        call = Call(rid, message, self._loop.create_future())
-        connection.submit(call)
-        return call
+        if timeout:
+            call.until = self._now() + timeout
+        return call.future
 
-    def attached(self, answer: wire.Attached, connection: Connection) -> None:
-        """The server has attached it, for the first time or again."""
-        self.id, self.attach_number = answer.session_id, answer.attach_number
-        self._connection = connection
-        self.is_store_lost = False  # or else the server says so again
-        self._refusals = 0
-        self._stop_timers()
-        if self.begun:
-            self._go_on(answer, connection)
-        else:
-            self.begun = True
-            self._operations.go_on(connection)
-            if self._how.session_id is not None:
-                for each in answer.requests:
-                    self._operations.holds[each.request_id] = OWNED if each.granted else inf
-                self._events.resumed([each.model() for each in answer.requests])
-        if answer.age is not None:
-            self._prove(self._attach_sent - answer.age)
-        self.look.set()
+    def alter(
+        self,
+        request_id: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        """Change a request in place."""
+        self.check()
+        node = self.path
+        if data is not None:
+            data = plain_data(data, node)
+        if count is not None:
+            count = plain_count(count, "count", node)
+        if isinstance(timeout, Unchanged):
+            return self._call(wire.Alter, request_id, count, data).future
+        timeout = plain_timeout(timeout, node)
+        if self._operations.requests.get(request_id, OWNED) != OWNED:
+            until = inf if timeout is None else self._now() + timeout
+            self._operations.requests[request_id] = until
+        return self._call(wire.Alter, request_id, count, data, True, timeout).future
 
-    def _go_on(self, answer: wire.Attached, connection: Connection) -> None:
-        """It is attached again: find out what became of everything, and ask again what is open."""
-        plan = self._operations.reattached(connection, answer)
-        if self._leaving is not None:
-            return
-        for found in plan.granted:
-            self._events.granted(found.request_id, found.order_id)
-        for request_id, why in plan.removed:
-            self._events.removed(request_id, why)
-        self._events.attached()
-        self._watches.begin_anew(connection)
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue."""
+        if self.over or self.closing:
+            self.check()
+        self._operations.requests.pop(request_id, None)
+        rid = self._reconnector.next_rid()
+        return self._operations.call(rid, wire.Withdraw(rid, self.channel, request_id)).future
 
-    def cut_off(self) -> None:
-        """The connection is lost."""
-        if not self.begun:
-            return
-        was_attached, self._connection = self._connection is not None, None
-        self._operations.cut_off()
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-        if self._window_ends is None:
-            now = self._now()
-            self._until = (now if self.proofs.last is None else self.proofs.last) + self.window
-            left = max(0.0, self._until - now)
-            self._window_ends = self._loop.call_later(left, self._give_up)
-        if was_attached and self._leaving is None:
-            self._events.detached(self._link.failure)
-
-    def reattach(self, connection: Connection) -> None:
-        """Reattach it on a new connection, unless it is over.
-
-        Once its window has passed another program may have resumed it, and attaching would take it
-        from that one. The timer of the window may be late, or may not count a suspension.
-        """
-        self._retry = None
-        if self._window_ends is not None and self._now() >= self._until:
-            self._stop_timers()
-            self._give_up()
-        elif self.begun:
-            call = self.ask_to_attach(self._link.next_rid(), connection)
-            call.future.add_done_callback(partial(self._reattached, connection))
-
-    def _reattached(self, connection: Connection, answer: asyncio.Future[object]) -> None:
-        error = answer.exception()
-        if error is None or self._over or connection is not self._link.connection:
-            return
-        if isinstance(error, SessionExpired | AuthenticationFailed):
-            self._end(_of(error, self.node), by_server=True)
-        elif isinstance(error, ConnectionGone):
-            return
-        elif self._link.several:
-            self._link.elsewhere(connection, f"it cannot attach a session again: {error}")
-        else:
-            pause = self._link.pause(self._refusals)
-            self._refusals += 1
-            self._retry = self._loop.call_later(pause, self.reattach, connection)
-
-    def _give_up(self) -> None:
-        """Expire it: its window has passed."""
-        self._window_ends = None
-        self._end(
-            SessionExpired(
-                f"the session on {self.node} is over: no server that has it could be reached "
-                f"within its window of {self.window:g} s",
-                node=self.node,
-            )
-        )
-
-    def _stop_timers(self) -> None:
-        for timer in (self._window_ends, self._retry):
-            if timer is not None:
-                timer.cancel()
-        self._window_ends = self._retry = None
-
-    # Proof
-
-    def is_fresh(self) -> bool:
-        """True if there is a proof that leaves most of the window."""
-        return self.proofs.fresh(self._now())
-
-    def renew(self) -> None:
-        """Extend the session's expiry; the proof comes through the session's events."""
-        if threading.get_ident() == self._thread:
-            self._renew()
-            return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._renew)
-        if self._heartbeat is not None and not self._over:
-            self._heartbeat.renew(self)
-
-    def _renew(self) -> None:
-        connection = self._connection
-        if connection is not None and not self._over:
-            number = self.proofs.send(self._now())
-            acknowledged = self._operations.answered_up_to()
-            connection.send(wire.Renew(self.channel, number, acknowledged))
-
-    def _prove(self, at: float) -> None:
-        self.proofs.note(at)
-        if self._leaving is None:
-            self._events.proven(at)
-
-    def proven_aside(self, at: float) -> None:
-        """Note a proof that came on the heartbeat thread."""
-        if not self._over:
-            self._prove(at)
-
-    # The end
-
-    async def close(self) -> None:
-        """End the session."""
-        await self._leave(wire.Close)
-
-    async def detach(self) -> None:
-        """Detach the session, without ending it."""
-        await self._leave(wire.Detach)
-
-    async def _leave(self, how: type[wire.Close | wire.Detach]) -> None:
-        """End or detach it; a cancelled caller does not stop that."""
-        if self._leaving is None:
-            if self._over:
-                return
-            self._leaving = self._ask(how).future
-            self._leaving.add_done_callback(self._left)
-            self._watches.clear(self._connection)
-        await asyncio.wait([self._leaving])
-        self._leaving.result()
-
-    def _left(self, _: asyncio.Future[object]) -> None:
-        self._finish(None)
-
-    def abandon(self, attaching: Call | None) -> None:
-        """Its beginning failed or was cancelled: a new one is closed, one taken over is left."""
-        connection = self._connection or self._link.connection
-        unanswered = attaching is not None and not attaching.future.done()
-        if attaching is not None and unanswered:
-            attaching.future.cancel()
-        self._leaving = self._loop.create_future()  # no event is delivered any more
-        self._finish(None)
-        if attaching is None:
-            return  # it was sent to no server
-        if not self.is_resumed:
-            self._link.disown(attaching.message, self.channel, connection)
-        elif connection is not None and (unanswered or self.begun):
-            rid = self._link.next_rid()
-            message = wire.Detach(rid, self.channel)
-            connection.submit(Call(rid, message, self._loop.create_future()))
-
-    def stop(self) -> None:
-        """The engine is closed, though the server may not know that this session is."""
-        self._finish(None)
-
-    def ended(self, push: wire.Ended) -> None:
-        """The server says that it is over."""
-        self._end(_of(from_wire(push.error), self.node), by_server=True)
-
-    def _end(self, why: SessionExpired, *, by_server: bool = False) -> None:
-        if not self._over:
-            silent = self._leaving is not None or not self.begun
-            self._finish(why, by_server=by_server)
-            if not silent:
-                self._events.ended(why)
-
-    def _finish(self, why: SessionExpired | None, *, by_server: bool = False) -> None:
-        """It is over. Safe to call twice."""
-        if self._over:
-            return
-        self._over = True
-        self.why_over = why
-        self._connection = None
-        self._stop_timers()
-        self._watches.clear(None)
-        self._link.sessions.pop(self.channel, None)
-        self._operations.end(self._expired(), by_server=by_server)
-        self.look.set()
-
-    def _expired(self) -> SessionExpired:
-        if self.why_over is not None:
-            return _of(self.why_over, self.node)
-        return SessionExpired(f"the session on {self.node} is over", node=self.node)
-
-    # What the server says
-
-    def granted(self, push: wire.Granted) -> None:
-        """A request is an owner now."""
-        if push.request_id in self._operations.holds and self._leaving is None:
-            self._operations.holds[push.request_id] = OWNED
-            self._events.granted(push.request_id, push.order_id)
-
-    def removed(self, push: wire.Removed) -> None:
-        """A request has left its queue."""
-        if self._operations.holds.pop(push.request_id, None) is not None and self._leaving is None:
-            self._events.removed(push.request_id, REMOVALS[push.why])
-
-    def changed(self, push: wire.Changed) -> None:
-        """Something that is watched has changed."""
-        self._watches.changed(push.number)
-
-    def watch_refused(self, push: wire.WatchRefused) -> None:
-        """A watch must do without the server."""
-        self._watches.refused(push)
-
-    def proven(self, answer: wire.Proven) -> None:
-        """A renewal was answered."""
-        at = self.proofs.answered(answer.number, answer.age)
-        if at is not None:
-            self._prove(at)
-            self.look.set()
-
-    def contact(self, push: wire.Contact) -> None:
-        """The server has lost, or found, the contact to its store."""
-        self.is_store_lost = not push.there
-        if self._leaving is None:
-            if push.there:
-                self._events.attached()
-            else:
-                self._events.detached(EngineUnavailable(STORE_LOST))
-
-
-def _of(error: Exception, node: str) -> SessionExpired:
-    """Return the end of a session from the server's error: a new object for each recipient."""
-    taken_over = isinstance(error, SessionExpired) and error.taken_over
-    return SessionExpired(str(error), node=node, taken_over=taken_over)
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
+        self.check()
+        name = plain_name(name, self.path)
+        watches = self._watches
+        number = watches.add(self._connection, name, changed, data=bool(data), owners=bool(owners))
+        return lambda: watches.remove(self._connection, number)

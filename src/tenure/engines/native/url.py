@@ -2,7 +2,7 @@
 
     tenure://coord.example                      one server, at port 7070
     tenure://TOKEN@coord.example:7070           with a token; else TENURE_TOKEN is the token
-    tenure://a.example,b.example:7071,[::1]     several servers on one store: any of them will do
+    tenure://a.example,b.example:7071,[::1]     several servers on one store
     tenures://coord.example                     inside TLS
     tenure+unix:///run/tenure/tenure.sock       a socket on this machine
 
@@ -31,11 +31,11 @@ class NativeUrl:
     """A parsed URL.
 
     Attributes:
-        url: where the store is, without secrets and parameters.
+        url: without secrets and parameters.
         endpoints: the servers, in their order.
         tls: how to encrypt, or ``None``.
         token: the client's credential; empty: none.
-        busy_poll: seconds that the loop stays awake for an answer, at the most.
+        busy_poll: seconds of busy polling for an answer, at the most.
     """
 
     url: str
@@ -49,7 +49,7 @@ def parse(url: str) -> NativeUrl:
     """Parse a URL.
 
     Raises:
-        InvalidArgument: it is wrong; the message shows it without its token.
+        InvalidArgument: the URL is malformed; the message does not contain the token.
     """
     given = StoreUrl(url, ("tenure", "tenures", "tenure+unix"), PARAMETERS, token=True)
     tls = given.tls(inside=given.scheme == "tenures", scheme="tenures")
@@ -58,7 +58,7 @@ def parse(url: str) -> NativeUrl:
         place = given.hosts + given.path
     else:
         if given.path not in {"", "/"}:
-            raise given.wrong("nothing follows the port, apart from parameters")
+            raise given.wrong("only parameters may follow the port")
         endpoints = given.endpoints(DEFAULT_PORT)
         place = ",".join(map(str, endpoints))
     return NativeUrl(f"{given.scheme}://{place}", endpoints, tls, _token(given), given[BUSY_POLL])
@@ -68,7 +68,7 @@ def _token(given: StoreUrl) -> str:
     token = given.secret or os.environ.get("TENURE_TOKEN", "")
     if len(token) > _LONGEST_TOKEN or not token.isprintable():
         raise InvalidArgument(
-            f"the token for {given.shown!r} is none: a token is printable text of at most "
-            f"{_LONGEST_TOKEN} characters, and in a URL written with %-escapes where it has to be"
+            f"the token for {given.shown!r} is invalid: it is not printable text of at most "
+            f"{_LONGEST_TOKEN} characters. In a URL, write special characters as %XX"
         )
     return token

@@ -1,4 +1,4 @@
-"""A session's watches, which outlive connections."""
+"""Watches of a session, through all its connections."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from tenure.engines.native.connection import Connection
+from tenure.engines.native.connection import NativeConnection
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
-__all__ = ["Watches"]
+__all__ = ["NativeWatches"]
 
 POLLING = 1.0
-"""Seconds between two looks at what the server refuses to watch."""
+"""Seconds between two notifications where the server refuses to watch."""
 
 _log = logging.getLogger("tenure")
 
@@ -27,7 +27,7 @@ class _Watch:
         self.polling: asyncio.TimerHandle | None = None
 
 
-class Watches:
+class NativeWatches:
     """The watches of one session, on its channel."""
 
     def __init__(self, channel: int) -> None:
@@ -38,14 +38,14 @@ class Watches:
 
     def add(
         self,
-        connection: Connection | None,
+        connection: NativeConnection | None,
         name: str,
         changed: Callable[[], None],
         *,
         data: bool,
         owners: bool,
     ) -> int:
-        """Begin one; returns its number."""
+        """Begin a watch; returns its number."""
         self._last += 1
         message = wire.Watch(self._channel, self._last, name, data, owners)
         self._watches[self._last] = _Watch(message, changed)
@@ -53,8 +53,8 @@ class Watches:
             connection.send(message)
         return self._last
 
-    def remove(self, connection: Connection | None, number: int) -> None:
-        """End one. Safe to call twice."""
+    def remove(self, connection: NativeConnection | None, number: int) -> None:
+        """End a watch. Safe to call twice."""
         watch = self._watches.pop(number, None)
         if watch is None:
             return
@@ -63,19 +63,19 @@ class Watches:
         if connection is not None:
             connection.send(wire.Unwatch(self._channel, number))
 
-    def clear(self, connection: Connection | None) -> None:
-        """End them all."""
+    def clear(self, connection: NativeConnection | None) -> None:
+        """End all watches."""
         for number in list(self._watches):
             self.remove(connection, number)
 
     def changed(self, number: int) -> None:
-        """The server says that something has changed."""
+        """Notify the watcher of a change."""
         watch = self._watches.get(number)
         if watch is not None:
             watch.changed()
 
-    def begin_anew(self, connection: Connection) -> None:
-        """The session is attached again: watch again, and look at what may have been missed."""
+    def resume(self, connection: NativeConnection) -> None:
+        """Watch again over a new connection, and notify all because changes may be missed."""
         watches = list(self._watches.values())
         for watch in watches:
             if watch.polling is not None:
@@ -86,12 +86,11 @@ class Watches:
             watch.changed()
 
     def refused(self, push: wire.WatchRefused) -> None:
-        """The server will not say when something changes: it is looked at again and again."""
+        """Poll, because the server refuses this watch."""
         watch = self._watches.get(push.number)
         if watch is not None:
             _log.warning(
-                "watch rejected, polling every %g s instead: name=%r error=%s",
-                POLLING,
+                "watch rejected, polling instead: name=%r error=%s",
                 watch.message.name,
                 from_wire(push.error),
             )

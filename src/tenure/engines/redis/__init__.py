@@ -18,7 +18,7 @@ Rules:
 * Operations that a session calls for together are one script, which runs them in order; one that
   fails leaves the others alone.
 * Every command of a session has the token of its attachment, and an older token is refused. After
-  a gap, sessions are first attached anew, under new tokens. Then unanswered commands are sent
+  a gap, sessions are first reattached, under new tokens. Then unanswered commands are sent
   again: requests are identified by their numbers, and changes by theirs, so none is made twice.
 * Every script removes the expired sessions and requests that it meets, in the order of their
   expiry.

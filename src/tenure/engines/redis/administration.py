@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.contract import EngineDefaults
 from tenure.engines.redis import values
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, Refusal, ScriptCall, Word, settle
@@ -17,8 +17,6 @@ from tenure.engines.redis.url import RedisUrl
 from tenure.errors import (
     EngineError,
     EngineUnavailable,
-    NodeBusy,
-    NodeExists,
     TenureError,
 )
 from tenure.model import (
@@ -58,19 +56,20 @@ class Administration(EngineDefaults):
         self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
     ) -> asyncio.TimerHandle:
         """Fail an answer that takes too long; returns the timer, to be cancelled."""
-        patience = self._address.connect_timeout + self._address.patience
+        timeout = self._address.connect_timeout + self._address.socket_timeout
         self._awaited[answer] = kind, path
         answer.add_done_callback(self._awaited.pop)
 
         def fail() -> None:
             if not answer.done():
-                self.reconnector.give_up("the server does not answer")
-                why = f" ({self.reconnector.trouble})" if self.reconnector.trouble else ""
-                answer.set_exception(
-                    kind(f"{self.url} did not answer within {patience:g} s{why}", node=path)
-                )
+                self.reconnector.drop("the server does not answer")
+                cause = self.reconnector.failure
+                text = f"{self.url} did not answer within {timeout:g} s: {cause}"
+                error = kind(text, node=path)
+                error.__cause__ = cause
+                answer.set_exception(error)
 
-        return self.loop.call_later(patience, fail)
+        return self.loop.call_later(timeout, fail)
 
     def fail_awaited(self) -> None:
         """Fail all answers, because the engine is being closed."""
@@ -78,7 +77,7 @@ class Administration(EngineDefaults):
             if not answer.done():
                 answer.set_exception(kind(f"{self.url} was closed", node=path))
 
-    async def _ask(self, path: str, script: str, *args: Word) -> Any:
+    async def _run(self, path: str, script: str, *args: Word) -> Any:
         """Run a script, and return its reply."""
         return await self._answer(ScriptCall, path, script, *args)
 
@@ -98,18 +97,18 @@ class Administration(EngineDefaults):
         if isinstance(reply, Refusal):
             raise EngineError(f"{self.url} refused a command: {reply}", node=path)
         if reply[0] == b"no node":
-            raise values.no_node(path)
+            raise refusals.node_not_found(path)
         return reply
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         """Create a node."""
         rules.check_path(path)
         text = values.config_text(config)
-        reply = await self._ask(
+        reply = await self._run(
             path, "admin", "create", path, text, secrets.token_hex(8), int(exist_ok)
         )
         if reply[0] == b"exists":
-            raise NodeExists(f"the node {path} exists already", node=path)
+            raise refusals.node_exists(path)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
         """Change the settings of a node."""
@@ -118,20 +117,16 @@ class Administration(EngineDefaults):
         while not done:  # until no other client alters it meanwhile
             _, old = await self._read(path, "admin", "config", path)
             new = values.config_text(rules.merge_config(values.config(old), config))
-            reply = await self._ask(path, "admin", "alter", path, new, old)
+            reply = await self._run(path, "admin", "alter", path, new, old)
             done = reply[0] == b"ok"
 
     async def drop_node(self, path: str, *, force: bool) -> None:
         """Drop a node."""
         rules.check_path(path)
         rules.check_droppable(path)
-        reply = await self._ask(path, "admin", "drop", path, int(force))
+        reply = await self._run(path, "admin", "drop", path, int(force))
         if reply[0] == b"busy":
-            raise NodeBusy(
-                f"the node {path} has {reply[1]} attached session(s); close them, or drop it by "
-                "force, which ends them",
-                node=path,
-            )
+            raise refusals.node_busy(path, reply[1])
 
     async def describe_node(self, path: str) -> NodeDescription:
         """Describe a node."""
@@ -154,8 +149,8 @@ class Administration(EngineDefaults):
     ) -> Sequence[SemaphoreDescription]:
         """Describe the semaphores of a node, sorted by name."""
         rules.check_path(path)
-        wanted = values.wanted(owners=owners, waiters=waiters)
-        _, found = await self._read(path, "describe", "", path, wanted)
+        included = values.included(owners=owners, waiters=waiters)
+        _, found = await self._read(path, "describe", "", path, included)
         described = [values.semaphore(each, owners=owners, waiters=waiters) for each in found]
         return sorted(described, key=lambda each: each.name)
 
@@ -165,10 +160,10 @@ class Administration(EngineDefaults):
         """Describe a semaphore."""
         rules.check_path(path)
         rules.check_name(name, path)
-        wanted = values.wanted(owners=owners, waiters=waiters)
-        reply = await self._read(path, "describe", "", path, wanted, name)
+        included = values.included(owners=owners, waiters=waiters)
+        reply = await self._read(path, "describe", "", path, included, name)
         if reply[0] == b"missing":
-            raise values.not_found(name, path)
+            raise refusals.semaphore_not_found(path, name)
         return values.semaphore(reply[1][0], owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
@@ -180,14 +175,14 @@ class Administration(EngineDefaults):
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; returns false if there was none."""
         rules.check_path(path)
-        reply = await self._ask(path, "admin", "end", path, str(session_id))
+        reply = await self._run(path, "admin", "end", path, str(session_id))
         return bool(reply[1])
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Evict a request from its queue; returns false if there was none."""
         rules.check_path(path)
-        reply = await self._ask(path, "admin", "evict", path, name, str(order_id))
+        reply = await self._run(path, "admin", "evict", path, name, str(order_id))
         if reply[0] == b"missing":
             rules.check_name(name, path)
-            raise values.not_found(name, path)
+            raise refusals.semaphore_not_found(path, name)
         return bool(reply[1])

@@ -7,10 +7,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.redis import values
 from tenure.engines.redis.attachment import SessionEngine
 from tenure.engines.redis.commands import SCRIPTS, Refusal, Script, ScriptCall, Word, ignore, pack
 from tenure.engines.redis.session import RedisSession
@@ -22,15 +21,7 @@ __all__ = ["attach", "new_token"]
 
 
 class AttachEngine(SessionEngine, Protocol):
-    """The engine, as `attach` uses it.
-
-    Attributes:
-        channel: the channel of pushes to its sessions.
-        epoch: of the namespace, as far as it is known.
-    """
-
-    channel: str
-    epoch: str
+    """The engine, as `attach` uses it."""
 
     def admit(self, session: RedisSession) -> bool:
         """Add an attached session; false if the engine has been closed."""
@@ -89,7 +80,7 @@ async def attach(
 
 
 def _window(engine: AttachEngine, longest: float, how: Attach) -> int:
-    """The recovery window in microseconds.
+    """Return the recovery window in microseconds.
 
     Raises:
         InvalidArgument: it is not one, or longer than the longest one of the namespace.
@@ -166,14 +157,14 @@ async def _attached(
 def _attach_error(engine: AttachEngine, how: Attach, reply: Any) -> TenureError:
     number = how.session_id
     if isinstance(reply, Refusal):
-        return EngineError(f"{engine.url} attaches no session: {reply}", node=how.node)
-    if reply[0] == b"no node":
-        return values.no_node(how.node)
-    if reply[0] == b"full":
-        return InvalidArgument(
-            f"the node {how.node} has {rules.SESSIONS_PER_NODE} sessions, which is the most",
+        return EngineError(
+            f"the session on {how.node} could not be attached: {engine.url} refused it: {reply}",
             node=how.node,
         )
+    if reply[0] == b"no node":
+        return refusals.node_not_found(how.node)
+    if reply[0] == b"full":
+        return refusals.node_full(how.node)
     assert number is not None
     if reply[0] == b"refused":
         liveness: Liveness = "window" if reply[1] == b"window" else "process"

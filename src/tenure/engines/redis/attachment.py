@@ -34,7 +34,7 @@ from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
 
-__all__ = ["Attachment", "SessionEngine"]
+__all__ = ["RedisAttachment", "SessionEngine"]
 
 _log = logging.getLogger("tenure")
 
@@ -47,6 +47,8 @@ class SessionEngine(Protocol):
     Attributes:
         confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
         failures: of pushes and timers.
+        channel: the channel of pushes to its sessions.
+        epoch: of the namespace, as far as it is known.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -57,6 +59,8 @@ class SessionEngine(Protocol):
     quarantine: Quarantine
     order_ids: OrderIds
     failures: Failures
+    channel: str
+    epoch: str
 
     @property
     def url(self) -> str:
@@ -73,22 +77,24 @@ class SessionEngine(Protocol):
     def expect(self, microseconds: int) -> None:
         """Look for expired sessions and requests in that time; never if it is negative."""
 
-    def forget(self, session: Attachment) -> None:
+    def forget(self, session: RedisAttachment) -> None:
         """Remove a session that is over."""
 
     def watch(
-        self, session: Attachment, name: str, what: frozenset[int], changed: Callable[[], None]
+        self, session: RedisAttachment, name: str, what: frozenset[int], changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         ...
 
 
-class Attachment(SessionBase):
-    """Session state without requests.
+class RedisAttachment(SessionBase):
+    """Session state without the operations on requests.
 
     Attributes:
+        requests: the states of its requests.
+        waited: the names for which requests wait.
         token: names this attachment: "<attach number>.<secret>"; every command has it.
-        tokens: those that it may have in the store, while it is attached anew.
+        tokens: those that it may have in the store, while it is reattached.
     """
 
     def __init__(
@@ -102,6 +108,11 @@ class Attachment(SessionBase):
     ) -> None:
         """Start attached, with the token that the store has."""
         super().__init__(how, events, number, window)
+        self.requests: dict[int, int] = {}
+        self.waited: dict[int, str] = {}
+        self._ahead: dict[int, tuple[bytes, bytes]] = {}
+        self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
+        self._unremoved: set[int] = set()  # the store refused to remove them; tried again later
         self.token = token
         self.tokens = [token]
         self.loop = engine.loop
@@ -126,7 +137,7 @@ class Attachment(SessionBase):
         engine = self._engine
         if not engine.is_in_loop():
             engine.heartbeat.renew(self)
-        elif self._reconnector.is_up:  # otherwise attaching anew is the proof
+        elif self._reconnector.is_up:  # otherwise reattaching is the proof
             renewed = partial(self._renewed, engine.clock.now())
             self._reconnector.send(ScriptCall(_RENEW, self, (), renewed))
 
@@ -169,7 +180,7 @@ class Attachment(SessionBase):
         self.check()
         rules.check_name(name, self.path)
         answer: asyncio.Future[Any] = self.loop.create_future()
-        words = (values.wanted(owners=owners, waiters=waiters), name)
+        words = (values.included(owners=owners, waiters=waiters), name)
         self._reconnector.send(LargeRead(SCRIPTS["describe"], self, words, partial(settle, answer)))
         reply = await answer
         error = self._wrong(reply)
@@ -255,7 +266,7 @@ class Attachment(SessionBase):
     async def remaining(self) -> float:
         """Renew the session; return for how long a former attachment may consider a lease held."""
         answer: asyncio.Future[Any] = self.loop.create_future()
-        self._reconnector.send(ScriptCall(SCRIPTS["believed"], self, (), partial(settle, answer)))
+        self._reconnector.send(ScriptCall(SCRIPTS["remaining"], self, (), partial(settle, answer)))
         self._raise(reply := await answer)
         return float(reply / 1e6)
 
@@ -284,7 +295,8 @@ class Attachment(SessionBase):
 
     def _failure(self, refusal: Refusal | str) -> EngineError:
         return EngineError(
-            f"{self._engine.url} refused a command for {self.path}: {refusal}", node=self.path
+            f"a command on {self.path} failed: {self._engine.url} refused it: {refusal}",
+            node=self.path,
         )
 
     def _error(self, reply: list[Any], name: str, count: int = 0) -> TenureError:

@@ -55,8 +55,8 @@ pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
 _MOST_BREAKS = 5
 
 _NAMES = (
-    *("acknowledge", "admin", "attach", "begin", "believed", "change", "describe", "hello"),
-    *("leave", "look", "operate", "reattach", "renew", "takeover", "tick", "watch"),
+    *("acknowledge", "admin", "attach", "begin", "change", "describe", "hello"),
+    *("leave", "look", "operate", "reattach", "remaining", "renew", "takeover", "tick", "watch"),
 )
 
 

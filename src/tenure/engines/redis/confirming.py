@@ -24,7 +24,7 @@ __all__ = ["Confirmer"]
 
 _log = logging.getLogger("tenure")
 
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 """Seconds in which the replicas confirm."""
 
 Done = Callable[[EngineError | None], None]
@@ -59,7 +59,7 @@ class Confirmer:
         """Drop the connection; grants under way are not confirmed."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.give_up("the connection to the server ended")
+            connection.drop("the connection to the server ended")
 
     async def aclose(self) -> None:
         """Stop. Safe to call twice."""
@@ -81,28 +81,28 @@ class Confirmer:
             self._task = None
 
     async def _confirm(self, sessions: set[AttachedSession]) -> EngineError | None:
-        wanted = self._address.min_replicas
+        needed = self._address.min_replicas
         try:
-            async with asyncio.timeout(_PATIENCE + self._address.connect_timeout):
+            async with asyncio.timeout(_TIMEOUT + self._address.connect_timeout):
                 connection = await self._connected()
                 at = self._clock.now()
                 replies = await asyncio.gather(
                     *(connection.run("renew", session.id, session.token) for session in sessions),
-                    connection.ask("WAIT", wanted, int(_PATIENCE * 1000)),
+                    connection.execute("WAIT", needed, int(_TIMEOUT * 1000)),
                 )
         except Exception as error:  # of any kind: each grantee receives it
             self.disconnect()
             return EngineError(
-                f"{self._address.url}: no replica confirmed the grant ({error}); the lease was "
-                "released"
+                f"{self._address.url}: no replica confirmed the grant, so the lease was released: "
+                f"{error}"
             )
         for session, reply in zip(sessions, replies, strict=False):
             if reply == 0 and not session.over:
                 session.events.proven(at)
-        if replies[-1] < wanted:
+        if replies[-1] < needed:
             return EngineError(
-                f"{self._address.url}: {replies[-1]} of the {wanted} replicas that min_replicas "
-                "asks for confirmed the grant; the lease was released. See that the replicas are up"
+                f"{self._address.url}: {replies[-1]} of min_replicas={needed} replicas confirmed "
+                "the grant, so the lease was released. Check that the replicas are up"
             )
         return None
 
@@ -114,11 +114,9 @@ class Confirmer:
             )
             try:
                 await greet(connection, self._address, protocol=2)
-                if self._address.db:
-                    await connection.ask("SELECT", self._address.db)
-                await connection.ask("SCRIPT", "LOAD", self._witness)
+                await connection.execute("SCRIPT", "LOAD", self._witness)
             except BaseException:
-                connection.give_up("the greeting failed")
+                connection.drop("the greeting failed")
                 raise
             self._connection = connection
         return self._connection

@@ -1,19 +1,18 @@
 """Opening of a connection to the right server: place, greeting, identity, checks of the server.
 
-Each connection begins with a question to the sentinels. The server that they name must itself
-report that it is the master.
+Each connection begins with a query of the sentinels. The server that they name must itself report
+that it is the master.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from tenure.engines.advice import on_connecting
 from tenure.engines.redis.commands import Command, Refusal
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import Place, RedisUrl
@@ -45,15 +44,24 @@ EARLIEST = (6, 2)
 
 _log = logging.getLogger("tenure")
 
+_CHECK_TLS = "If it does not use TLS, write redis://"
+_CHECK_SERVER = "Check that it is a Redis server, that it is not stuck, and the firewall"
+
 _NOT_NOW = {
-    "BUSY": "the server is busy with a script of some client; wait, or end it with SCRIPT KILL",
-    "MASTERDOWN": "the server is a replica that has lost its master; name the master, or the "
+    "BUSY": "the server is busy with a script of a client. Wait, or end it with SCRIPT KILL",
+    "MASTERDOWN": "the server is a replica that has lost its master. Name the master, or the "
     "sentinels with redis+sentinel://",
-    "READONLY": "the server is a replica, which takes no writes; name its master, or the "
+    "READONLY": "the server is a replica, which rejects writes. Name its master, or the "
     "sentinels with redis+sentinel://",
-    "MISCONF": "the server takes no writes, because it cannot save its data; see its log",
+    "MISCONF": "the server rejects writes, because it cannot save its data. See its log",
 }
 """Replies that mean that the server cannot be used at the moment."""
+
+_ADVICE: dict[type[OSError], str] = {
+    ConnectionRefusedError: "check that the server is running, and listens there",
+    FileNotFoundError: "check that the server is running, and that this is its 'unixsocket'",
+    PermissionError: "let this user use the socket ('unixsocketperm')",
+}
 
 _NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 
@@ -93,17 +101,15 @@ async def connect(
     try:
         async with in_time(address, place):
             protocol = await greet(connection, address, address.protocol)
-            if address.db:
-                await connection.ask("SELECT", address.db)
-            role = await connection.ask("ROLE")
+            role = await connection.execute("ROLE")
             if role[0] == b"sentinel":
                 raise EngineUnavailable(
-                    f"{address.url}: there is a sentinel at {shown(place)}; write "
-                    "redis+sentinel://, and behind the host the name that it gives the server"
+                    f"{address.url}: there is a sentinel at {shown(place)}. Write "
+                    "redis+sentinel://, and after the host the name of the service"
                 )
             if role[0] != b"master":
                 raise EngineUnavailable(
-                    f"{address.url}: the server at {shown(place)} is a replica; name its "
+                    f"{address.url}: the server at {shown(place)} is a replica. Name its "
                     "master, or the sentinels with redis+sentinel://"
                 )
             info = await _information(connection, address)
@@ -112,7 +118,7 @@ async def connect(
             _check(address, info)
             await connection.load_missing_scripts()
     except BaseException as error:
-        connection.give_up("the greeting failed")
+        connection.drop("the greeting failed")
         if isinstance(error, Refusal):
             raise translated(address, error) from error
         raise
@@ -122,12 +128,12 @@ async def connect(
 async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
     """Read the server's report of itself; empty if this account may not."""
     try:
-        return parse_info(await connection.ask("INFO"))
+        return parse_info(await connection.execute("INFO"))
     except Refusal as refusal:
         if not str(refusal).startswith("NOPERM"):
             raise
         _log.warning(
-            "this account may not call INFO, so a restart of the server and a maxmemory-policy "
+            "INFO is denied to this account, so a restart of the server and a maxmemory-policy "
             "that evicts leases stay undetected; grant it the command: url=%s",
             address.url,
         )
@@ -156,21 +162,28 @@ async def connect_once(
 
 
 async def greet(connection: RedisConnection, address: RedisUrl, protocol: int) -> int:
-    """Authenticate, and choose the protocol; returns its number."""
+    """Authenticate, and select the protocol and the database; return the protocol's number."""
+    protocol = await _authenticate(connection, address, protocol)
+    if address.db:
+        await connection.execute("SELECT", address.db)
+    return protocol
+
+
+async def _authenticate(connection: RedisConnection, address: RedisUrl, protocol: int) -> int:
     if protocol == 3:
         words = ["HELLO", "3"]
         if address.password:
             words += ["AUTH", address.username or "default", address.password]
         try:
-            await connection.ask(*words, "SETNAME", address.client_name)
+            await connection.execute(*words, "SETNAME", address.client_name)
         except Refusal as refusal:
             if not str(refusal).startswith(("ERR unknown command", "NOPROTO")):
                 raise
         else:
             return 3
     if address.password:
-        await connection.ask("AUTH", *filter(None, (address.username, address.password)))
-    await connection.ask("CLIENT", "SETNAME", address.client_name)
+        await connection.execute("AUTH", *filter(None, (address.username, address.password)))
+    await connection.execute("CLIENT", "SETNAME", address.client_name)
     return 2
 
 
@@ -188,14 +201,14 @@ async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
             yield
     except UnicodeError as error:  # of a name that cannot be looked up
         raise EngineUnavailable(
-            f"{address.url}: {where} is not the name of a host; a part between two dots has 1 to "
+            f"{address.url}: {where} is not a valid host name. A part between two dots has 1 to "
             "63 characters"
         ) from error
     except OSError as error:
         if isinstance(error, TimeoutError) and limit.expired():
             raise EngineUnavailable(
-                f"{address.url}: no answer from {where} within {address.connect_timeout:g} s; "
-                f"{_slow(address)}"
+                f"{address.url}: no answer from {where} within {address.connect_timeout:g} s. "
+                f"{_CHECK_TLS if address.tls else _CHECK_SERVER}"
             ) from error
         if isinstance(error, TenureError):
             raise
@@ -204,33 +217,16 @@ async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
         ) from error
 
 
-def _slow(address: RedisUrl) -> str:
-    if address.tls is not None:
-        return "if it does not speak TLS, write redis://"
-    return "is it stuck, or something else than Redis, or is there a firewall?"
-
-
 def _advice(address: RedisUrl, error: OSError) -> str:
     """Return advice about a failure, with a semicolon in front."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return "; name the authority that has signed it: ?tls_ca=FILE"
-    if isinstance(error, ssl.SSLError):
-        return "; if it does not speak TLS, write redis://"
     if isinstance(error, ConnectionResetError) and address.tls is None:
-        return "; if it speaks TLS, write rediss://"
-    if isinstance(error, ConnectionRefusedError):
-        return "; is the server running, and does it listen there?"
-    if isinstance(error, FileNotFoundError):
-        return "; is the server running, and is that its 'unixsocket'?"
-    if isinstance(error, PermissionError):
-        return "; let this user use the socket ('unixsocketperm')"
-    if isinstance(error, socket.gaierror):
-        return "; check the name of the host"
-    return ""
+        return "; if it uses TLS, write rediss://"
+    advice = _ADVICE.get(type(error))
+    return f"; {advice}" if advice else on_connecting(error, "redis")
 
 
 async def master_of(address: RedisUrl) -> Place:
-    """Ask the sentinels for the master; the first answer counts."""
+    """Query the sentinels for the master; the first answer counts."""
     troubles = []
     for place in address.places:
         try:
@@ -241,25 +237,27 @@ async def master_of(address: RedisUrl) -> Place:
         try:
             async with in_time(address, place):
                 if address.sentinel_password:
-                    await connection.ask(
+                    await connection.execute(
                         "AUTH",
                         *filter(None, (address.sentinel_username, address.sentinel_password)),
                     )
-                found = await connection.ask("SENTINEL", "get-master-addr-by-name", address.service)
+                found = await connection.execute(
+                    "SENTINEL", "get-master-addr-by-name", address.service
+                )
             if found is not None:
                 return found[0].decode(), int(found[1])
-            troubles.append(f"the sentinel at {shown(place)} does not know {address.service!r}")
+            troubles.append(f"the sentinel at {shown(place)} has no service {address.service!r}")
         except EngineUnavailable as error:
             troubles.append(str(error))
         except Refusal as refusal:
-            troubles.append(f"{shown(place)} is no sentinel, or refuses this client: {refusal}")
+            troubles.append(f"{shown(place)} is not a sentinel, or refuses this client: {refusal}")
         finally:
-            connection.give_up("answered")
+            connection.drop("answered")
     raise EngineUnavailable(f"{address.url}: no sentinel names a master: {'; '.join(troubles)}")
 
 
 def _ignore(*_: object) -> None:
-    """Ignore pushes and the end of a connection that asks one question."""
+    """Ignore pushes and the end of a connection for one query."""
 
 
 class Info(dict[str, str]):
@@ -280,23 +278,25 @@ def parse_info(info: bytes | str) -> Info:
 
 def _check(address: RedisUrl, info: Info) -> None:
     if info.version < EARLIEST:
-        raise Unsupported(
-            f"{address.url} is Redis {info.get('redis_version')}; tenure needs 6.2 or later"
-        )
+        raise Unsupported(f"{address.url} is Redis {info.get('redis_version')}. Use 6.2 or later")
     if info.get("cluster_enabled") == "1":
         raise Unsupported(
-            f"{address.url} is a node of a Redis Cluster, which is not supported: use one server, "
+            f"{address.url} is a node of a Redis Cluster, which is not supported. Use one server, "
             "or a master with replicas behind sentinels (redis+sentinel://)"
         )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        text = (
-            f"{address.url} evicts keys when its memory is full (maxmemory-policy {policy}), and "
-            "with them leases that are held; set it to noeviction"
-        )
+        text = f"the server evicts keys, and with them leases, when its memory is full ({policy})"
         if info.get("maxmemory", "0") != "0" and not address.may_evict:
-            raise EngineError(f"{text}, or accept that with ?eviction=warn")
-        _log.warning("%s", text)
+            raise EngineError(
+                f"{address.url}: {text}. Set maxmemory-policy to noeviction, or accept this with "
+                "?eviction=warn"
+            )
+        _log.warning(
+            "the server may evict leases; set maxmemory-policy to noeviction: url=%s error=%s",
+            address.url,
+            text,
+        )
 
 
 def _loading(address: RedisUrl, place: Place, info: Info) -> str:
@@ -311,25 +311,25 @@ def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
     text = str(refusal)
     word = text.partition(" ")[0]
     if word in _NOT_ALLOWED or "AUTH" in text:
-        why = "it asks for a password" if word == "NOAUTH" else text.rstrip(".")
-        return AuthenticationFailed(f"{address.url} refuses this client: {why}; {_who(text)}")
+        why = "it requires a password" if word == "NOAUTH" else text.rstrip(".")
+        return AuthenticationFailed(f"{address.url} refuses this client: {why}. {_remedy(text)}")
     if word == "LOADING":
         return Loading(f"{address.url}: the server is loading its data")
     if word in _NOT_NOW:
         return EngineUnavailable(f"{address.url}: {_NOT_NOW[word]}")
     if "DB index" in text:
         return EngineError(
-            f"{address.url} has no database {address.db}; choose one below its setting 'databases' "
+            f"{address.url} has no database {address.db}. Choose one below its setting 'databases' "
             "(16 by default), or another ?prefix= in database 0"
         )
     return EngineError(f"{address.url} cannot be used: {refusal}")
 
 
-def _who(refusal: str) -> str:
+def _remedy(refusal: str) -> str:
     if refusal.startswith("NOPERM"):
-        return "give its account the commands, keys and channels that docs/engines/redis.md names"
+        return "Grant its account the commands, keys and channels in docs/engines/redis.md"
     if refusal.startswith("NOAUTH"):
-        return "name an account: redis://user:password@host"
+        return "Add an account to the URL: redis://user:password@host"
     if "without any password" in refusal:
-        return "leave the password out"
-    return "check the user and the password, with special characters as %XX"
+        return "Remove the password from the URL"
+    return "Check the user and the password, with special characters as %XX"

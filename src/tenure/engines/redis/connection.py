@@ -214,7 +214,7 @@ class RedisConnection(asyncio.Protocol):
             except Exception as error:  # nothing is sent, and no reply will come
                 batch.answered(Refusal(f"it cannot be sent: {error!r}"))
 
-    def ask(self, *words: Word) -> asyncio.Future[Any]:
+    def execute(self, *words: Word) -> asyncio.Future[Any]:
         """Send a plain command; returns its reply."""
         reply = self._loop.create_future()
         self.send(PlainCommand(words, reply))
@@ -222,18 +222,20 @@ class RedisConnection(asyncio.Protocol):
 
     def run(self, name: str, *args: Word) -> asyncio.Future[Any]:
         """Run a script on this connection alone; returns its reply."""
-        return self.ask("EVALSHA", SCRIPTS[name].digest, 1, self._meta, *args)
+        return self.execute("EVALSHA", SCRIPTS[name].digest, 1, self._meta, *args)
 
     async def load_missing_scripts(self) -> None:
         """Load the scripts that the server does not have."""
         digests = [each.digest for each in SCRIPTS.values()]
-        there = await self.ask("SCRIPT", "EXISTS", *digests)
+        there = await self.execute("SCRIPT", "EXISTS", *digests)
         missing = [each for each, known in zip(SCRIPTS.values(), there, strict=True) if not known]
-        await asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in missing))
+        await asyncio.gather(*(self.execute("SCRIPT", "LOAD", each.text) for each in missing))
 
     def load_scripts(self) -> asyncio.Future[list[Any]]:
         """Load all scripts."""
-        return asyncio.gather(*(self.ask("SCRIPT", "LOAD", each.text) for each in SCRIPTS.values()))
+        return asyncio.gather(
+            *(self.execute("SCRIPT", "LOAD", each.text) for each in SCRIPTS.values())
+        )
 
     def subscribe(self, *channels: str) -> asyncio.Future[Any]:
         """Subscribe to channels; done when the server has confirmed all."""
@@ -247,7 +249,7 @@ class RedisConnection(asyncio.Protocol):
         self._out.append(pack(("UNSUBSCRIBE", channel)))
         self._soon()
 
-    def give_up(self, why: str) -> None:
+    def drop(self, why: str) -> None:
         """Drop the connection. Safe to call twice."""
         self._why = self._why or why
         if self._transport is not None:
@@ -271,7 +273,7 @@ class RedisConnection(asyncio.Protocol):
                 self._poll.expect()
         except Exception as error:  # these commands are sent on the next connection
             _log.error("commands could not be sent: error=%r", error, exc_info=error)
-            self.give_up(f"commands could not be sent: {error!r}")
+            self.drop(f"commands could not be sent: {error!r}")
 
     # Receiving
 
@@ -302,7 +304,7 @@ class RedisConnection(asyncio.Protocol):
             try:
                 reply = reader.gets()
             except hiredis.ProtocolError as error:
-                self.give_up(f"the server does not speak Redis's protocol: {error}")
+                self.drop(f"the server sent an invalid reply: {error}")
                 return
             if reply is _NOTHING:
                 self._poll.came(more=bool(pending))
@@ -317,12 +319,12 @@ class RedisConnection(asyncio.Protocol):
             ):
                 self._push(pending, reply)
             elif not pending:
-                self.give_up(f"the server sent a reply without a command: {reply!r}")
+                self.drop(f"the server sent a reply without a command: {reply!r}")
             elif kind is Refusal:
                 self._refused(pending, reply)
             elif kind is list and reply and reply[0] == b"lost":
                 self._data_lost = True
-                self.give_up("the server has lost its data")
+                self.drop("the server has lost its data")
             else:
                 self._answer(pending, reply)
 
@@ -354,7 +356,7 @@ class RedisConnection(asyncio.Protocol):
         if word in _UNUSABLE:
             if isinstance(pending[0], PlainCommand):  # it says more than the end of the connection
                 pending.popleft().answered(refusal)
-            self.give_up(str(refusal))
+            self.drop(str(refusal))
             return
         if word != "NOSCRIPT":
             self._answer(pending, refusal)

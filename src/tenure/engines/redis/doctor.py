@@ -4,7 +4,7 @@ Rules:
 
 * Nothing is changed beyond what any client's greeting does, and a namespace that is not there is
   not made.
-* One connection, and `PATIENCE` for all of it. A command that is denied to this account is
+* One connection, and `TIMEOUT` for all of it. A command that is denied to this account is
   reported, and left out.
 """
 
@@ -36,37 +36,36 @@ from tenure.errors import TenureError
 
 __all__ = ["examine"]
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds for the whole examination."""
 ROUNDS = 20
 SLOW = 0.05
 """Seconds of round trip above which something is wrong."""
 FAR = 1.0
-"""Seconds between the clocks above which it is said."""
+"""Seconds between the clocks above which a warning is due."""
 MOST_KEYS = 20_000
-"""No more keys than these are looked at."""
+"""Keys that are examined, at the most."""
 
 
 def examine(address: RedisUrl, engine: Engine) -> Iterator[Finding]:
-    """Everything about the store at a URL. Raises nothing of tenure's own."""
+    """Examine the store at a URL. Errors become findings."""
     findings: list[Finding] = []
 
     async def collect() -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             async for finding in _Examination(address, engine).all():
                 findings.append(finding)  # noqa: PERF401  kept when a later step fails
 
     try:
         asyncio.run(collect())
     except TenureError as error:
-        found, _, remedy = str(error).partition("; ")
-        findings.append(Finding("failure", "connection", found, remedy))
+        findings.append(Finding.of_error("connection", error))
     except TimeoutError:
         findings.append(
             Finding(
                 "failure",
                 "connection",
-                f"no answer within {PATIENCE:g} s",
+                f"no answer within {TIMEOUT:g} s",
                 "see what the server is busy with (SLOWLOG GET, or a script that hangs)",
             )
         )
@@ -91,8 +90,6 @@ class _Examination:
             at = time.perf_counter()
             async with in_time(address, place):
                 protocol = await greet(connection, address, address.protocol)
-                if address.db:
-                    await connection.ask("SELECT", address.db)
             took = time.perf_counter() - at
             secured = "with TLS" if address.tls else "not encrypted"
             yield Finding(
@@ -105,7 +102,7 @@ class _Examination:
         except Refusal as refusal:
             raise translated(address, refusal) from refusal
         finally:
-            connection.give_up("examined")
+            connection.drop("examined")
 
     async def _server(self, connection: RedisConnection) -> AsyncIterator[Finding]:
         info = Info()
@@ -135,9 +132,9 @@ class _Examination:
             )
 
     async def _read(self, connection: RedisConnection, *words: str | int) -> Any:
-        """The answer, or nothing where this account may not ask."""
+        """Return the answer; `None` where the command is denied."""
         try:
-            return await connection.ask(*words)
+            return await connection.execute(*words)
         except Refusal as refusal:
             if not str(refusal).startswith(("NOPERM", "ERR unknown command")):
                 raise
@@ -231,7 +228,7 @@ class _Examination:
         )
 
     async def _contents(self, connection: RedisConnection) -> AsyncIterator[Finding]:
-        """As any client sees it, whatever the keys look like."""
+        """Examine the contents through the engine, and the expiry of all keys."""
         prefix = self._address.prefix
         sessions = semaphores = owners = waiters = 0
         lasting = {f"{prefix}meta", f"{prefix}nodes"}
@@ -270,7 +267,7 @@ class _Examination:
             yield Finding("ok", "expiry", "everything that belongs to a session or request has one")
 
     async def _endless(self, connection: RedisConnection, lasting: set[str]) -> list[str] | None:
-        """The keys that will never expire, but for those; none where this account may not look."""
+        """Return other keys that never expire; `None` where the command is denied."""
         found = []
         cursor, seen = "0", 0
         while seen < MOST_KEYS:
@@ -282,21 +279,21 @@ class _Examination:
             cursor = _text(reply[0])
             seen += len(reply[1])
             keys = [key for key in map(_text, reply[1]) if key not in lasting]
-            ends = await asyncio.gather(*(connection.ask("PTTL", key) for key in keys))
+            ends = await asyncio.gather(*(connection.execute("PTTL", key) for key in keys))
             found += [key for key, end in zip(keys, ends, strict=True) if end == -1]
             if cursor == "0":
                 break
         return found
 
 
-# What is tried
+# Trials
 
 
 async def _round_trip(connection: RedisConnection) -> Finding:
     took = []
     for _ in range(ROUNDS):
         at = time.perf_counter()
-        await connection.ask("PING")
+        await connection.execute("PING")
         took.append(time.perf_counter() - at)
     middle = median(took)
     found = f"{middle * 1e3:.2f} ms (median of {ROUNDS}, at worst {max(took) * 1e3:.2f} ms)"
@@ -315,4 +312,4 @@ def _text(word: bytes | str | int) -> str:
 
 
 def _ignore(*_: object) -> None:
-    """Nothing is published to this connection."""
+    """Ignore pushes and the end of this connection."""

@@ -1,4 +1,4 @@
-"""One engine: one program's way to one namespace in one Redis, on one event loop."""
+"""Engine of one namespace in one Redis, on one event loop."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import (
-    Callable,
-    Iterable,
-)
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
+from tenure.engines._kit.session import close_sessions
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, Finding, SessionEvents
 from tenure.engines.redis.administration import Administration
 from tenure.engines.redis.attaching import attach, new_token
-from tenure.engines.redis.attachment import Attachment
+from tenure.engines.redis.attachment import RedisAttachment
 from tenure.engines.redis.commands import SCRIPTS, OrderIds, ScriptCall
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
@@ -30,26 +28,20 @@ from tenure.engines.redis.namespace import Quarantine, Witnesses, greet_namespac
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import OWNS, WAITING, RedisSession
 from tenure.engines.redis.url import RedisUrl
-from tenure.errors import EngineError, TenureError
-from tenure.model import (
-    Capabilities,
-)
+from tenure.errors import TenureError
+from tenure.model import Capabilities
 
 __all__ = ["RedisEngine"]
 
-_log = logging.getLogger("tenure")
-
 _POLL = 2.5
 """Seconds between two reads of state that a push should have reported, at the most."""
-_LEAVING = 2.0
-"""Seconds that closing waits for the server."""
 _SIGNS = 4
-"""Looks at a silent connection before it is given up."""
+"""Checks of a silent connection before it is dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LocalWatch:
-    session: Attachment
+    session: RedisAttachment
     what: frozenset[int]
     changed: Callable[[], None]
 
@@ -86,10 +78,12 @@ class RedisEngine(Administration):
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
-        self._watches: Watchers[str, Attachment, _LocalWatch] = Watchers()
+        self._watches: Watchers[str, RedisAttachment, _LocalWatch] = Watchers()
         self._missed_changes = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
-        self.failures = Failures(f"looking after the sessions on {address.url}", _log)
+        self.failures = Failures(
+            f"looking after the sessions on {address.url}", logging.getLogger("tenure")
+        )
         self._polled = 0.0
         self._silent = 0
         self._proofs: list[tuple[RedisSession, float]] = []
@@ -99,11 +93,12 @@ class RedisEngine(Administration):
         """Risks that remain on this store, in a sentence or two."""
         n = self._address.min_replicas
         confirmed = (
-            f"Every grant is confirmed by {n} replica(s) before it is told: it survives the loss "
-            "of the master if one of those is promoted."
+            f"Every grant is confirmed by {n} replica(s) before it is reported: it survives the "
+            "loss of the master if one of those is promoted."
             if n
-            else "Grants are not confirmed by replicas: a failover may forget the last ones, and "
-            "grant them again while their holders believe (min_replicas=N confirms them)."
+            else "Grants are not confirmed by replicas: a failover may lose the last ones, and "
+            "grant them again to others while their holders still consider them held. Set "
+            "min_replicas=N to have them confirmed."
         )
         return (
             f"{confirmed} Expiry follows Redis's wall clock: a step forward ends sessions early, "
@@ -154,25 +149,9 @@ class RedisEngine(Administration):
     async def _close(self) -> None:
         self._open = False
         sessions = set(self._sessions.values())
-        leaving = [self.loop.create_task(session.close()) for session in sessions]
         try:
-            if leaving:
-                _, late = await asyncio.wait(leaving, timeout=_LEAVING)
-                for task in late:
-                    task.cancel()
-                if late:
-                    await asyncio.wait(late)
-                    raise EngineError(
-                        f"{self.url} was closed while it could not be reached "
-                        f"({self.reconnector.trouble or 'no answer'}); its sessions end with their "
-                        "windows"
-                    )
-                for task in leaving:
-                    task.result()
+            await close_sessions(sessions, self.url, lambda: self.reconnector.failure)
         finally:
-            error = EngineError(f"{self.url} was closed")
-            for session in sessions:
-                session.stop(error)
             self._timer.cancel()
             self._sessions.clear()
             self._watches.clear()
@@ -215,17 +194,15 @@ class RedisEngine(Administration):
                 if message[0] in watch.what and not watch.session.over:
                     watch.changed()
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: TenureError) -> None:
         """Report the loss of contact to the sessions."""
-        _log.debug("%s: %s; connecting again", self.url, why)
-        cause = self.reconnector.failure
         if self.confirmer is not None:
             self.confirmer.disconnect()
         for session in set(self._sessions.values()):
-            session.events.detached(cause)
+            session.events.detached(why)
 
     async def prepare(self, connection: RedisConnection, server: Server) -> None:
-        """Greet the namespace, and attach every session anew."""
+        """Greet the namespace, and reattach every session."""
         greeting = await greet_namespace(
             connection, self._address, self._witnesses, server.run_id, self.epoch
         )
@@ -295,12 +272,12 @@ class RedisEngine(Administration):
         now = self.clock.now()
         sessions = set(self._sessions.values())
         shortest = min((session.window for session in sessions), default=_POLL * _SIGNS)
-        patience = min(self._address.patience, max(shortest / 3, 0.3))
+        timeout = min(self._address.socket_timeout, max(shortest / 3, 0.3))
         if self.reconnector.is_up:
             self._silent = 0 if self.reconnector.check() else self._silent + 1
             if self._silent >= _SIGNS:
                 self._silent = 0
-                self.reconnector.give_up("the server does not answer")
+                self.reconnector.drop("the server does not answer")
         if self.reconnector.is_up and not self._silent:
             watching = "1" if self._watches else "0"
             names: set[str] = set()
@@ -315,13 +292,13 @@ class RedisEngine(Administration):
                 self._polled = now
                 for session in sessions:
                     session.look_up((WAITING,))
-        self._set_timer(patience / _SIGNS if self._silent or self.reconnector.is_up else _POLL)
+        self._set_timer(timeout / _SIGNS if self._silent or self.reconnector.is_up else _POLL)
 
     def _ticked(self, reply: Any) -> None:
         if isinstance(reply, list):
             _, epoch, due, quarantine, published, reason = reply
             if epoch.decode() != self.epoch:
-                self.reconnector.give_up("the server has lost its data")
+                self.reconnector.drop("the server has lost its data")
                 return
             self.quarantine.update(quarantine / 1e6, reason.decode())
             self.expect(due)
@@ -350,7 +327,7 @@ class RedisEngine(Administration):
             self.expect(int(session.window * 1e6))
         return self._open
 
-    def forget(self, session: Attachment) -> None:
+    def forget(self, session: RedisAttachment) -> None:
         """Remove a session that is over."""
         for token in session.tokens:
             self._sessions.pop(token, None)
@@ -360,7 +337,7 @@ class RedisEngine(Administration):
     # Watches
 
     def watch(
-        self, session: Attachment, name: str, what: frozenset[int], changed: Callable[[], None]
+        self, session: RedisAttachment, name: str, what: frozenset[int], changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"

@@ -43,9 +43,9 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
         """Use this server from now on. Called on the loop."""
         self._server = server
 
-    def renew_now(self, wanted: dict[AttachedSession, float]) -> None:
+    def renew_now(self, requested: dict[AttachedSession, float]) -> None:
         """Renew these sessions, in the thread."""
-        sessions = [each for each in wanted if not each.over]
+        sessions = [each for each in requested if not each.over]
         if not sessions:
             return
         connection = self._connected()

@@ -86,8 +86,8 @@ _LATE = 3.0
 class Witnesses:
     """The witness scripts of one namespace.
 
-    There is one text for each of `_LEVELS`, so that a witness also tells how long the recovery
-    windows of its programs can have been.
+    There is one text for each of `_LEVELS`, so that a witness also shows the longest possible
+    recovery window of its programs.
     """
 
     def __init__(self, address: RedisUrl) -> None:
@@ -106,7 +106,7 @@ class Witnesses:
         ]
 
     def longest(self, there: list[int]) -> float:
-        """The longest recovery window that a witness stands for, in seconds; 0.0 without any.
+        """Return the longest recovery window of the witnesses in seconds; 0.0 without any.
 
         Args:
             there: the reply to ``SCRIPT EXISTS`` for `digests`.
@@ -133,7 +133,7 @@ class Report(NamedTuple):
     Attributes:
         info: the answer to ``INFO everything``; ``None`` where that is denied.
         uptime: seconds since the start of the process by a clock that cannot be set; ``None``
-            where the server does not tell.
+            where the server does not report it.
         apart: seconds between the clock of the server and the clock of this client.
     """
 
@@ -183,23 +183,25 @@ async def greet_namespace(
         if reply[0] == b"window":
             raise _other_window(address, int(reply[1]) / 1e6)
         if reply[0] == b"ok":
-            await connection.ask("SCRIPT", "LOAD", witnesses.mine)
+            await connection.execute("SCRIPT", "LOAD", witnesses.mine)
             break
         # Of two clients that come first, one makes the namespace. The other sees its epoch, and
         # never a witness without one, since both come into being in one transaction.
-        await connection.ask("WATCH", meta)
-        witnessed = witnesses.longest(await connection.ask("SCRIPT", "EXISTS", *witnesses.digests))
-        # Asked for after that, or a SCRIPT FLUSH in between would go unnoticed.
+        await connection.execute("WATCH", meta)
+        witnessed = witnesses.longest(
+            await connection.execute("SCRIPT", "EXISTS", *witnesses.digests)
+        )
+        # Collected after that, or a SCRIPT FLUSH in between would go unnoticed.
         report = await collect(connection)
         if known:
             verdict = Verdict(max(address.max_window, witnessed), "lost")
         else:
             verdict = judge(address, witnessed, report)
-        await connection.ask("MULTI")
+        await connection.execute("MULTI")
         wait = int(verdict.wait * 1e6)
-        await connection.ask("EVAL", text, 1, meta, *words, wait, verdict.reason)
-        await connection.ask("SCRIPT", "LOAD", witnesses.mine)
-        done = await connection.ask("EXEC")
+        await connection.execute("EVAL", text, 1, meta, *words, wait, verdict.reason)
+        await connection.execute("SCRIPT", "LOAD", witnesses.mine)
+        done = await connection.execute("EXEC")
         if done is None:
             continue
         reply = done[0]
@@ -221,25 +223,25 @@ def _other_window(address: RedisUrl, there: float) -> InvalidArgument:
 
 
 async def collect(connection: RedisConnection) -> Report:
-    """Ask a server for what `judge` considers."""
+    """Query a server for the evidence of `judge`."""
     info = uptime = None
     apart = 0.0
     try:
-        info = parse_info(await connection.ask("INFO", "everything"))
-        asked = time.time()
-        reply = await connection.ask("TIME")
-        apart = abs(int(reply[0]) + int(reply[1]) / 1e6 - (asked + time.time()) / 2)
+        info = parse_info(await connection.execute("INFO", "everything"))
+        before = time.time()
+        reply = await connection.execute("TIME")
+        apart = abs(int(reply[0]) + int(reply[1]) / 1e6 - (before + time.time()) / 2)
     except Refusal:
         return Report(None, None, 0.0)
     try:
-        uptime = _elapsed(await connection.ask("MEMORY", "MALLOC-STATS"))
+        uptime = _elapsed(await connection.execute("MEMORY", "MALLOC-STATS"))
     except Refusal:
         uptime = None  # another allocator or a narrow account: the wall clock has to do
     return Report(info, uptime, apart)
 
 
 def _elapsed(stats: Any) -> float | None:
-    """Seconds since the allocator of the process was initialised, by the monotonic clock."""
+    """Return the seconds since the allocator was initialised, by the monotonic clock."""
     text = stats.decode("utf-8", "replace") if isinstance(stats, bytes) else str(stats)
     found = _MALLOC_UPTIME.search(text)
     return None if found is None else int(found[1]) / 1e9
@@ -298,7 +300,7 @@ def _calls(statistics: str) -> int:
 
 
 def _uptime(report: Report) -> float | None:
-    """Seconds for which the process has certainly been up; ``None`` where nothing is certain."""
+    """Return the seconds for which the process has certainly been up; ``None`` if unknown."""
     if report.uptime is not None:
         return report.uptime
     assert report.info is not None
@@ -326,12 +328,12 @@ class Quarantine:
         return self._until - self._now()
 
     def update(self, left: float, reason: str, *, may_be_new: bool | None = None) -> None:
-        """Note what the server says. One warning is logged, and one more if it is prolonged.
+        """Note the server's report. One warning is logged, and one more if it is prolonged.
 
         Args:
             left: seconds until it ends; 0 for none.
             reason: a key of `REASONS`.
-            may_be_new: ``?fresh=true`` would end it; ``None`` if the server did not say.
+            may_be_new: ``?fresh=true`` would end it; ``None`` if the server did not report it.
         """
         self._until = self._now() + left
         self._reason = reason
@@ -341,15 +343,19 @@ class Quarantine:
             self._may_be_new = False
         if left > 0 and self._until > self._warned_until + _LATE:
             self._warned_until = self._until
-            _log.warning("%s: %s.", self._address.url, self)
+            _log.warning("quarantine: url=%s error=%s", self._address.url, self)
 
     def prolong(self, left: float) -> None:
         """Note that it ends no sooner."""
         if left > self.left:
             self.update(left, self._reason or "lost")
 
+    def end(self) -> None:
+        """Note that the store has refused a request for another reason."""
+        self._until = min(self._until, self._now())
+
     def trouble(self) -> EngineError | None:
-        """The reason why nothing is granted now; ``None`` while requests are granted."""
+        """Return the reason why nothing is granted now; ``None`` while requests are granted."""
         return EngineError(str(self)) if self.left > 0 else None
 
     def __str__(self) -> str:

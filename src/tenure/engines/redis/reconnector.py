@@ -1,16 +1,14 @@
-"""Connection to one server, with automatic reconnect. Pending commands survive it.
+"""Connections of one engine, with automatic reconnect. Pending commands survive it.
 
-Rules:
+The kit's `Reconnector` decides when to connect. Rules for what it keeps here:
 
-* One task owns the connections. It connects, prepares each connection (see `ReconnectorOwner`), and
-  waits until it ends.
+* Each connection is prepared before it is used (see `RedisReconnectorOwner`).
 * A command that is sent without a connection waits for the next one, behind earlier commands
-  without an answer. They are sent, in that order, when every session is attached anew.
-* Attempts are repeated after a pause that grows, with some jitter.
+  without an answer. They are sent, in that order, when every session is attached again.
 * Where pushes do not come on the connection of the commands (RESP2), a second connection receives
   them; the end of either is the end of both. Commands then wait until subscriptions are confirmed.
-  The second connection subscribes anew from time to time, because otherwise its end would go
-  unnoticed.
+  The second connection repeats a subscription from time to time, because otherwise its end would
+  go unnoticed.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.background import Failures, supervise
-from tenure.engines._kit.backoff import backoff
+from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
+from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.redis.commands import Command, Operation, Refusal
 from tenure.engines.redis.connecting import (
     Loading,
@@ -38,21 +36,24 @@ from tenure.engines.redis.connection import Batch, RedisConnection
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import EngineUnavailable, TenureError
 
-__all__ = ["ReconnectorOwner", "RedisReconnector"]
+__all__ = ["RedisReconnector", "RedisReconnectorOwner"]
 
 _log = logging.getLogger("tenure")
 
 _LONGEST_LOADING_PAUSE = 0.5
 
+_Pair = tuple[RedisConnection, RedisConnection]
+"""The connection of the commands and the one of the pushes, which are often the same."""
 
-class ReconnectorOwner(Protocol):
+
+class RedisReconnectorOwner(Protocol):
     """Receiver of what the connections report."""
 
     def pushed(self, channel: bytes, message: bytes) -> None:
         """Handle a published message."""
 
-    def lost(self, why: str) -> None:
-        """Handle the end of the connection; another one is being made."""
+    def lost(self, why: TenureError) -> None:
+        """Handle the end of the connection."""
 
     async def prepare(self, connection: RedisConnection, server: Server) -> None:
         """Prepare a new connection, before it is used for commands."""
@@ -70,36 +71,25 @@ class RedisReconnector:
 
     operate: Callable[[Operation[Any]], None]
 
-    def __init__(self, address: RedisUrl, meta: str, owner: ReconnectorOwner) -> None:
+    def __init__(self, address: RedisUrl, meta: str, owner: RedisReconnectorOwner) -> None:
         """Start without a connection and without pending commands."""
         self._address = address
         self._meta = meta
         self._owner = owner
+        self._reconnector = Reconnector[str, _Pair](address.url, [address.url], self)
         self._connection: RedisConnection | None = None
         self._receiver: RedisConnection | None = None  # receives pushes; often the same connection
         self._waiting: deque[Command] = deque()
         self._gates = 0
         self._channels: dict[str, None] = {}
-        self._gone = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._why = ""
-        self._error: Exception | None = None
         self._progress = (0, 0)
+        self._was_up = False
         self._route()
 
     @property
-    def trouble(self) -> str:
-        """Reason why there is no connection, or was none the last time."""
-        return self._why
-
-    @property
-    def failure(self) -> EngineUnavailable | None:
-        """Reason why there is no connection now; ``None`` while there is one."""
-        if self._connection is not None:
-            return None
-        failure = EngineUnavailable(self._why)
-        failure.__cause__ = self._error
-        return failure
+    def failure(self) -> TenureError | None:
+        """Reason why there is no connection; ``None`` while there is one."""
+        return self._reconnector.failure
 
     @property
     def is_up(self) -> bool:
@@ -114,29 +104,19 @@ class RedisReconnector:
         """
         for failures in itertools.count():
             try:
-                await self._connect()
-                break
+                await self._reconnector.open()
+                return
             except Loading as error:
                 level = logging.DEBUG if failures else logging.WARNING
-                _log.log(level, "%s; waiting until it has", error)
-                self._why = str(error)
+                _log.log(level, "waiting until the server has loaded its data: error=%s", error)
             await asyncio.sleep(backoff(failures, _LONGEST_LOADING_PAUSE))
-        reports = Failures(f"{self._address.url}: keeping a connection", _log)
-        self._task = asyncio.get_running_loop().create_task(supervise(self._keep, reports))
 
     async def aclose(self) -> None:
         """Disconnect. Safe to call twice."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-        connection, self._connection = self._connection, None
-        receiver, self._receiver = self._receiver, None
-        self._route()
-        if connection is not None and receiver is not None:
-            connection.give_up("closed")
-            receiver.give_up("closed")
-        self._waiting.clear()
+        try:
+            await self._reconnector.aclose()
+        finally:
+            self._waiting.clear()
 
     # Sending
 
@@ -177,7 +157,7 @@ class RedisReconnector:
         if receiver is not self._receiver:
             return  # a gate goes with its connection
         if error is not None:
-            self.give_up(str(error))
+            self.drop(str(error))
         elif receiver is not self._connection:
             self._gates -= 1
             self._route()
@@ -199,69 +179,38 @@ class RedisReconnector:
             self._receiver.subscribe(next(iter(self._channels))).add_done_callback(_retrieve)
         return alive
 
-    # The connections
+    # For the kit's reconnector
 
-    async def _keep(self) -> None:
-        """Keep a connection, until cancelled."""
-        while True:
-            if self._connection is not None:
-                await self._gone.wait()
-            for failures in itertools.count():
-                await asyncio.sleep(backoff(failures))
-                try:
-                    await self._connect()
-                    break
-                except Exception as error:  # an administrator may repair the cause
-                    why = str(error)
-                    passes = isinstance(error, EngineUnavailable) or (
-                        isinstance(error, OSError) and not isinstance(error, TenureError)
-                    )
-                    level = logging.DEBUG if passes or why == self._why else logging.ERROR
-                    _log.log(
-                        level,
-                        "connection failed, reconnecting: url=%s error=%r",
-                        self._address.url,
-                        error,
-                    )
-                    self._why, self._error = why, error
-
-    async def _connect(self) -> None:
-        self._gone.clear()
+    async def connect(self, host: str) -> _Pair:
+        """Open and prepare the connections."""
+        if self._was_up:  # a server may drop every connection at once
+            await asyncio.sleep(backoff(0))
         made: list[RedisConnection] = []
 
         def lost(why: str, unanswered: list[Command]) -> None:
             self._waiting.extendleft(reversed(unanswered))
             if self._connection in made:
-                self.give_up(why)
+                self.drop(why)
             for each in made:
-                each.give_up(why)
+                each.drop(why)
 
         try:
             connection, server = await connect(self._address, self._meta, self._owner.pushed, lost)
             made.append(connection)
-            receiver = connection
             if server.protocol == 2:
-                receiver = await connect_once(
-                    self._address, server.place, self._meta, self._owner.pushed, lost
+                made.append(
+                    await connect_once(
+                        self._address, server.place, self._meta, self._owner.pushed, lost
+                    )
                 )
-                made.append(receiver)
-            await self._prepare(connection, receiver, server)
+            await self._prepare(connection, made[-1], server)
         except BaseException as error:
             for each in made:
-                each.give_up("it could not be prepared")
+                each.drop("it could not be prepared")
             if isinstance(error, OSError) and not isinstance(error, TenureError):
-                raise EngineUnavailable(f"{self._address.url}: {error}") from error
+                raise EngineUnavailable(f"{host}: {error}") from error
             raise
-        self._connection, self._receiver = connection, receiver
-        self._gates = 0
-        self._progress = (0, 0)
-        self._route()
-        try:
-            self._send_waiting()
-            self._owner.resumed()
-        except Exception as error:
-            self.give_up(f"it could not be used: {error!r}")
-            raise
+        return connection, made[-1]
 
     async def _prepare(
         self, connection: RedisConnection, receiver: RedisConnection, server: Server
@@ -282,19 +231,33 @@ class RedisReconnector:
         if connection.over or receiver.over:
             raise EngineUnavailable(f"{self._address.url} closed the connection")
 
-    def give_up(self, why: str) -> None:
-        """Drop the connection, and make another one."""
-        connection, receiver = self._connection, self._receiver
-        if connection is None or receiver is None:
-            return
+    def up(self, connection: _Pair) -> None:
+        """Send what waits for a connection."""
+        self._connection, self._receiver = connection
+        self._progress = (0, 0)
+        self._was_up = True
+        self._route()
+        self._send_waiting()
+        self._owner.resumed()
+
+    def down(self, connection: _Pair, why: TenureError) -> None:
+        """Drop the connections; commands wait for the next ones."""
         self._connection = self._receiver = None
         self._gates = 0
         self._route()
-        self._why, self._error = why, None
-        self._gone.set()
-        connection.give_up(why)
-        receiver.give_up(why)
+        for each in connection:
+            each.drop(str(why))
         self._owner.lost(why)
+
+    def longest_pause(self) -> float:
+        """Return the longest pause between two attempts, in seconds."""
+        return LONGEST_PAUSE
+
+    def drop(self, why: str) -> None:
+        """Drop the connection, and make another one."""
+        pair = self._reconnector.connection
+        if pair is not None:
+            self._reconnector.lost(pair, EngineUnavailable(f"{self._address.url}: {why}"))
 
 
 def _retrieve(answer: asyncio.Future[Any]) -> None:

@@ -39,7 +39,7 @@ def role(info: Info) -> Finding:
     return Finding(
         "failure",
         "role",
-        f"a replica of {master}, which takes no writes",
+        f"a replica of {master}, which rejects writes",
         "name the master, or the sentinels with redis+sentinel://",
     )
 
@@ -116,6 +116,6 @@ def replicas(info: Info, address: RedisUrl) -> Finding:
             "warning",
             "replicas",
             f"{found}: a failover may forget the last grants",
-            "with ?min_replicas=1 a grant is told only when a replica has it",
+            "set ?min_replicas=1: a replica then confirms each grant before it is reported",
         )
     return Finding("ok", "replicas", found)

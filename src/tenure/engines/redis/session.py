@@ -11,28 +11,20 @@ from functools import partial
 from typing import Any
 
 from tenure.core import rules
-from tenure.engines.contract import (
-    Answer,
-    Attach,
-    Enqueued,
-    Place,
-    Removal,
-    SessionEvents,
-    Withdrawn,
-)
+from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.redis import values
-from tenure.engines.redis.attachment import Attachment, SessionEngine
+from tenure.engines.redis.attachment import RedisAttachment
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, Operation, ScriptCall, ignore, settle
 from tenure.errors import EngineError, SessionExpired
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
 __all__ = ["OWNS", "WAITING", "RedisSession"]
 
-ASKED, WAITING, OWNS = range(3)
+SENT, WAITING, OWNS = range(3)
 """States of a request, as far as they are known here."""
 
 _init = asyncio.Future.__init__
-"""The constructor of operations, which are often made: those between would cost as much again."""
+"""Constructor of operations, called directly because it is on the hot path."""
 
 REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
 
@@ -64,7 +56,7 @@ class EnqueueOperation(Operation[Enqueued]):
         ephemeral: bool,
     ) -> None:
         _init(self, loop=session.loop)
-        self.hearers = ()
+        self.listeners = ()
         self.session = session
         self.request_id = request_id
         self.name = name
@@ -100,7 +92,7 @@ class WithdrawOperation(Operation[Withdrawn]):
 
     def __init__(self, session: RedisSession, request_id: int, *, retried: bool = False) -> None:
         _init(self, loop=session.loop)
-        self.hearers = ()
+        self.listeners = ()
         self.session = session
         self.request_id = request_id
         self.words = ("w", request_id)
@@ -120,30 +112,8 @@ class WithdrawOperation(Operation[Withdrawn]):
         self.may_have_run = True
 
 
-class RedisSession(Attachment):
-    """An attached session, as the contract defines it.
-
-    Attributes:
-        holds: the states of its requests.
-        waited: the names for which requests wait.
-    """
-
-    def __init__(
-        self,
-        engine: SessionEngine,
-        how: Attach,
-        events: SessionEvents,
-        number: int,
-        token: str,
-        window: float,
-    ) -> None:
-        """Start attached, without requests."""
-        super().__init__(engine, how, events, number, token, window)
-        self.holds: dict[int, int] = {}
-        self.waited: dict[int, str] = {}
-        self._ahead: dict[int, tuple[bytes, bytes]] = {}
-        self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
-        self._unwanted: set[int] = set()  # the store refused to remove them; tried again later
+class RedisSession(RedisAttachment):
+    """An attached session, as the contract defines it."""
 
     def enqueue(
         self,
@@ -164,7 +134,7 @@ class RedisSession(Attachment):
             rules.check_data(data, self.path, name)
         operation = EnqueueOperation(self, request_id, name, count, data, timeout, ephemeral)
         rules.check_name(name, self.path)
-        self.holds[request_id] = ASKED
+        self.requests[request_id] = SENT
         self._reconnector.operate(operation)
         return operation
 
@@ -172,17 +142,18 @@ class RedisSession(Attachment):
         """Handle the answer to a request."""
         request_id = operation.request_id
         if type(reply) is int:
-            confirmer, holds = self._engine.confirmer, self.holds
+            confirmer, requests = self._engine.confirmer, self.requests
             if reply == 0:
-                holds.pop(request_id, None)
+                requests.pop(request_id, None)
+                self._engine.quarantine.end()
                 operation.settle(_REFUSED)
                 return
             self.order_ids.highest = max(self.order_ids.highest, reply)
-            if request_id in holds:
+            if request_id in requests:
                 if confirmer is not None:
                     confirmer.confirm(self, partial(self._confirmed_at_once, operation, reply))
                     return
-                holds[request_id] = OWNS
+                requests[request_id] = OWNS
             if not operation.done():
                 operation.set_result(Enqueued(_GRANTED, reply))
             if self._ahead:
@@ -191,8 +162,8 @@ class RedisSession(Attachment):
             order_id, due = reply
             self.order_ids.saw(order_id)
             self._engine.expect(due)
-            if request_id in self.holds:  # otherwise it has been withdrawn meanwhile
-                self.holds[request_id] = WAITING
+            if request_id in self.requests:  # otherwise it has been withdrawn meanwhile
+                self.requests[request_id] = WAITING
                 self.waited[request_id] = operation.name
                 if not self._fresh:
                     self.loop.call_soon(self._fresh.clear)
@@ -202,7 +173,7 @@ class RedisSession(Attachment):
         elif type(reply) is list and reply[0] == b"quarantined":
             self._held_up(operation, reply[1] / 1e6)
         else:
-            self.holds.pop(request_id, None)
+            self.requests.pop(request_id, None)
             error = self._wrong(reply)
             operation.fail(error or self._error(reply, operation.name, operation.count))
 
@@ -212,13 +183,13 @@ class RedisSession(Attachment):
         if left <= _SOON and not self.over:
             self.loop.call_later(left + 0.001, self._try_again, operation)
         else:
-            self.holds.pop(operation.request_id, None)
+            self.requests.pop(operation.request_id, None)
             operation.settle(_REFUSED)  # and `Engine.trouble` says why
 
     def _try_again(self, operation: EnqueueOperation) -> None:
         if self.over:
             operation.fail(self.reason)
-        elif operation.request_id in self.holds:
+        elif operation.request_id in self.requests:
             self._reconnector.operate(operation)
         else:
             operation.settle(_REFUSED)  # it was withdrawn meanwhile
@@ -231,12 +202,12 @@ class RedisSession(Attachment):
         self, operation: EnqueueOperation, order_id: int, error: EngineError | None
     ) -> None:
         if error is None:
-            if operation.request_id in self.holds:
-                self.holds[operation.request_id] = OWNS
+            if operation.request_id in self.requests:
+                self.requests[operation.request_id] = OWNS
             operation.settle(Enqueued(_GRANTED, order_id))
             self._push_ahead(operation.request_id)
         else:
-            if self.holds.pop(operation.request_id, None) is not None:
+            if self.requests.pop(operation.request_id, None) is not None:
                 self._withdraw(operation.request_id)
             operation.fail(error)
 
@@ -250,7 +221,7 @@ class RedisSession(Attachment):
     ) -> Answer[None]:
         """Change a request in place."""
         self.check()
-        if request_id in self.holds:
+        if request_id in self.requests:
             if data is not None:
                 rules.check_data(data, self.path)
             if timeout is not UNCHANGED:
@@ -276,11 +247,11 @@ class RedisSession(Attachment):
         error = self._wrong(reply)
         if operation.retried:
             if not self.over:
-                self._unwanted.add(operation.request_id)
+                self._unremoved.add(operation.request_id)
         elif operation.may_have_run and isinstance(error, SessionExpired):
             operation.settle(_LEFT)
         else:
-            operation.fail(error or self._failure(f"it answered {reply!r}"))
+            operation.fail(error or self._failure(f"unexpected reply {reply!r}"))
 
     def _withdraw(self, request_id: int) -> None:
         """Take a request out of its queue, without a caller."""
@@ -288,7 +259,7 @@ class RedisSession(Attachment):
             self._reconnector.operate(WithdrawOperation(self, request_id, retried=True))
 
     def _drop(self, request_id: int) -> None:
-        self.holds.pop(request_id, None)
+        self.requests.pop(request_id, None)
         if self.waited:
             self.waited.pop(request_id, None)
         if self._ahead:
@@ -303,15 +274,15 @@ class RedisSession(Attachment):
         elif kind == b"E":
             self.end(rest.decode())
         elif kind == b"A":
-            self.news.set()
+            self.recheck.set()
         elif self.early is not None:
             self.early.append(partial(self.push, kind, rest))
         else:
             request_id = int(rest.split()[0])
-            standing = self.holds.get(request_id)
+            standing = self.requests.get(request_id)
             if request_id in self._fresh:
                 self.loop.call_soon(self.push, kind, rest)
-            elif standing == ASKED:
+            elif standing == SENT:
                 self._ahead[request_id] = (kind, rest)
             elif standing is not None and kind != b"g":
                 self._removed(request_id, REMOVALS[kind])
@@ -321,20 +292,20 @@ class RedisSession(Attachment):
     def _granted(self, request_id: int, order_id: int) -> None:
         self.order_ids.saw(order_id)
         if self._engine.confirmer is None:
-            self._tell_granted(request_id, order_id)
+            self._report_granted(request_id, order_id)
         else:
             self._engine.confirmer.confirm(self, partial(self._confirmed, request_id, order_id))
 
-    def _tell_granted(self, request_id: int, order_id: int) -> None:
-        self.holds[request_id] = OWNS
+    def _report_granted(self, request_id: int, order_id: int) -> None:
+        self.requests[request_id] = OWNS
         self.waited.pop(request_id, None)
         self.events.granted(request_id, order_id)
 
     def _confirmed(self, request_id: int, order_id: int, error: EngineError | None) -> None:
-        if self.over or self.holds.get(request_id) != WAITING:
+        if self.over or self.requests.get(request_id) != WAITING:
             return
         if error is None:
-            self._tell_granted(request_id, order_id)
+            self._report_granted(request_id, order_id)
         else:
             self._removed(request_id, Removal.UNCONFIRMED)
 
@@ -350,22 +321,22 @@ class RedisSession(Attachment):
         """Look up requests in these states, in case a push was missed."""
         if self.early is not None or self.over:
             return
-        while self._unwanted:
-            self._withdraw(self._unwanted.pop())
-        found = [request_id for request_id, each in self.holds.items() if each in standings]
+        while self._unremoved:
+            self._withdraw(self._unremoved.pop())
+        found = [request_id for request_id, each in self.requests.items() if each in standings]
         for start in range(0, len(found), _CHUNK):
-            holds = tuple(found[start : start + _CHUNK])
-            look = ScriptCall(SCRIPTS["look"], self, holds, partial(self._found, holds))
+            requests = tuple(found[start : start + _CHUNK])
+            look = ScriptCall(SCRIPTS["look"], self, requests, partial(self._found, requests))
             self._reconnector.send(look)
 
-    def _found(self, holds: tuple[int, ...], reply: Any) -> None:
+    def _found(self, requests: tuple[int, ...], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:
             return
         _, *found, due = reply
         self._engine.expect(due)
-        for request_id, place in zip(holds, found, strict=True):
-            standing = self.holds.get(request_id)
-            if standing is None or standing == ASKED or self.over:
+        for request_id, place in zip(requests, found, strict=True):
+            standing = self.requests.get(request_id)
+            if standing is None or standing == SENT or self.over:
                 continue
             if isinstance(place, bytes) and place.startswith(b"!"):
                 self._removed(request_id, REMOVALS[place[1:2]])
@@ -388,7 +359,9 @@ class RedisSession(Attachment):
         def begun(reply: Any) -> None:
             if self._wrong(reply) is None and not self.over:
                 found = values.recovered(reply[1])
-                self.holds = {each.request_id: OWNS if each.granted else WAITING for each in found}
+                self.requests = {
+                    each.request_id: OWNS if each.granted else WAITING for each in found
+                }
                 self.waited = {each.request_id: each.name for each in found if not each.granted}
                 self._engine.expect(reply[2])
                 self.resume(found)

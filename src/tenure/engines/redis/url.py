@@ -88,7 +88,7 @@ class RedisUrl:
         fresh: the caller says that a namespace without data is new.
         max_window: seconds of the namespace's longest recovery window, the same for every program.
         min_replicas: number of replicas that confirm a grant before it is reported.
-        patience: seconds after which a silent connection is given up, at the most.
+        socket_timeout: seconds after which a silent connection is dropped, at the most.
         connect_timeout: seconds for one attempt to connect.
         busy_poll: seconds that the loop stays awake for an answer, at the most.
     """
@@ -110,7 +110,7 @@ class RedisUrl:
     max_window: float
     min_replicas: int
     may_evict: bool
-    patience: float
+    socket_timeout: float
     connect_timeout: float
     busy_poll: float
 
@@ -151,7 +151,7 @@ def parse(url: str) -> RedisUrl:
         max_window=given[_MAX_WINDOW],
         min_replicas=given[_MIN_REPLICAS],
         may_evict=given[_MAY_EVICT],
-        patience=given[SOCKET_TIMEOUT],
+        socket_timeout=given[SOCKET_TIMEOUT],
         connect_timeout=given[_CONNECT_TIMEOUT],
         busy_poll=given[BUSY_POLL],
     )

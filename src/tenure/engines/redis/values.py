@@ -7,15 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.errors import (
     EngineError,
-    InvalidArgument,
-    LeaseReleased,
-    NodeNotFound,
-    SemaphoreBusy,
-    SemaphoreExists,
-    SemaphoreNotFound,
     TenureError,
 )
 from tenure.model import (
@@ -33,13 +27,11 @@ __all__ = [
     "config_text",
     "count_text",
     "error",
+    "included",
     "microseconds",
-    "no_node",
-    "not_found",
     "recovered",
     "semaphore",
     "sessions",
-    "wanted",
 ]
 
 WHOLE = str(EPHEMERAL_LIMIT)
@@ -47,7 +39,7 @@ WHOLE = str(EPHEMERAL_LIMIT)
 
 
 def count_text(count: int) -> str:
-    """Encode a count; "0" is an invalid one, which the script finds in its turn."""
+    """Encode a count; "0" for an invalid one, which the script rejects."""
     if count == EPHEMERAL_LIMIT:
         return WHOLE
     return f"{count:d}" if isinstance(count, int) and 1 <= count <= EPHEMERAL_LIMIT else "0"
@@ -68,7 +60,7 @@ def config(stored: bytes) -> NodeConfig:
     return NodeConfig(**json.loads(stored))
 
 
-def wanted(*, owners: bool, waiters: bool) -> str:
+def included(*, owners: bool, waiters: bool) -> str:
     """Choose the requests that ``describe.lua`` includes."""
     return "all" if waiters else "owners" if owners else "none"
 
@@ -145,11 +137,11 @@ def recovered(reply: Iterable[list[Any]]) -> list[Recovered]:
 
 
 def error(url: str, path: str, name: str, count: int, reply: list[Any]) -> TenureError:
-    """Return the error for what a script found wrong; where it is a rule, in the rule's words."""
+    """Return the error for a script's refusal, in the words of the broken rule."""
     code = reply[0]
     try:
         if code == b"missing":
-            return not_found(name, path)
+            return refusals.semaphore_not_found(path, name)
         if code == b"kind":
             rules.check_kind(not reply[1], bool(reply[1]), path, name)
         elif code == b"count":
@@ -157,44 +149,16 @@ def error(url: str, path: str, name: str, count: int, reply: list[Any]) -> Tenur
         elif code == b"shrink":
             rules.check_shrink(count, int(reply[2]), int(reply[3]), path, reply[1].decode())
         elif code == b"busy":
-            return SemaphoreBusy(
-                f"{name!r} on {path} has owners or waiters; release it, or delete it by force, "
-                "which takes it from them",
-                node=path,
-                name=name,
-            )
+            return refusals.semaphore_busy(path, name)
         elif code == b"full":
-            return InvalidArgument(
-                f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the most",
-                node=path,
-                name=name,
-            )
+            return refusals.semaphores_full(path, name)
         elif code == b"exists":
             limit = int(reply[1])
-            return SemaphoreExists(
-                f"{name!r} on {path} exists already, with limit {limit}",
-                node=path,
-                name=name,
-                limit=limit,
-            )
+            return refusals.semaphore_exists(path, name, limit)
         elif code == b"released":
-            return LeaseReleased(f"the request on {path} is over", node=path)
+            return refusals.request_over(path)
     except TenureError as broken:
         return broken
-    return EngineError(f"{url} answered {reply!r}", node=path, name=name)
-
-
-def not_found(name: str, path: str) -> SemaphoreNotFound:
-    """Return the error for a name that no semaphore has."""
-    return SemaphoreNotFound(
-        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
-    )
-
-
-def no_node(path: str) -> NodeNotFound:
-    """Return the error for a path that no node has."""
-    return NodeNotFound(
-        f"there is no node {path}; create it with client.create_node({path!r}) or "
-        f"'tenure node create {path}'",
-        node=path,
+    return EngineError(
+        f"{name!r} on {path}: {url} sent an unexpected reply: {reply!r}", node=path, name=name
     )

@@ -8,16 +8,17 @@ The modules, from the bottom up:
 
 * ``url``, ``files`` and ``folders``: where the store is, and the checks before it is trusted.
 * ``schema`` and ``checkpoint``: the tables, the connections to them, and SQLite's log.
-* ``life``: the liveness file and the heartbeats of each participant.
-* ``bell``: notification of other processes.
+* ``liveness``: the liveness file and the heartbeats of each participant.
+* ``notifier``: notification of other processes.
 * ``transaction``: the lock that orders writers, and the transaction in it.
-* ``over``, ``requests``, ``nodes``, ``takeover``, ``sessions`` and ``describe``: the rules, as SQL
+* ``expiry``, ``requests``, ``nodes``, ``sessions`` and ``participants``: the rules, as SQL
   statements. They use a connection only through their transaction.
 * ``committer`` and ``store``: decide when, and on which thread, the statements run.
-* ``watches``, ``news`` and ``monitor``: tell sessions of changes, and look after their waiters.
-* ``engine``, ``session`` and ``pages``: the engine contract.
+* ``descriptions``: descriptions of nodes, semaphores and sessions.
+* ``watches``, ``delivery`` and ``monitor``: notify sessions, and check the waiters.
+* ``engine`` and ``session``: the engine contract.
 * ``doctor``: examines a store that may be broken.
-* ``backup``, ``restore`` and ``quarantine``: copy a store, restore it, and delay its first grants.
+* ``backup`` and ``restore``: copy a store, and restore it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,6 @@ def _check_platform() -> None:
     except ImportError as error:
         raise Unsupported(
             "sqlite:// needs Linux or macOS (Windows has neither the locks nor the sockets for "
-            "it); use memory:// within one program, a server (redis://, etcd:// or tenure://), or "
+            "it). Use memory:// within one program, a server (redis://, etcd:// or tenure://), or "
             "WSL"
         ) from error

@@ -26,7 +26,7 @@ from tenure.engines.sqlite.files import check_trusted, check_usable, system_erro
 from tenure.engines.sqlite.url import parse
 from tenure.errors import EngineError
 
-__all__ = ["PAGES", "Progress", "backup", "check_whole", "sync_folder", "told"]
+__all__ = ["PAGES", "Progress", "backup", "check_whole", "step", "sync_folder"]
 
 Progress = Callable[[int, int], None]
 """Called with the number of pages left to copy, and the total number of pages."""
@@ -54,7 +54,7 @@ def backup(
     address = parse(url)
     target = os.path.abspath(file)
     if target == address.path:
-        raise EngineError(f"{target} is the store itself; name another file for the backup")
+        raise EngineError(f"{target} is the store itself. Name another file for the backup")
     _check_absent(target, force=force)
     with system_error(f"cannot use {address.path}"):
         check_trusted(address.path, os.lstat(address.path), address)
@@ -63,8 +63,8 @@ def backup(
         with contextlib.closing(schema.connect(address)) as source:
             if not schema.is_ready(source, address.path):
                 raise EngineError(
-                    f"{address.path} has no tables of this version; any use of it makes them "
-                    "('tenure ls'), then try again"
+                    f"{address.path} has no tables of this version. Any use of it makes them "
+                    "('tenure ls'); then try again"
                 )
             with _partial(target) as (partial, fd):
                 _write(source, partial, progress)
@@ -77,7 +77,7 @@ def backup(
 
 def _check_absent(target: str, *, force: bool) -> None:
     if not force and os.path.lexists(target):
-        raise EngineError(f"{target} exists; name another file, or replace it with --force")
+        raise EngineError(f"{target} exists. Name another file, or replace it with --force")
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> 
         source.execute("BEGIN")
         source.execute("SELECT id FROM meta").fetchone()  # starts the read transaction
         try:
-            source.backup(copy, pages=PAGES, progress=told(progress))
+            source.backup(copy, pages=PAGES, progress=step(progress))
         finally:
             source.execute("COMMIT")
         copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
@@ -138,7 +138,7 @@ def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> 
         check_whole(copy, path)
 
 
-def told(progress: Progress | None) -> Callable[[int, int, int], object]:
+def step(progress: Progress | None) -> Callable[[int, int, int], object]:
     """Adapt a progress callback to the signature that `sqlite3` uses."""
     return lambda _, left, all_pages: progress(left, all_pages) if progress else None
 
@@ -150,11 +150,14 @@ def check_whole(connection: sqlite3.Connection, path: str) -> None:
         EngineError: the database is damaged.
     """
     try:
-        (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except UnicodeDecodeError:  # the message of SQLite quotes bytes of the damaged file
-        said = "it contains text that is none"
-    if said != "ok":
-        raise EngineError(f"{path} is damaged: {said}")
+        found = "it contains invalid text"
+    if found != "ok":
+        raise EngineError(
+            f"{path} is damaged: {found}. Stop all programs that use it, then restore it from a "
+            "backup"
+        )
 
 
 def _publish(partial: str, fd: int, target: str, *, force: bool) -> None:

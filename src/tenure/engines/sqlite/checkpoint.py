@@ -1,4 +1,4 @@
-"""Checkpoints of SQLite's write-ahead log, in a thread beside the event loop.
+"""Checkpoints of SQLite's write-ahead log, in a thread of their own.
 
 By default SQLite runs a checkpoint inside a commit from time to time, and that commit waits for the
 disk. Here a thread runs it while commits go on. SQLite can restart the log only at a moment when
@@ -7,17 +7,17 @@ checkpoint (``wal_autocheckpoint``).
 
 SQLite 3.7.0 to 3.51.2 has a defect, which its documentation calls the WAL-reset bug. A checkpoint
 reads the log's length. A commit of another connection then restarts the log, unseen by the
-checkpoint, which goes on to record the former length as copied. A later checkpoint skips as many
+checkpoint, which then records the former length as copied. A later checkpoint skips as many
 frames of the restarted log, and the commits in them are lost.
 
 Rule: a checkpoint runs only while a read transaction of another connection is open, which began
-before it. That excludes the bug, whatever the library's version and whatever other programs do:
+before it. That excludes the bug with every version of the library and every other program:
 
 * If the reader reads from the log, no commit can restart the log until the reader ends.
 * If the whole log had been copied when the reader began, the reader reads the database alone. A
   commit may then restart the log, but no checkpoint can copy anything until the reader ends.
 
-A checkpoint in a commit needs no reader: it runs in the turn, in which no other program commits.
+A checkpoint in a commit needs no reader: it runs in the turn, while no other program commits.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from tenure.background import BackgroundQueue, BackgroundThread, BackgroundTimer
 from tenure.clock import Clock
 from tenure.engines.contract import Answer
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.transaction import Told, Transaction, Turn
+from tenure.engines.sqlite.transaction import Messages, Transaction, Turn
 from tenure.errors import TenureError
 
 __all__ = ["Committer"]
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 _ALONE = 16
 """Operations in a row that commit immediately before one is deferred."""
-_PATIENCE = 5.0
+_LOCKED_TIMEOUT = 5.0
 """Seconds for which a transaction is retried while another program has locked the database."""
 
 _log = logging.getLogger("tenure.sqlite")
@@ -74,7 +74,7 @@ class _Operation:
 class _Listener(Protocol):
     """The monitor, as the committer calls it on the loop: after commits, answers, deferrals."""
 
-    def tell(self, told: Told, /) -> None: ...
+    def committed(self, messages: Messages, /) -> None: ...
 
     def answered(self) -> None: ...
 
@@ -107,13 +107,13 @@ class Committer:
         self._grouping = False
         self._alone = 0
         self._queue: deque[_Operation] = deque()
-        self._carried_out: deque[tuple[deque[_Operation], deque[Told]]] = deque()
+        self._finished: deque[tuple[deque[_Operation], deque[Messages]]] = deque()
         self._failures = Failures(f"committing to {self._path}", _log)
         self._flushing = BackgroundTimer(loop, clock.now, self._flush, self._failures)
-        self._telling: BackgroundQueue[Told] = BackgroundQueue(
+        self._outgoing: BackgroundQueue[Messages] = BackgroundQueue(
             loop,
             clock.now,
-            lambda told: self.listener.tell(told),  # noqa: PLW0108  it is set later
+            lambda messages: self.listener.committed(messages),  # noqa: PLW0108  it is set later
             self._failures,
         )
         self._thread = BackgroundThread("tenure-sqlite", self._run_thread)
@@ -136,17 +136,17 @@ class Committer:
         """
         operation = _Operation(work, args, note)
         if self._grouping or self._tx.durable or self._queue or self.busy:
-            return self._put_off(operation)
-        told: list[Told] = []
+            return self._defer(operation)
+        messages: list[Messages] = []
         try:
-            if not self._run_together((operation,), told, take=True):
-                return self._put_off(operation)
+            if not self._run_together((operation,), messages, take=True):
+                return self._defer(operation)
         except Exception as error:
             if schema.is_busy(error):
-                return self._put_off(operation)
+                return self._defer(operation)
             operation.error = schema.explained(error, self._path)
         except BaseException:
-            self._telling.put(told)  # the interrupt came after the commit
+            self._outgoing.put(messages)  # the interrupt came after the commit
             raise
         self._alone += 1
         if self._alone >= _ALONE:
@@ -154,28 +154,28 @@ class Committer:
         try:
             if note is not None:
                 note(operation.result if operation.error is None else None)
-            if told:
-                self._pass_on(told[0])
+            if messages:
+                self._pass_on(messages[0])
         except Exception as problem:
             self._failures.report(problem)
-            self._telling.put(told)
+            self._outgoing.put(messages)
         if operation.error is not None:
             raise operation.error
         result: T = operation.result
         return result
 
-    def _pass_on(self, told: Told) -> None:
+    def _pass_on(self, messages: Messages) -> None:
         """Pass on a commit's messages after earlier ones; after an error, queue them again."""
         try:
-            if self._telling.items:
-                self._telling.put((told,))
+            if self._outgoing.items:
+                self._outgoing.put((messages,))
             else:
-                self.listener.tell(told)
+                self.listener.committed(messages)
         except Exception as error:
             self._failures.report(error)
-            self._telling.put_threadsafe(told)
+            self._outgoing.put_threadsafe(messages)
 
-    def _put_off(self, operation: _Operation) -> asyncio.Future[Any]:
+    def _defer(self, operation: _Operation) -> asyncio.Future[Any]:
         operation.future = future = self._loop.create_future()
         self._queue.append(operation)
         if not self._flushing.armed and not self.busy:
@@ -194,16 +194,16 @@ class Committer:
         operations = self._take()
         self._grouping = len(operations) > 1
         self._alone = 0
-        told: list[Told] = []
+        messages: list[Messages] = []
         locked = False
         try:
-            self._run(operations, told)
+            self._run(operations, messages)
         except sqlite3.Error:  # by another program: the thread retries
             locked = True
         finally:  # after an interrupt, too
             self._queue.extendleft(each for each in reversed(operations) if not each.done)
             done = deque(each for each in operations if each.done)
-            self._carried_out.append((done, deque(told)))
+            self._finished.append((done, deque(messages)))
             self._turn.release()
             if self._queue and not locked:
                 self._flushing.soon()
@@ -222,9 +222,9 @@ class Committer:
         self._errands.put(self._wait_for_turn)
 
     def _wait_for_turn(self) -> None:
-        """In the thread: take the turn, however long that takes, and run what was deferred."""
+        """Take the turn, in the thread, and run the deferred operations."""
         operations: list[_Operation] = []
-        told: list[Told] = []
+        messages: list[Messages] = []
         failure: Exception | None = None
         try:
             self._turn.take()
@@ -235,19 +235,19 @@ class Committer:
                 self.stalled_since = None
                 try:
                     operations = self._take()
-                    self._run_patiently(operations, told)
+                    self._run_retrying(operations, messages)
                 finally:
                     self._turn.release()
         except Exception as error:
             failure, self.stalled_since = error, None
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._done, operations, told, failure)
+            self._loop.call_soon_threadsafe(self._done, operations, messages, failure)
 
-    def _run_patiently(self, operations: list[_Operation], told: list[Told]) -> None:
-        until = time.monotonic() + _PATIENCE
+    def _run_retrying(self, operations: list[_Operation], messages: list[Messages]) -> None:
+        until = time.monotonic() + _LOCKED_TIMEOUT
         while True:
             try:
-                return self._run(operations, told)
+                return self._run(operations, messages)
             except sqlite3.Error as error:
                 if time.monotonic() >= until:
                     for operation in operations:
@@ -256,7 +256,7 @@ class Committer:
             time.sleep(0.005)
 
     def _done(
-        self, operations: list[_Operation], told: list[Told], failure: Exception | None
+        self, operations: list[_Operation], messages: list[Messages], failure: Exception | None
     ) -> None:
         self.busy = False
         if self._closed is not None:  # too late: the engine has been closed
@@ -266,20 +266,20 @@ class Committer:
             for operation in operations:
                 if not operation.done:
                     operation.error = operation.error or schema.explained(failure, self._path)
-        self._carried_out.append((deque(operations), deque(told)))
+        self._finished.append((deque(operations), deque(messages)))
         with self._failures.contained():
             self._deliver()
         if failure is not None:
             self._flushing.at(self._clock.now() + self._failures.failed(failure))
-        elif (self._queue or self._carried_out) and not self._flushing.armed:
+        elif (self._queue or self._finished) and not self._flushing.armed:
             self._flushing.run()
 
     # In the turn, on either thread
 
-    def _run(self, operations: list[_Operation], told: list[Told]) -> None:
+    def _run(self, operations: list[_Operation], messages: list[Messages]) -> None:
         """Run operations in one transaction, or in one each if that fails.
 
-        Their messages are added to `told`.
+        Their messages are added to `messages`.
 
         Raises:
             sqlite3.Error: another program has locked the database; nothing was done.
@@ -287,7 +287,7 @@ class Committer:
         if not operations:
             return
         try:
-            self._run_together(operations, told)
+            self._run_together(operations, messages)
         except Exception as error:
             if schema.is_busy(error):
                 raise
@@ -298,12 +298,12 @@ class Committer:
             return
         for operation in operations:
             try:
-                self._run_together([operation], told)
+                self._run_together([operation], messages)
             except Exception as error:
                 operation.error, operation.done = schema.explained(error, self._path), True
 
     def _run_together(
-        self, operations: Sequence[_Operation], told: list[Told], *, take: bool = False
+        self, operations: Sequence[_Operation], messages: list[Messages], *, take: bool = False
     ) -> bool:
         """Run operations in one transaction; with `take`, in a turn of its own, if it is free."""
         tx = self._tx
@@ -329,10 +329,10 @@ class Committer:
             if tx.committed:
                 for operation in operations:
                     operation.done = True
-                messages = tx.told
-                if messages.pushes or messages.rings or messages.buried:
-                    told.append(messages)
-                    tx.told = Told()
+                sent = tx.messages
+                if sent.pushes or sent.recipients or sent.removed:
+                    messages.append(sent)
+                    tx.messages = Messages()
             if take:
                 self._turn.release()
         return True
@@ -342,16 +342,16 @@ class Committer:
 
         After an interruption, the next flush continues at the same place.
         """
-        while self._carried_out:
-            operations, told = self._carried_out[0]
+        while self._finished:
+            operations, messages = self._finished[0]
             while operations:
                 self._answer(operations[0])
                 operations.popleft()
-            while told:
-                self._pass_on(told[0])
-                told.popleft()
+            while messages:
+                self._pass_on(messages[0])
+                messages.popleft()
             self.listener.answered()
-            self._carried_out.popleft()
+            self._finished.popleft()
 
     def _answer(self, operation: _Operation) -> None:
         try:
@@ -378,11 +378,11 @@ class Committer:
         """
         self._closed = error
         self._flushing.cancel()
-        self._telling.clear()
+        self._outgoing.clear()
         self._fail(self._take(), error)
-        for operations, _ in self._carried_out:
+        for operations, _ in self._finished:
             self._fail(operations, error)
-        self._carried_out.clear()
+        self._finished.clear()
         with self._ending:
             self._abandoned = self.stalled_since is not None
         if self._thread.alive:

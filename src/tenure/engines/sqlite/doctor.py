@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding, Level
-from tenure.engines.sqlite import quarantine, schema
+from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.checkpoint import examine_library
 from tenure.engines.sqlite.files import (
     check_trusted,
@@ -35,7 +35,8 @@ from tenure.engines.sqlite.files import (
     system_error,
 )
 from tenure.engines.sqlite.folders import check_file_system, check_folders, file_system, user
-from tenure.engines.sqlite.life import Lives, boot_id, is_stopped
+from tenure.engines.sqlite.liveness import LivenessFiles, boot_id, is_stopped
+from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
@@ -71,12 +72,6 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
         yield _turn(address)
 
 
-def _refused(what: str, error: TenureError | OSError, remedy: str = "") -> Finding:
-    """Return the finding for a refusal, whose message gives the remedy after its semicolon."""
-    found, semicolon, advice = str(error).partition("; ")
-    return Finding("failure", what, found, remedy or (advice if semicolon else ""))
-
-
 # The file and its folder
 
 
@@ -95,7 +90,7 @@ def _file(address: SqliteUrl, *, there: bool) -> Finding:
             check_trusted(path, status, address)
             check_usable(path)
     except TenureError as error:
-        return _refused("file", error)
+        return Finding.of_error("file", error)
     return Finding("ok", "file", about)
 
 
@@ -117,7 +112,7 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
             with system_error(f"cannot examine the folder {standing}"):
                 check_folders(standing, address)
         except TenureError as error:
-            yield _refused("folder", error)
+            yield Finding.of_error("folder", error)
         else:
             missing = "" if standing == folder else f"; {folder} will be made in it"
             yield Finding("ok", "folder", about + missing)
@@ -125,9 +120,9 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
     try:
         check_file_system(standing)
     except TenureError as error:
-        yield _refused("file system", error)
+        yield Finding.of_error("file system", error)
     else:
-        yield Finding("ok", "file system", kind or "not told by this system")
+        yield Finding("ok", "file system", kind or "unknown on this system")
 
 
 def _space(folder: str) -> Iterator[Finding]:
@@ -135,7 +130,7 @@ def _space(folder: str) -> Iterator[Finding]:
     free = state.f_bavail * state.f_frsize
     remedy = "make room: a full disk stops every change, and nothing can be granted"
     if state.f_blocks == 0:
-        yield Finding("ok", "disk space", "not told by this file system")
+        yield Finding("ok", "disk space", "unknown on this file system")
     elif free < LITTLE_SPACE:
         level: Level = "failure" if free < NO_SPACE else "warning"
         yield Finding(level, "disk space", f"only {_size(free)} free", remedy)
@@ -159,7 +154,7 @@ def _size(size: float) -> str:
     return f"{size:.0f} TiB"
 
 
-# What must be tried
+# Trials of the file system
 
 
 def _trials(folder: str, other: str) -> Iterator[Finding]:
@@ -224,7 +219,7 @@ def _shared_memory(path: str) -> str:
 
 
 def _sockets(address: SqliteUrl) -> Finding:
-    """Check datagram sockets, whose paths are short; `Bell` uses a descriptor for longer ones."""
+    """Check datagram sockets, whose paths are short (see `DatagramNotifier`)."""
     length = len(os.fsencode(address.path + ".tenure"))
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with left, right:
@@ -243,7 +238,7 @@ def _sockets(address: SqliteUrl) -> Finding:
     )
 
 
-# What is in the file
+# Contents of the file
 
 
 def _contents(address: SqliteUrl) -> Iterator[Finding]:
@@ -255,9 +250,9 @@ def _contents(address: SqliteUrl) -> Iterator[Finding]:
         with contextlib.closing(schema.connect(address)) as connection:
             yield from _tables(connection, address)
     except TenureError as error:
-        yield _refused("contents", error)
+        yield Finding.of_error("contents", error)
     except sqlite3.Error as error:
-        yield _refused("contents", schema.explain(error, path))
+        yield Finding.of_error("contents", schema.explain(error, path))
     except OSError as error:
         yield Finding("failure", "contents", f"{path}: {error.strerror}")
 
@@ -293,7 +288,7 @@ def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Find
     yield _epoch(boot, last)
     left = until - SystemClock().now() if boot == boot_id() else owed
     if left > 0:
-        yield Finding("warning", "quarantine", quarantine.describe(path, left), "wait for its end")
+        yield Finding("warning", "quarantine", describe_quarantine(path, left), "wait for its end")
     yield _participants(connection, address)
 
 
@@ -316,7 +311,7 @@ def _epoch(boot: str, last: int) -> Finding:
 def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding:
     """List the participants whose liveness files are locked, which means that they are alive."""
     alive, dead = [], 0
-    with contextlib.closing(Lives(address.path + ".tenure")) as lives:
+    with contextlib.closing(LivenessFiles(address.path + ".tenure")) as lives:
         for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
             if lives.is_alive(number):
                 alive.append(pid)
@@ -370,7 +365,7 @@ def _turn(address: SqliteUrl) -> Finding:
         return Finding("warning", "writers", f"are busy all the time: pid {_listed([*holders])}")
     (pid,) = holders
     if is_stopped(pid):
-        remedy = f"nothing is granted until it goes on (kill -CONT {pid}) or ends (kill -9 {pid})"
+        remedy = f"nothing is granted until it continues (kill -CONT {pid}) or ends (kill -9 {pid})"
         return Finding("failure", "writers", f"pid {pid} was stopped in its turn", remedy)
     return Finding(
         "warning",

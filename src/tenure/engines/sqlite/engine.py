@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
-from tenure.core import rules
-from tenure.engines.contract import Answer, Attach, EngineDefaults, Finding, SessionEvents
-from tenure.engines.sqlite import describe, nodes, quarantine, sessions, takeover
-from tenure.engines.sqlite.life import Life, boot_id
+from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
+from tenure.engines.sqlite import nodes, participants, sessions
+from tenure.engines.sqlite.descriptions import SqliteDescriptions
+from tenure.engines.sqlite.expiry import Attachment
+from tenure.engines.sqlite.liveness import LivenessFile, boot_id
 from tenure.engines.sqlite.monitor import Monitor
-from tenure.engines.sqlite.over import Attachment, check_alive, over_in_queue
-from tenure.engines.sqlite.pages import SQLitePages
+from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.session import SqliteSession
-from tenure.engines.sqlite.store import Store, log
-from tenure.engines.sqlite.takeover import AttachedRow
-from tenure.engines.sqlite.transaction import Transaction
+from tenure.engines.sqlite.sessions import AttachedRow
+from tenure.engines.sqlite.store import Store, answered, log
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.engines.sqlite.watches import SqliteWatches
 from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
@@ -36,8 +35,6 @@ T = TypeVar("T")
 
 _LEAVING = 2.0
 """Seconds that closing waits for the turn. After that, others notice the released liveness lock."""
-_READING = 1.0
-"""Seconds that a description waits for dead participants and silent sessions to be removed."""
 
 
 class SqliteEngine(EngineDefaults):
@@ -48,6 +45,7 @@ class SqliteEngine(EngineDefaults):
     store: Store
     monitor: Monitor
     watches: SqliteWatches
+    descriptions: SqliteDescriptions
 
     def __init__(self, address: SqliteUrl, clock: Clock) -> None:
         """Prepare the engine; `open` opens the file."""
@@ -57,7 +55,6 @@ class SqliteEngine(EngineDefaults):
         self._open = False
         self._closing: asyncio.Task[None] | None = None
         self._registering: asyncio.Future[Any] | None = None
-        self._taking_over: list[int | None] = []
 
     def diagnose(self) -> Iterable[Finding]:
         """Examine the store for `tenure doctor`."""
@@ -73,20 +70,21 @@ class SqliteEngine(EngineDefaults):
             return
         loop = asyncio.get_running_loop()
         self.store = store = Store(self._address, self.clock, loop)
-        self.watches = SqliteWatches(self.do_unasked)
+        self.watches = SqliteWatches(self.do_in_background)
+        self.descriptions = SqliteDescriptions(store, self.do_in_background)
         self.monitor = store.committer.listener = Monitor(store, self.watches, self.acknowledge)
         self._open = True
         self._closing = None
         try:
             if not store.is_current():
-                await self.wait(store.committer.do(sessions.new_boot, boot_id()))
+                await answered(store.committer.do(participants.new_boot, boot_id()))
             else:
                 with store.reading() as tx:
-                    reopened = sessions.is_reopened(tx)
+                    reopened = participants.is_reopened(tx)
                 if reopened:
-                    await self.wait(store.committer.do(sessions.reopen))
+                    await answered(store.committer.do(participants.reopen))
         except BaseException:
-            self._let_go(EngineUnavailable(f"{self.url} could not be opened"), left=False)
+            self._release(EngineUnavailable(f"{self.url} could not be opened"), left=False)
             raise
 
     async def aclose(self) -> None:
@@ -104,28 +102,25 @@ class SqliteEngine(EngineDefaults):
         error = self._was_closed()
         left = False
         try:
-            for session in list(self.monitor.newsroom.sessions.values()):
+            for session in list(self.monitor.delivery.sessions.values()):
                 session.stop(error)
             if store.life is not None:
-                answer = store.committer.do(
-                    sessions.unregister, tuple(filter(None, self._taking_over))
-                )
+                answer = store.committer.do(participants.unregister, tuple(self.monitor.takeovers))
                 if isinstance(answer, asyncio.Future):
                     await asyncio.wait([answer], timeout=_LEAVING)
                     if not answer.done():
                         error = EngineError(
                             f"{self.url} was closed while "
-                            f"{self.monitor.stall(self.clock.now()) or 'its thread was at work'}; "
-                            "what had not been done by then never will be, and what was held is "
-                            "free now"
+                            f"{self.monitor.stall(self.clock.now()) or 'its thread was busy'}. "
+                            "Its pending operations are lost, and its leases are released"
                         )
                         raise error
                     answer.result()
             left = True
         finally:
-            self._let_go(error, left=left)
+            self._release(error, left=left)
 
-    def _let_go(self, error: TenureError, *, left: bool) -> None:
+    def _release(self, error: TenureError, *, left: bool) -> None:
         if self._open:
             self._open = False
             self.monitor.stop()
@@ -150,26 +145,23 @@ class SqliteEngine(EngineDefaults):
 
     def _opened(self) -> Store:
         if not self._open:
-            raise EngineUnavailable(f"{self.url} is not open")
+            raise EngineUnavailable(f"{self.url} is not open. Call open() first")
         if self.store.forked:
             raise Misuse(
-                f"{self.url} was opened by the parent of this forked process, which uses it"
+                f"{self.url} was opened by the parent of this forked process. Connect again here"
             )
         return self.store
 
     # Between the store and the sessions
 
-    async def wait(self, answer: Answer[T]) -> T:
-        """Wait for the result of an operation, if it was deferred."""
-        return await answer if isinstance(answer, asyncio.Future) else answer
-
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
-        return await self.wait(self._opened().committer.do(work, *args))
+        return await answered(self._opened().committer.do(work, *args))
 
     def forget(self, session: SqliteSession) -> None:
         """Remove a session that is over, with its watches."""
         self.monitor.forget(session)
-        self.watches.forget(session)
+        if self._closing is None:  # or else all watches end with the participant
+            self.watches.forget(session)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
         """Return the reason why the store grants nothing at this moment, if it is known."""
@@ -181,11 +173,14 @@ class SqliteEngine(EngineDefaults):
         store = await self._registered()
         if how.session_id is None:
             return await self._attach(store, how, events)
-        self._taking_over.append(how.session_id)
+        takeovers = self.monitor.takeovers
+        takeovers.append(how.session_id)
         try:
-            return await self._attach(store, how, events)
+            session = await self._attach(store, how, events)
+            events.proven(await self._complete(session, assume_dead=how.assume_dead))
         finally:
-            self._taking_over.remove(how.session_id)
+            takeovers.remove(how.session_id)
+        return session
 
     async def _attach(self, store: Store, how: Attach, events: SessionEvents) -> SqliteSession:
         life = store.life
@@ -207,48 +202,46 @@ class SqliteEngine(EngineDefaults):
             self.monitor.expect_silence(at + session.window)
             self.monitor.keep_ticking()
 
-        work = sessions.attach if how.session_id is None else takeover.take_over
+        work = sessions.attach if how.session_id is None else sessions.take_over
         answer = store.committer.do(work, how, slot, note=attached)
         if isinstance(answer, asyncio.Future):
             try:
                 await asyncio.shield(answer)
             except asyncio.CancelledError:
-                self._taking_over.append(how.session_id)  # as long as the store may do it yet
-                answer.add_done_callback(lambda _: self._drop(session))
-                answer.add_done_callback(lambda _: self._taking_over.remove(how.session_id))
+                takeovers = self.monitor.takeovers
+                taken = () if how.session_id is None else (how.session_id,)
+                takeovers += taken  # as long as the store may do it yet
+
+                def abandon(_: object) -> None:
+                    if session is not None:
+                        session.abandon()
+                    for each in taken:
+                        takeovers.remove(each)
+
+                answer.add_done_callback(abandon)
                 raise
         assert session is not None
-        if how.session_id is not None:
-            at = await self._complete(session, assume_dead=how.assume_dead)
-        events.proven(at)
+        if how.session_id is None:
+            events.proven(at)
         return session
 
     async def _complete(self, session: SqliteSession, *, assume_dead: bool) -> float:
         """Complete a takeover; return the time of the last heartbeat that proves the session."""
 
-        def begin(found: list[takeover.Found] | None) -> None:
-            if found is not None:
-                session.begin(found)
+        async def remaining() -> float:
+            return self.monitor.remaining(session)
 
-        try:
-            if not assume_dead:
-                await self.monitor.wait_for_former(session)
-            committer = self._opened().committer
-            answer = committer.do(takeover.begin, session.me, session.path, note=begin)
+        async def begin() -> float:
+            do = self._opened().committer.do
+            answer = do(sessions.begin, session.me, session.path, note=session.begin)
             if isinstance(answer, asyncio.Future):
                 while not answer.done():
                     session.keep()
                     await asyncio.wait([answer], timeout=session.window / 3)
                 answer.result()
             return session.keep()
-        except BaseException:
-            self._drop(session)
-            raise
 
-    def _drop(self, session: SqliteSession | None) -> None:
-        """Abandon an attachment that was never returned to a caller."""
-        if session is not None and self._open:
-            session.abandon()
+        return await session.take_over(None if assume_dead else remaining, begin)
 
     def acknowledge(self, former: Attachment, note: Callable[[Any], None] | None = None) -> None:
         """Confirm to the store, soon, that an attachment that was taken over has ended here."""
@@ -256,29 +249,30 @@ class SqliteEngine(EngineDefaults):
 
     def _acknowledge(self, former: Attachment, note: Callable[[Any], None] | None) -> None:
         with contextlib.suppress(TenureError):  # then its silence ends the wait
-            self.do_unasked(takeover.acknowledge, former, note=note)
+            self.do_in_background(sessions.acknowledge, former, note=note)
 
     async def _registered(self) -> Store:
         """Return the store, after registering this engine as a participant."""
         store = self._opened()
         if store.life is None:
             if self._registering is None:
-                answer = store.committer.do(sessions.register, note=self._entered)
+                answer = store.committer.do(participants.register, note=self._entered)
                 if not isinstance(answer, asyncio.Future):
                     return store
                 self._registering = answer
             await asyncio.shield(self._registering)
         return store
 
-    def _entered(self, mine: tuple[int, Life] | None) -> None:
+    def _entered(self, mine: tuple[int, LivenessFile] | None) -> None:
         self._registering = None
         if mine is not None:
-            self.store.enter(*mine, self.monitor.rung)
+            self.store.enter(*mine, self.monitor.notified)
             left = self.store.tx.quarantined_until - self.clock.now()
             if left > 0:
-                log.warning("%s", quarantine.describe(self._address.path, left))
+                why = describe_quarantine(self._address.path, left)
+                log.warning("the store is quarantined: url=%s error=%s", self.url, why)
 
-    def do_unasked(
+    def do_in_background(
         self, work: Callable[..., Any], *args: Any, note: Callable[[Any], None] | None = None
     ) -> asyncio.Future[Any] | None:
         """Run an operation in the background; return a future if it was deferred.
@@ -290,75 +284,34 @@ class SqliteEngine(EngineDefaults):
         answer = self.store.committer.do(work, *args, note=note)
         return answer if isinstance(answer, asyncio.Future) else None
 
-    async def describe(
-        self, session: SqliteSession, name: str, *, owners: bool, waiters: bool
-    ) -> SemaphoreDescription:
-        """Describe a semaphore as a session sees it: after all its earlier operations."""
-        store = self._opened()
-        where = (session.node, session.path, name)
-        if owners or waiters:
-            with store.reading() as tx:
-                over = over_in_queue(tx, session.node, name)
-            await self._take_out(*over)
-        if not store.committer.idle:
-            return await self._do(_described, session.me, *where, owners, waiters)
-        with store.reading() as tx:
-            return _described(tx, session.me, *where, owners, waiters)
-
-    async def _read(self, path: str, work: Callable[..., T], *args: Any) -> T:
-        """Read from a node, after dead participants and silent sessions were removed."""
-        store = self._opened()
-        with store.reading() as tx:
-            over = sessions.over_on_node(tx, nodes.find(tx, path))
-        await self._take_out(*over)
-        with store.reading() as tx:
-            return work(tx, nodes.find(tx, path), path, *args)
-
-    async def _take_out(self, participants: Sequence[int], silent: Sequence[int]) -> None:
-        """End dead participants and silent sessions, waiting at most `_READING` seconds.
-
-        If the turn cannot be had by then, the caller describes the store as it is.
-        """
-        if participants or silent:
-            with contextlib.suppress(TenureError):
-                answer = self.do_unasked(sessions.reap, participants, silent)
-                if answer is not None:
-                    await asyncio.wait([answer], timeout=_READING)
-
     async def describe_node(self, path: str) -> NodeDescription:
         """Describe a node."""
-        return await self._read(path, describe.node)
+        return await self.pages().node(path)
 
     async def list_nodes(self) -> Sequence[str]:
         """Return the paths of all nodes, sorted."""
-        with self._opened().reading() as tx:
-            return describe.node_list(tx)
+        return await self.pages().nodes()
 
     async def list_semaphores(
         self, path: str, *, owners: bool, waiters: bool
     ) -> Sequence[SemaphoreDescription]:
         """Describe the semaphores of a node, sorted by name."""
-        return await self._read(path, describe.semaphore_list, owners, waiters)
+        return await self.pages().semaphores(path, owners=owners, waiters=waiters)
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
         """Describe a semaphore."""
-        rules.check_name(name, path)
-        store = self._opened()
-        with store.reading() as tx:
-            over = over_in_queue(tx, nodes.find(tx, path), name)
-        await self._take_out(*over)
-        with store.reading() as tx:
-            return describe.semaphore(tx, nodes.find(tx, path), path, name, owners, waiters)
+        return await self.pages().semaphore(path, name, owners=owners, waiters=waiters)
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node, sorted by id."""
-        return await self._read(path, describe.session_list)
+        return await self.pages().sessions(path)
 
-    def pages(self) -> SQLitePages:
+    def pages(self) -> SqliteDescriptions:
         """Return the lists in pages."""
-        return SQLitePages(self._opened(), self._take_out)
+        self._opened()
+        return self.descriptions
 
     async def store_time(self) -> float:
         """Return the local wall clock: all programs are on one host."""
@@ -378,21 +331,8 @@ class SqliteEngine(EngineDefaults):
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; returns false if there was none."""
-        return await self._do(sessions.end_on_node, path, session_id, "an administrator ended it")
+        return await self._do(sessions.end, path, session_id, "an administrator ended it")
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Evict a request from its queue; returns false if there was none."""
         return await self._do(nodes.evict, path, name, order_id)
-
-
-def _described(
-    tx: Transaction,
-    me: Attachment,
-    node: int,
-    path: str,
-    name: str,
-    owners: bool,
-    waiters: bool,
-) -> SemaphoreDescription:
-    check_alive(tx, me, path)
-    return describe.semaphore(tx, node, path, name, owners, waiters)

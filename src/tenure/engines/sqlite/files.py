@@ -1,21 +1,21 @@
 """The files of a store, and whether they may be trusted.
 
 Beside the database (and SQLite's own ``-wal`` and ``-shm``) there is one folder, the database's
-name with ``.tenure`` behind it: the turn, and for each participant its sign of life and its bell.
+name with ``.tenure`` behind it: the turn, and each participant's liveness file and socket.
 
 Rules:
 
-* What we make is private (0600, folders 0700), unless the URL's ``mode`` shares it. The umask
-  has no say.
+* New files are private (0600, folders 0700), unless the URL's ``mode`` shares them. The umask
+  has no effect.
 * Files of another user are never changed, and are used only when ``mode`` says that they are
   shared. Folders in which others could exchange a file are refused likewise (`folders`).
 * A database has one name. SQLite finds its log, and tenure its folder, by the name, so that two
-  names of one file (a hard link, a file mounted elsewhere) would be two stores in one file.
-* A folder is made only in the user's state folder, where the default store is. Elsewhere a missing
+  names of one file (a hard link, a second mount) would be two stores in one file.
+* A folder is made only in the user's state folder, where the default store is. Another missing
   folder is more likely a mistake, and would silently split one store into two.
-* What we make is on disk, by its name, before it is used (a new file is in its folder only when
-  that has been synced as well; SQLite does that for its own).
-* The database is looked at by its name and never opened here: closing it would drop the locks
+* New files are on disk, by their names, before they are used (a new file is in its folder only
+  when the folder has been synced as well; SQLite syncs its own).
+* The database is examined by its name and never opened here: closing it would drop the locks
   that SQLite has on it in this process.
 """
 
@@ -67,7 +67,7 @@ class StoreFiles:
     mode: int
 
     def turn(self) -> str:
-        """The file whose lock is the turn."""
+        """Return the path of the file whose lock is the turn."""
         return os.path.join(self.folder, "turn.lock")
 
 
@@ -87,15 +87,15 @@ def explain(doing: str, error: OSError) -> TenureError:
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return AuthenticationFailed(
-                f"{doing}: permission denied; choose a folder of your own, or run as the owner "
+                f"{doing}: permission denied. Choose a folder of your own, or run as the owner "
                 "of the file, or have the owner share it (sqlite:///...?mode=0660)"
             )
         case errno.EROFS:
-            return EngineError(f"{doing}: the file system is read-only; choose another place")
+            return EngineError(f"{doing}: the file system is read-only. Choose another place")
         case errno.ENOSPC | errno.EDQUOT:
-            return EngineError(f"{doing}: the disk is full; make room, and try again")
+            return EngineError(f"{doing}: the disk is full. Make room, and try again")
         case errno.EMFILE | errno.ENFILE:
-            return EngineError(f"{doing}: too many open files; raise the limit (ulimit -n)")
+            return EngineError(f"{doing}: too many open files. Raise the limit (ulimit -n)")
     return EngineError(f"{doing}: {error.strerror or error}")
 
 
@@ -129,7 +129,7 @@ def prepare(address: SqliteUrl) -> StoreFiles:
 
 
 def _folder_mode(address: SqliteUrl) -> int:
-    """Permissions of a folder; in a shared one, what is made there gets its group."""
+    """Return the permissions of a folder; new files in a shared one get its group."""
     mode = address.mode | (address.mode & 0o444) >> 2
     return mode | stat.S_ISGID if address.shared else mode
 
@@ -137,12 +137,12 @@ def _folder_mode(address: SqliteUrl) -> int:
 def _make_folder(folder: str, address: SqliteUrl) -> None:
     mode = _folder_mode(address)
     os.mkdir(folder, mode & 0o777)
-    os.chmod(folder, mode)  # whatever the umask is
+    os.chmod(folder, mode)  # regardless of the umask
     _sync_folder(os.path.dirname(folder), address)
 
 
 def _sync_folder(folder: str, address: SqliteUrl) -> None:
-    """Have the names in a folder survive a power cut. It must, where commits are to be durable."""
+    """Sync the names in a folder. A failure counts only where commits are durable."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -156,15 +156,15 @@ def _sync_folder(folder: str, address: SqliteUrl) -> None:
 
 def _make_folders(folder: str, address: SqliteUrl) -> None:
     missing: list[str] = []
-    asked = folder
+    target = folder
     while not os.path.isdir(folder):
         # Checked again: another process may have made it just now.
         if os.path.lexists(folder) and not os.path.isdir(folder):
-            raise EngineError(f"{folder} is not a folder, so that nothing can be put into it")
+            raise EngineError(f"{folder} is not a folder. Check the path in the URL")
         missing.append(folder)
         folder = os.path.dirname(folder)
-    if missing and not may_make_folder(asked):
-        raise no_folder(asked, address)
+    if missing and not may_make_folder(target):
+        raise no_folder(target, address)
     for each in reversed(missing):
         try:
             _make_folder(each, address)
@@ -183,7 +183,7 @@ def no_folder(folder: str, address: SqliteUrl) -> EngineError:
     """Return the error of a folder that is missing and is not made."""
     mode = f"{_folder_mode(address):o}"
     return EngineError(
-        f"there is no folder {folder} for {address.path}; check the URL (a relative path counts "
+        f"there is no folder {folder} for {address.path}. Check the URL (a relative path counts "
         f"from the working directory), or make it (mkdir -p -m {mode} {folder})"
     )
 
@@ -197,7 +197,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) 
         pass
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
-        raise EngineError(f"{folder} is not a folder; it is needed for the files of this store")
+        raise EngineError(f"{folder} is not a folder. Move it away: the store needs one")
     _check_owner(folder, status, address)
     mode = _folder_mode(address)
     if status.st_uid == os.geteuid():
@@ -208,7 +208,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) 
 
 
 def share_side_files(place: StoreFiles, address: SqliteUrl) -> None:
-    """SQLite makes its files with the mode of the database, and with whatever group comes along."""
+    """Give SQLite's files, which have the mode of the database, its group as well."""
     if address.shared:
         group = os.stat(place.path).st_gid
         for each in (f"{place.path}-wal", f"{place.path}-shm"):
@@ -254,18 +254,18 @@ def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None
     """
     if stat.S_ISLNK(status.st_mode):
         raise AuthenticationFailed(
-            f"{path} is a symbolic link, which another user may have put there; name the file "
+            f"{path} is a symbolic link, which another user may have put there. Name the file "
             f"itself ({os.path.realpath(path)})"
         )
     if stat.S_ISDIR(status.st_mode):
-        raise EngineError(f"{path} is a folder; add the name of a file to it")
+        raise EngineError(f"{path} is a folder. Add the name of a file to it")
     if not stat.S_ISREG(status.st_mode):
         raise EngineError(f"{path} is not a regular file")
     check_one_name(path, status)
     if is_mount_point(path):
         raise EngineError(
             f"{path} is mounted by itself, and a program that reaches the file by another path has "
-            "a queue of its own; mount the folder that it is in"
+            "a queue of its own. Mount the folder that it is in"
         )
     _check_owner(path, status, address)
     mode = stat.S_IMODE(status.st_mode)
@@ -281,7 +281,7 @@ def check_one_name(path: str, status: os.stat_result) -> None:
     if status.st_nlink > 1:
         raise EngineError(
             f"{path} has {status.st_nlink} names (hard links), and a program that opens it by "
-            "another name has a queue of its own; remove the other names (find / -xdev -samefile "
+            "another name has a queue of its own. Remove the other names (find / -xdev -samefile "
             f"{path}) or copy the file"
         )
 
@@ -298,7 +298,7 @@ def check_usable(path: str) -> None:
     if not _may(path, os.R_OK | os.W_OK):
         mode = stat.S_IMODE(os.stat(path).st_mode)
         raise AuthenticationFailed(
-            f"{path} cannot be both read and written by this user (its mode is {mode:04o}); have "
+            f"{path} cannot be both read and written by this user (its mode is {mode:04o}). Have "
             "its owner share it (sqlite:///...?mode=0660)"
         )
 
@@ -310,11 +310,11 @@ def _create(path: str, address: SqliteUrl) -> None:
     except FileExistsError:  # another process came first
         return
     try:
-        os.fchmod(fd, address.mode)  # whatever the umask is
+        os.fchmod(fd, address.mode)  # regardless of the umask
     finally:
         os.close(fd)
     _sync_folder(os.path.dirname(path), address)
-    log.info("created the store %s", path)
+    log.info("created the store: url=%s", address.url)
 
 
 def _check_side_file(path: str, database: os.stat_result, address: SqliteUrl) -> None:
@@ -331,7 +331,7 @@ def _check_side_file(path: str, database: os.stat_result, address: SqliteUrl) ->
 def _check_owner(path: str, status: os.stat_result, address: SqliteUrl) -> None:
     if status.st_uid != os.geteuid() and not address.shared:
         raise AuthenticationFailed(
-            f"{path} belongs to {user(status.st_uid)}; if it is meant to be shared, every user "
+            f"{path} belongs to {user(status.st_uid)}. If it is meant to be shared, every user "
             "opens it with ?mode=0660 (same group) or ?mode=0666"
         )
 

@@ -59,7 +59,7 @@ def check_folders(folder: str, address: SqliteUrl) -> None:
             kind = "symbolic link" if stat.S_ISLNK(status.st_mode) else "folder"
             raise AuthenticationFailed(
                 f"the {kind} {path} belongs to {user(status.st_uid)}, who could put another file "
-                f"in the place of {address.path}; use a folder of your own, run as its owner, or "
+                f"in the place of {address.path}. Use a folder of your own, run as its owner, or "
                 "share the store on purpose (?mode=0660)"
             )
         if not stat.S_ISLNK(status.st_mode):
@@ -87,7 +87,7 @@ def _check_writers(
     share = "" if address.shared else f", or share the store on purpose (?mode={mode})"
     raise AuthenticationFailed(
         f"{writers} can write to the folder {path}, and so could put another file in the place "
-        f"of {address.path}; remove that permission ({command} {path}), use a folder of your own"
+        f"of {address.path}. Remove that permission ({command} {path}), use a folder of your own"
         + share
     )
 
@@ -102,7 +102,7 @@ def _has_access_list(path: str) -> bool:
 
 
 def _way_to(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder and symbolic link that the kernel passes on its way."""
+    """Yield every folder and symbolic link that the kernel passes on its way."""
     at = "/"
     names = folder.split("/")[::-1]
     links = 0
@@ -143,7 +143,7 @@ def _is_private_group(status: os.stat_result) -> bool:
 
 
 def _outside_namespace() -> set[int]:
-    """The user as which those from outside this process's user namespace appear, if it has one."""
+    """Return the overflow user of this process's user namespace, if it has one."""
     try:
         mapped = [
             tuple(map(int, line.split()))
@@ -197,13 +197,13 @@ def check_file_system(folder: str) -> None:
     if name in _SHARED or (name != kind and name in _USER_SPACE):
         shared = "shared with a host" if name in _VIRTUAL_MACHINE else "a network file system"
         raise Unsupported(
-            f"{folder} is on {shared} ({kind}), whose locks do not hold between machines; use a "
+            f"{folder} is on {shared} ({kind}), whose locks do not hold between machines. Use a "
             "local folder, or redis://, etcd:// or a tenure:// server"
         )
 
 
 def file_system(folder: str) -> str:
-    """Return the type of a folder's file system; empty where the system does not tell."""
+    """Return the type of a folder's file system; empty if unknown."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for fields, kind in _mounts():
@@ -213,13 +213,13 @@ def file_system(folder: str) -> str:
 
 
 def is_mount_point(path: str) -> bool:
-    """Return whether something is mounted at a path, by whichever links it is reached."""
+    """Return whether something is mounted at a path, links resolved."""
     real = os.path.realpath(path)
     return any(_unescaped(fields[4]) == real for fields, _ in _mounts())
 
 
 def _mounts() -> Iterator[tuple[list[str], str]]:
-    """The fields of each mount before the separator, and the type of its file system."""
+    """Yield the fields of each mount before the separator, and the type of its file system."""
     if not sys.platform.startswith("linux"):
         return
     try:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from tenure.core import rules
-from tenure.engines.sqlite.over import Attachment, Suspect, check_alive, is_attached
-from tenure.engines.sqlite.requests import exists, leave, not_found, remove_sessions, settle
+from tenure.core import refusals, rules
+from tenure.engines.sqlite.expiry import Attachment, Suspect, check_alive, is_attached
+from tenure.engines.sqlite.requests import exists, leave, remove_sessions, settle
 from tenure.engines.sqlite.schema import from_column, to_column
 from tenure.engines.sqlite.transaction import DELETED, EVICTED, Transaction
-from tenure.errors import (
-    InvalidArgument,
-    NodeBusy,
-    NodeExists,
-    NodeNotFound,
-    SemaphoreBusy,
-    SemaphoreExists,
-)
 from tenure.model import NodeConfig
 
 __all__ = [
@@ -61,16 +53,12 @@ def find(tx: Transaction, path: str) -> int:
     rules.check_path(path)
     row: tuple[int] | None = tx.execute("SELECT id FROM nodes WHERE path = ?", (path,)).fetchone()
     if row is None:
-        raise NodeNotFound(
-            f"there is no node {path}; create it with client.create_node({path!r}) or "
-            f"'tenure node create {path}'",
-            node=path,
-        )
+        raise refusals.node_not_found(path)
     return row[0]
 
 
 def sessions_of(tx: Transaction, node: int, after: int = 0, most: int = -1) -> list[Suspect]:
-    """The sessions of a node: of those after an id, so many; all for -1."""
+    """Return at most `most` sessions of a node with ids above `after`; all for -1."""
     return tx.execute(
         "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
         "FROM sessions AS s WHERE s.node = ? AND s.id > ? ORDER BY s.id LIMIT ?",
@@ -93,7 +81,7 @@ def create_node(tx: Transaction, path: str, config: NodeConfig, exist_ok: bool) 
     rules.check_path(path)
     if tx.execute("SELECT 1 FROM nodes WHERE path = ?", (path,)).fetchone() is not None:
         if not exist_ok:
-            raise NodeExists(f"the node {path} exists already", node=path)
+            raise refusals.node_exists(path)
         return
     tx.execute(
         "INSERT INTO nodes (path, self_check_period, session_grace_period, read_consistency, "
@@ -121,21 +109,18 @@ def drop_node(tx: Transaction, path: str, force: bool) -> None:
     sessions = sessions_of(tx, node)
     attached = sum(is_attached(tx, each) for each in sessions)
     if attached and not force:
-        raise NodeBusy(
-            f"the node {path} has {attached} attached session(s); close them, or drop it by "
-            "force, which ends them",
-            node=path,
-        )
+        raise refusals.node_busy(path, attached)
     remove_sessions(tx, sessions, f"the node {path} was dropped")
     settle(tx)
     for statement in _EMPTY_NODE:
         tx.execute(statement, (node,))
-    tx.watches = tx.execute("SELECT count(*) FROM watches").fetchone()[0]
+    tx.count_watches()
     tx.execute("DELETE FROM nodes WHERE id = ?", (node,))
 
 
 def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
     """Take one request out of its queue; false when it is in none."""
+    rules.check_name(name, path)
     node = find(tx, path)
     row = tx.execute(
         "SELECT r.session, r.hold, s.participant, r.count, r.granted_at FROM requests AS r "
@@ -145,11 +130,11 @@ def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
     ).fetchone()
     if row is None:
         if not exists(tx, node, name):
-            raise not_found(name, path)
+            raise refusals.semaphore_not_found(path, name)
         return False
     session, request_id, participant, count, granted_at = row
     leave(tx, node, name, order_id, count, granted_at)
-    tx.tell(participant, EVICTED, session, request_id)
+    tx.send(participant, EVICTED, session, request_id)
     settle(tx)
     return True
 
@@ -179,19 +164,10 @@ def create_semaphore(
         found = from_column(row[0])
         if exist_ok and found == limit:
             return
-        raise SemaphoreExists(
-            f"{name!r} on {path} exists already, with limit {found}",
-            node=path,
-            name=name,
-            limit=found,
-        )
+        raise refusals.semaphore_exists(path, name, found)
     rules.check_kind(False, exists(tx, node, name), path, name)
     if _count(tx, node) >= rules.SEMAPHORES_PER_NODE:
-        raise InvalidArgument(
-            f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the most",
-            node=path,
-            name=name,
-        )
+        raise refusals.semaphores_full(path, name)
     tx.execute("INSERT INTO semaphores VALUES (?, ?, ?, 0, 0)", (node, name, to_column(limit)))
     _set_data(tx, node, name, data)
     tx.changed(node, name, data=True, owners=True)
@@ -216,9 +192,10 @@ def update_semaphore(
 ) -> None:
     """Replace a semaphore's data; equal bytes change nothing."""
     check_alive(tx, me, path)
+    rules.check_name(name, path)
     rules.check_data(data, path, name)
     if not exists(tx, node, name):
-        raise not_found(name, path)
+        raise refusals.semaphore_not_found(path, name)
     row = tx.execute(
         "SELECT data FROM contents WHERE node = ? AND name = ?", (node, name)
     ).fetchone()
@@ -232,22 +209,18 @@ def delete_semaphore(
 ) -> None:
     """Delete a semaphore; by force with everything in its queue."""
     check_alive(tx, me, path)
+    rules.check_name(name, path)
     if not exists(tx, node, name):
-        raise not_found(name, path)
+        raise refusals.semaphore_not_found(path, name)
     requests = tx.execute(
         "SELECT r.session, r.hold, s.participant FROM requests AS r "
         "JOIN sessions AS s ON s.id = r.session WHERE r.node = ? AND r.name = ?",
         (node, name),
     ).fetchall()
     if requests and not force:
-        raise SemaphoreBusy(
-            f"{name!r} on {path} has owners or waiters; release it, or delete it by force, which "
-            "takes it from them",
-            node=path,
-            name=name,
-        )
+        raise refusals.semaphore_busy(path, name)
     for session_id, request_id, participant in requests:
-        tx.tell(participant, DELETED, session_id, request_id)
+        tx.send(participant, DELETED, session_id, request_id)
     for statement in _DELETE_SEMAPHORE:
         tx.execute(statement, (node, name))
     tx.changed(node, name, data=True, owners=True)

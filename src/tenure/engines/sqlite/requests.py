@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.contract import Enqueued, Place, Withdrawn
-from tenure.engines.sqlite.over import (
+from tenure.engines.sqlite.expiry import (
     Attachment,
     Suspect,
     check_alive,
@@ -23,7 +23,6 @@ from tenure.engines.sqlite.over import (
 )
 from tenure.engines.sqlite.schema import from_column, to_column
 from tenure.engines.sqlite.transaction import ENDED, GRANTED, TIMED_OUT, Transaction
-from tenure.errors import LeaseReleased, SemaphoreNotFound
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "enqueue",
     "exists",
     "leave",
-    "not_found",
     "remove_over",
     "remove_sessions",
     "settle",
@@ -49,6 +47,12 @@ LEFT JOIN semaphores AS m ON m.node = s.node AND m.name = ?
 LEFT JOIN requests AS r ON r.node = s.node AND r.name = ? AND r.order_id = (
     SELECT order_id FROM requests WHERE node = s.node AND name = ? ORDER BY order_id DESC LIMIT 1)
 WHERE s.id = ? AND s.attach_number = ?
+"""
+
+_REQUEST = """
+SELECT r.node, r.name, r.order_id, r.count, r.granted_at, r.data, r.deadline
+FROM requests AS r JOIN sessions AS s ON s.id = r.session
+WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?
 """
 
 _NEXT = """
@@ -71,7 +75,7 @@ LEFT JOIN requests AS r ON r.node = ? AND r.name = ? AND r.order_id = (
 LEFT JOIN contents AS c ON c.node = ? AND c.name = ?
 """
 
-# What sessions ask
+# Operations of sessions
 
 
 def enqueue(
@@ -85,7 +89,8 @@ def enqueue(
     timeout: float | None,
     ephemeral: bool,
 ) -> Enqueued:
-    """Add a request at the end of the queue. The caller has checked the name."""
+    """Add a request at the end of the queue."""
+    rules.check_name(name, path)
     row = tx.execute(_LOOK, (name, name, name, *me)).fetchone()
     if row is None:
         raise session_over(tx, me, path)
@@ -103,7 +108,7 @@ def enqueue(
             rules.check_kind(ephemeral, True, path, name)
             held, whole = 1, last_count == _EPHEMERAL
         elif not ephemeral:
-            raise not_found(name, path)
+            raise refusals.semaphore_not_found(path, name)
     rules.check_count(count, limit, path, name)
     waits = last is not None and last_granted is None
     granted = not (waits or tx.quarantined) and rules.fits(held, whole, count, limit)
@@ -137,16 +142,11 @@ def enqueue(
 
 def withdraw(tx: Transaction, me: Attachment, path: str, request_id: int) -> Withdrawn:
     """Take a request out of its queue."""
-    row = tx.execute(
-        "SELECT r.node, r.name, r.order_id, r.count, r.granted_at FROM requests AS r "
-        "JOIN sessions AS s ON s.id = r.session "
-        "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
-        (*me, request_id),
-    ).fetchone()
+    row = tx.execute(_REQUEST, (*me, request_id)).fetchone()
     if row is None:
         check_alive(tx, me, path)
         return Withdrawn.MISSING
-    leave(tx, *row)
+    leave(tx, *row[:5])
     settle(tx)
     return Withdrawn.LEFT
 
@@ -161,16 +161,10 @@ def alter(
     timeout: float | Unchanged | None,
 ) -> None:
     """Shrink a request, change its data, or how long it waits, in place."""
-    row = tx.execute(
-        "SELECT r.node, r.name, r.order_id, r.count, r.granted_at, r.data, r.deadline "
-        "FROM requests AS r "
-        "JOIN sessions AS s ON s.id = r.session "
-        "WHERE r.session = ? AND s.attach_number = ? AND r.hold = ?",
-        (*me, request_id),
-    ).fetchone()
+    row = tx.execute(_REQUEST, (*me, request_id)).fetchone()
     if row is None:
         check_alive(tx, me, path)
-        raise LeaseReleased(f"the request on {path} is over", node=path)
+        raise refusals.request_over(path)
     node, name, order_id, old_count, granted_at, old_data, old_deadline = row
     old = from_column(old_count)
     if data is not None:
@@ -201,11 +195,11 @@ def alter(
     elif owns and new_data != old_data:
         tx.changed(node, name, data=False, owners=True)
     if not owns and timeout == 0:
-        _give_up(tx, node, name, order_id)
+        _withdraw_waiter(tx, node, name, order_id)
 
 
-def _give_up(tx: Transaction, node: int, name: str, order_id: int) -> None:
-    """Take a waiter out that does not want to wait any more, unless it can be granted."""
+def _withdraw_waiter(tx: Transaction, node: int, name: str, order_id: int) -> None:
+    """Withdraw a waiter whose timeout was set to 0, unless it can be granted."""
     _end_the_dead(tx, node, name)  # it does not leave because of them
     row = tx.execute(
         "SELECT r.count, r.session, r.hold, s.participant "
@@ -216,14 +210,14 @@ def _give_up(tx: Transaction, node: int, name: str, order_id: int) -> None:
     if row is not None:
         count, session, request_id, participant = row
         leave(tx, node, name, order_id, count, None)
-        tx.tell(participant, TIMED_OUT, session, request_id)
+        tx.send(participant, TIMED_OUT, session, request_id)
         settle(tx)
 
 
 def time_out(tx: Transaction) -> None:
     """Take out the waiters whose deadlines have passed, the earliest first.
 
-    The deadline belongs to the store: any program applies it, whichever program made the request.
+    The deadline belongs to the store: every program applies it.
     """
     first = (
         "SELECT r.node, r.name, r.order_id, r.count, r.session, r.hold, s.participant "
@@ -233,11 +227,11 @@ def time_out(tx: Transaction) -> None:
     while row := tx.execute(first, (tx.now,)).fetchone():
         node, name, order_id, count, session, request_id, participant = row
         leave(tx, node, name, order_id, count, None)
-        tx.tell(participant, TIMED_OUT, session, request_id)
+        tx.send(participant, TIMED_OUT, session, request_id)
         settle(tx)
 
 
-# What these are made of
+# Parts shared by the operations
 
 
 def exists(tx: Transaction, node: int, name: str) -> bool:
@@ -248,14 +242,6 @@ def exists(tx: Transaction, node: int, name: str) -> bool:
         (node, name, node, name),
     ).fetchone()
     return bool(row[0])
-
-
-def not_found(name: str, path: str) -> SemaphoreNotFound:
-    """The error for a name that no semaphore has."""
-    rules.check_name(name, path)
-    return SemaphoreNotFound(
-        f"there is no semaphore {name!r} on {path}; create it first", node=path, name=name
-    )
 
 
 def leave(
@@ -314,7 +300,7 @@ def _advance(tx: Transaction, node: int, name: str, freed: int, owners_left: boo
 
 
 def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, whole: bool) -> int:
-    """Grant the first that waits, if it fits: returns its count, or 0. The dead are removed."""
+    """Grant the first waiter if it fits; return its count, or 0. The dead are removed."""
     while True:
         row = tx.execute(_NEXT, (node, name)).fetchone()
         if row is None:
@@ -329,14 +315,14 @@ def _grant_next(tx: Transaction, node: int, name: str, limit: int, held: int, wh
             remove_sessions(tx, [suspect], why)
         elif has_passed:
             leave(tx, node, name, order_id, stored, None)
-            tx.tell(participant, TIMED_OUT, session, request_id)
+            tx.send(participant, TIMED_OUT, session, request_id)
         else:
             tx.execute(
                 "UPDATE requests SET granted_at = ?, deadline = NULL "
                 "WHERE node = ? AND name = ? AND order_id = ?",
                 (tx.now, node, name, order_id),
             )
-            tx.tell(participant, GRANTED, session, request_id, order_id)
+            tx.send(participant, GRANTED, session, request_id, order_id)
             return count
 
 
@@ -347,16 +333,16 @@ def _set_level(tx: Transaction, node: int, name: str, held: int, *, whole: bool)
     )
 
 
-# Who stands in a queue without being there
+# Requests of expired sessions, and late waiters
 
 
 def _end_the_dead(tx: Transaction, node: int, name: str) -> bool:
-    """End the sessions that stand in a queue and are over; whether there were any."""
+    """End the sessions in a queue that are over; return whether there were any."""
     return remove_over(tx, suspects_in_queue(tx, node, name))
 
 
 def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
-    """Take out all late waiters if the first of this queue is one; whether it was."""
+    """Withdraw all overdue waiters if the first of this queue is one; return whether it was."""
     row = tx.execute(
         "SELECT deadline FROM requests INDEXED BY waiting "
         "WHERE node = ? AND name = ? AND granted_at IS NULL ORDER BY order_id LIMIT 1",
@@ -369,7 +355,7 @@ def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
 
 
 def remove_over(tx: Transaction, suspects: Iterable[Suspect]) -> bool:
-    """End those of the sessions that are over, and grant what fits; whether there were any."""
+    """End the sessions that are over, and grant what fits; return whether there were any."""
     over: dict[str, list[Suspect]] = {}
     for suspect in suspects:
         if why := why_over(tx, suspect):
@@ -395,4 +381,4 @@ def remove_sessions(tx: Transaction, sessions: Iterable[Any], why: str | None) -
         tx.execute("DELETE FROM sessions WHERE id = ?", (session,))
         tx.execute("UPDATE nodes SET sessions = sessions - 1 WHERE id = ?", (node,))
         if why is not None:
-            tx.tell(participant, ENDED, session, why=why)
+            tx.send(participant, ENDED, session, why=why)

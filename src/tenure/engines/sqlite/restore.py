@@ -26,16 +26,15 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.backup import PAGES, Progress, check_whole, sync_folder, told
+from tenure.engines.sqlite.backup import PAGES, Progress, check_whole, step, sync_folder
 from tenure.engines.sqlite.files import prepare, system_error
-from tenure.engines.sqlite.life import Lives, boot_id
+from tenure.engines.sqlite.liveness import LivenessFiles, boot_id
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import EngineError, InvalidArgument
 
@@ -84,7 +83,7 @@ class _Lost:
     is_complete: bool
 
     def knows_all_since(self, identity: str) -> bool:
-        """True if it recorded every session since the backup."""
+        """Return whether it recorded every session since the backup."""
         return self.is_complete and self.identity == identity
 
 
@@ -110,7 +109,7 @@ def restore(
             window was longer; by default, the longest that is known or possible.
 
     Raises:
-        EngineError: the store exists, or is in use; the backup is none, or damaged.
+        EngineError: the store exists or is in use, or the file is damaged or not a backup.
         AuthenticationFailed: this user may not use the store.
         InvalidArgument: there is something wrong with the URL.
     """
@@ -122,7 +121,7 @@ def restore(
         )
     if not force and os.path.lexists(address.path):
         raise EngineError(
-            f"{address.path} exists; stop all programs that use it and replace it with --force, or "
+            f"{address.path} exists. Stop all programs that use it and replace it with --force, or "
             "name another store"
         )
     try:
@@ -147,7 +146,7 @@ def _read(file: str, content: sqlite3.Connection) -> None:
             (application,) = backup.execute("PRAGMA application_id").fetchone()
             (version,) = backup.execute("PRAGMA user_version").fetchone()
             if application != schema.BACKUP_ID:
-                raise EngineError(f"{file} is no backup; 'tenure backup' makes one of a store")
+                raise EngineError(f"{file} is not a backup. 'tenure backup' makes one of a store")
             if version > schema.VERSION:
                 raise EngineError(
                     f"{file} was made by a newer tenure (its schema is {version}, this one knows "
@@ -156,7 +155,7 @@ def _read(file: str, content: sqlite3.Connection) -> None:
             backup.backup(content)
             check_whole(content, file)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the second from what SQLite says
-        raise EngineError(f"{file} is damaged, or no backup; SQLite said: {error}") from error
+        raise EngineError(f"{file} is damaged, or not a backup: {error}") from error
     content.execute("BEGIN")
     if version < schema.VERSION:
         schema.upgrade(content)
@@ -184,7 +183,7 @@ def _replace(
     with contextlib.closing(store):
         _check_no_life(place.folder, address)
         saved_at, seconds, reason = _prepare(content, lost, quarantine)
-        content.backup(store, pages=PAGES, progress=told(progress))
+        content.backup(store, pages=PAGES, progress=step(progress))
     sync_folder(os.path.dirname(address.path))
     return Restored(address.path, saved_at, seconds, reason, moved)
 
@@ -193,8 +192,8 @@ def _replace(
 
 
 def _check_no_life(folder: str, address: SqliteUrl) -> None:
-    """Raise if a program that has sessions lives, or a command that goes on without its program."""
-    lives = Lives(folder)
+    """Raise if a program that has sessions lives, or a command that has outlived its program."""
+    lives = LivenessFiles(folder)
     try:
         for name in os.listdir(folder):
             number, _, kind = name.partition(".")
@@ -206,7 +205,7 @@ def _check_no_life(folder: str, address: SqliteUrl) -> None:
 
 def _in_use(address: SqliteUrl) -> EngineError:
     return EngineError(
-        f"{address.path} is in use; stop all programs that use it, the server too ('tenure doctor "
+        f"{address.path} is in use. Stop all programs that use it, the server too ('tenure doctor "
         f"--url sqlite:///{address.path}' names them), and restore it then"
     )
 
@@ -239,7 +238,7 @@ def _look_at(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
         tables = store.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application not in {0, schema.BACKUP_ID} or (tables and not application):
             raise EngineError(
-                f"{address.path} is another program's SQLite database; name another file"
+                f"{address.path} is another program's SQLite database. Name another file"
             )
         return _NOTHING
     order_id, session_id = store.execute(
@@ -268,20 +267,22 @@ def _move_away(path: str) -> str:
 # The content
 
 
-def _statements() -> Iterator[str]:
-    for table in ("participants", "sessions", "requests", "watches", "news"):
-        yield f"DELETE FROM {table}"  # noqa: S608  ours
-    yield "UPDATE nodes SET sessions = 0"
-    yield "UPDATE semaphores SET held = 0, whole = 0"
-    yield (
-        "DELETE FROM contents WHERE NOT EXISTS (SELECT 1 FROM semaphores AS m "
-        "WHERE m.node = contents.node AND m.name = contents.name)"
-    )
-    yield f"PRAGMA application_id = {schema.APPLICATION_ID}"
+_EMPTY = (
+    "DELETE FROM participants",
+    "DELETE FROM sessions",
+    "DELETE FROM requests",
+    "DELETE FROM watches",
+    "DELETE FROM news",
+    "UPDATE nodes SET sessions = 0",
+    "UPDATE semaphores SET held = 0, whole = 0",
+    "DELETE FROM contents WHERE (node, name) NOT IN (SELECT node, name FROM semaphores)",
+    f"PRAGMA application_id = {schema.APPLICATION_ID}",
+)
+"""Turn the content of a backup into that of a store without sessions."""
 
 
 def _prepare(
-    content: sqlite3.Connection, lost: _Lost, asked: float | None
+    content: sqlite3.Connection, lost: _Lost, chosen: float | None
 ) -> tuple[float, float, str]:
     """Turn a backup into a store; return its time, the quarantine, and how that is known."""
     row = content.execute(
@@ -289,11 +290,11 @@ def _prepare(
         "FROM meta"
     ).fetchone()
     if row is None or not all(type(each) in {int, float} and 0 <= each < 2**53 for each in row[1:]):
-        raise EngineError("the backup is damaged: what it says of itself cannot be")
+        raise EngineError("the backup is damaged: its counters are invalid. Restore another one")
     identity, saved_at, window, owed, order_id, session_id = row
     longest = max(window, lost.longest_window)
-    if asked is not None:
-        seconds, reason = asked, "as asked for"
+    if chosen is not None:
+        seconds, reason = chosen, "as requested"
     elif lost.knows_all_since(identity):
         seconds = max(longest, owed, lost.quarantine)
         reason = "the longest recovery window that the replaced store ever gave"
@@ -305,7 +306,7 @@ def _prepare(
         )
     order_id, session_id = _numbers(order_id, session_id, lost, time.time(), saved_at)
     content.execute("BEGIN")
-    for statement in _statements():
+    for statement in _EMPTY:
         content.execute(statement)
     content.execute(
         "UPDATE meta SET boot = '', watches = 0, quarantined_until = 0, saved_at = 0, "
@@ -319,12 +320,12 @@ def _prepare(
 def _numbers(
     order_id: int, session_id: int, lost: _Lost, now: float, saved_at: float
 ) -> tuple[int, int]:
-    """The last numbers of requests and sessions, above all that can have been given out.
+    """Return the last numbers of requests and sessions, above all that can have been assigned.
 
     A token was at least the wall clock's microseconds, else one more than the last one: since the
-    backup, a store gave out fewer than one in a microsecond. Sessions are numbered one by one. Both
+    backup, a store assigned fewer than one in a microsecond. Sessions are numbered one by one. Both
     hold for several restores of one backup as well, as long as the clock is not set back between
-    them. What the replaced store knows holds whatever the clock says.
+    them. The counters of the replaced store do not depend on the clock.
     """
     age = max(0.0, now - saved_at)
     tokens = max(order_id + int(age * _TOKENS_PER_SECOND), int(now * _TOKENS_PER_SECOND)) + _SLACK

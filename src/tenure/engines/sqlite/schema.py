@@ -5,10 +5,10 @@ Everything is numbered, so that rows are small and the queue of a semaphore lies
 * A *request* owns when ``granted_at`` is not null. Its order id is its place.
 * A *lasting* semaphore has a row, which knows how much of it is held. An *ephemeral* one has none:
   it is there as long as there are requests for its name.
-* Where ``durable`` is set, some program has asked for ``durability=full``: every commit of every
+* Where ``durable`` is set, some program has requested ``durability=full``: every commit of every
   program waits for the disk, because one program's release is another one's grant.
-* A *participant* is one open engine; it dies with its process. What others have to tell it
-  stands in ``news`` until it has read it.
+* A *participant* is one open engine; it dies with its process. Events for it are
+  in ``news`` until it has read them.
 * ``identity`` is drawn when a store is made, and goes into its backups. ``longest_window`` is the
   longest recovery window of any session that it ever had. ``quarantine`` is how many seconds a
   restored store waits from its first opening on, and ``quarantined_until`` their end on this
@@ -51,7 +51,7 @@ APPLICATION_ID = 0x74656E75
 BACKUP_ID = 0x74656E62
 """The application id of a backup, so that no program takes one for a store."""
 VERSION = 3
-_PAGE_SIZE = 1024  # rows are small: a commit writes a few pages, whatever their size
+_PAGE_SIZE = 1024  # rows are small: a commit writes a few pages of any size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 DURABLE = "FULL"  # each commit syncs the log before it is visible; NORMAL never does
 _BIG = 2**63
@@ -171,11 +171,14 @@ def from_column(value: int | str) -> int:
     try:
         return int(value)
     except (TypeError, ValueError) as error:
-        raise EngineError(f"the store is damaged: {value!r:.40} is no number") from error
+        raise EngineError(
+            f"the store is damaged: {value!r:.40} is not a number. Stop all programs that use it, "
+            "then restore it from a backup"
+        ) from error
 
 
 def connect(address: SqliteUrl) -> sqlite3.Connection:
-    """A connection to a file that exists, checked to be ours, or empty.
+    """Open a file that exists, and check that it is ours, or empty.
 
     Once open, it never waits for another process.
 
@@ -193,7 +196,7 @@ def connect(address: SqliteUrl) -> sqlite3.Connection:
                 raise
         except UnicodeDecodeError as error:  # SQLite's message quotes what is damaged
             raise EngineError(
-                f"{address.path} is damaged: it contains text that is none; stop all programs that "
+                f"{address.path} is damaged: it contains invalid text. Stop all programs that "
                 "use it, then restore it from a backup"
             ) from error
         time.sleep(0.002)
@@ -222,7 +225,7 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
         if mode != "wal":
             raise EngineError(
                 f"the file system of {address.path} cannot do what SQLite's write-ahead log needs "
-                "(shared memory); use a local folder"
+                "(shared memory). Use a local folder"
             )
         connection.execute("PRAGMA busy_timeout = 0")
     except BaseException:
@@ -256,13 +259,13 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application or version or tables:
         raise EngineError(
-            f"{path} is another program's SQLite database; name a file of its own for tenure"
+            f"{path} is another program's SQLite database. Name a file of its own for tenure"
         )
     return False
 
 
 def create(connection: sqlite3.Connection, path: str) -> None:
-    """Make the tables, or bring them up to date, if that is needed. In a transaction."""
+    """Create the tables, or upgrade them, if that is needed. In a transaction."""
     if is_ready(connection, path):
         return
     if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
@@ -281,7 +284,7 @@ def create(connection: sqlite3.Connection, path: str) -> None:
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Bring the tables of an earlier version up to date. In a transaction."""
+    """Upgrade the tables of an earlier version. In a transaction."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version < 2:
         connection.execute("ALTER TABLE meta ADD COLUMN durable INTEGER NOT NULL DEFAULT 0")
@@ -299,16 +302,15 @@ def upgrade(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-# What SQLite says
+# SQLite's errors
+
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def is_busy(error: BaseException) -> bool:
     """Return whether another program has locked the database."""
-    return isinstance(error, sqlite3.Error) and _code(error) in {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_PROTOCOL,
-    }
+    return isinstance(error, sqlite3.Error) and _code(error) in _BUSY
 
 
 def is_damage(error: BaseException) -> bool:
@@ -326,44 +328,39 @@ def _code(error: sqlite3.Error) -> int:
 def explained(error: Exception, path: str) -> Exception:
     """Return an error of SQLite or the system as one that says what to do; others unchanged."""
     if isinstance(error, sqlite3.Error):
-        told = explain(error, path)
+        explained = explain(error, path)
     elif isinstance(error, OSError) and not isinstance(error, TenureError):
-        told = files.explain(f"cannot use the files of {path}", error)
+        explained = files.explain(f"cannot use the files of {path}", error)
     else:
         return error
-    told.__cause__ = error
-    return told
+    explained.__cause__ = error
+    return explained
+
+
+_DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+_ERRORS = {
+    sqlite3.SQLITE_FULL: "the disk of {path} is full. Make room: nothing has been lost",
+    sqlite3.SQLITE_IOERR: "{path} could not be read or written (a full or failing disk?), and "
+    "nothing was changed: {error}",
+    sqlite3.SQLITE_NOTADB: "{path} is not an SQLite database. Name another file",
+    sqlite3.SQLITE_CORRUPT: "{path} is damaged: {error}. Stop all programs that use it, then "
+    "restore it from a copy, or remove it with its -wal and -shm and its folder .tenure",
+    sqlite3.SQLITE_CANTOPEN: "{path} cannot be opened (removed, or its folder is not writable?): "
+    "{error}",
+    **dict.fromkeys(
+        _DENIED, "{path} cannot be written by this user, or is on a read-only file system: {error}"
+    ),
+    **dict.fromkeys(
+        _BUSY,
+        "another program keeps {path} locked (a shell with an open transaction, a backup tool?). "
+        "End it, or its transaction",
+    ),
+}
+"""The message for a code of SQLite."""
 
 
 def explain(error: sqlite3.Error, path: str) -> TenureError:
     """Return an error that says what SQLite's error means, and what to do about it."""
-    said = f"SQLite said: {error}"
-    match _code(error):
-        case sqlite3.SQLITE_FULL:
-            return EngineError(f"the disk of {path} is full; make room: nothing has been lost")
-        case sqlite3.SQLITE_IOERR:
-            return EngineError(
-                f"{path} could not be read or written (a full or failing disk?); nothing was "
-                f"changed; {said}"
-            )
-        case sqlite3.SQLITE_NOTADB:
-            return EngineError(f"{path} is not an SQLite database; name another file")
-        case sqlite3.SQLITE_CORRUPT:
-            return EngineError(
-                f"{path} is damaged; stop all programs that use it, then restore it from a copy, "
-                f"or remove it with its -wal and -shm and its folder .tenure; {said}"
-            )
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return AuthenticationFailed(
-                f"{path} cannot be written by this user, or is on a read-only file system; {said}"
-            )
-        case sqlite3.SQLITE_CANTOPEN:
-            return EngineError(
-                f"{path} cannot be opened (removed, or its folder is not writable?); {said}"
-            )
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return EngineError(
-                f"another program keeps {path} locked (a shell with an open transaction, a backup "
-                "tool?); end it, or its transaction"
-            )
-    return EngineError(f"{path}: {said}")
+    text = _ERRORS.get(_code(error), "{path} cannot be used: {error}")
+    kind = AuthenticationFailed if _code(error) in _DENIED else EngineError
+    return kind(text.format(path=path, error=error))

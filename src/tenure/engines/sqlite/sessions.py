@@ -1,243 +1,82 @@
-"""Participants and their sessions: how they come, leave, and are ended when they are over.
+"""Sessions: the transactions that attach, take over, detach and end them.
 
-What ends with a participant depends on who ends it. A program that closes its engine takes all
-that is attached with it. One that has died takes its sessions of liveness ``process``; those of
-liveness ``window`` are *detached*: on their own, as of their last heartbeat.
+A takeover is three transactions, the second of which the former attachment's program makes:
 
-A session that is on its own is over when its window has passed since its last contact. While
-no program had the store open, none could take it over, so it gets its window and its node's grace
-period from when that is opened again (`reopen`), once: a slot of `_GRACED` says that it has had
-that. After a new start of the machine all of them get it, because the clock began anew. Either
-only postpones an end that no transaction has made yet: a session may live longer than it was
-promised, never shorter, and nothing that it holds has been granted to another session.
+1. `take_over`: the session is this participant's from now on, under a higher attach number, and
+   the store refuses operations of the former attachment. A row of ``news`` notifies it.
+2. `acknowledge`: the former attachment's program considers nothing held any more. Its participant
+   removes the row, or is removed together with the row.
+3. `begin`: no former attachment considers a lease held; the new one gets the session's requests.
+
+The program of a former attachment that has not been notified may continue to write heartbeats into
+its slot, because that needs no transaction. It considers its leases held until its last heartbeat
+that is *proof*, plus the window, less a margin. The row therefore contains the slot, and
+`held_until` reads the slot: the clock first, and the heartbeat then. If that heartbeat is older
+than the window, no later one is proof (`SqliteSession.beat`). The wait covers all rows of the
+session, because an attachment that was superseded while it waited has left the row of the one
+before it. A row whose participant is dead does not count.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable
+from typing import NamedTuple
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.contract import Attach
-from tenure.engines.sqlite import quarantine
-from tenure.engines.sqlite.life import Life, started
-from tenure.engines.sqlite.nodes import config_of, find, sessions_of
-from tenure.engines.sqlite.over import Attachment, Suspect, is_current, over_among
-from tenure.engines.sqlite.requests import remove_over, remove_sessions, settle
-from tenure.engines.sqlite.takeover import AttachedRow, acknowledge, tell_of_the_gone
-from tenure.engines.sqlite.transaction import Transaction
-from tenure.errors import EngineError, InvalidArgument
+from tenure.engines.sqlite import requests
+from tenure.engines.sqlite.expiry import (
+    Attachment,
+    check_alive,
+    is_current,
+    is_dead,
+    last_contact,
+    why_over,
+)
+from tenure.engines.sqlite.nodes import find
+from tenure.engines.sqlite.schema import from_column
+from tenure.engines.sqlite.transaction import ACKNOWLEDGED, TAKEN_OVER, Transaction
+from tenure.identity import retold
+from tenure.model import Recovered
 
 __all__ = [
+    "AttachedRow",
+    "Found",
+    "acknowledge",
+    "acknowledge_for",
     "attach",
+    "begin",
     "close",
     "detach",
+    "detach_at",
     "end",
-    "end_on_node",
-    "is_reopened",
-    "new_boot",
-    "over_on_node",
-    "reap",
-    "register",
-    "reopen",
-    "unregister",
+    "held_until",
+    "take_over",
     "watch",
 ]
 
 
-_GRACED = -1
-"""The slot of a detached session that has had its grace period."""
+class AttachedRow(NamedTuple):
+    """A session as the store has it when it has just been attached."""
 
-_REMOVE_PARTICIPANT = (
-    "DELETE FROM watches WHERE participant = ?",
-    "DELETE FROM news WHERE participant = ?",
-    "DELETE FROM participants WHERE id = ?",
-)
-
-# Participants
+    session: int
+    node: int
+    attach_number: int
+    window: float
 
 
-def register(tx: Transaction) -> tuple[int, Life]:
-    """A new participant, with its sign of life; what the dead have left is removed."""
-    _sweep(tx)
-    pid = os.getpid()
-    while True:
-        number = tx.execute(
-            "INSERT INTO participants (pid, started) VALUES (?, ?)", (pid, started(pid))
-        ).lastrowid
-        assert number is not None
-        try:
-            return number, Life(tx.lives.path(number), tx.place.mode)
-        except FileExistsError:  # of a database that was here before this one
-            tx.execute("DELETE FROM participants WHERE id = ?", (number,))
+class Found(NamedTuple):
+    """A request of a session that was taken over, and its deadline while it waits."""
+
+    request: Recovered
+    deadline: float | None
 
 
-def _sweep(tx: Transaction) -> None:
-    """Remove participants that have died, and the files of unknown participants."""
-    known = {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
-    reap(tx, known, ())
-    for entry in os.scandir(tx.place.folder):
-        number, _, kind = entry.name.partition(".")
-        if kind != "live" or not number.isdecimal() or int(number) in known:
-            continue
-        if tx.lives.is_dead(int(number)):
-            tx.lives.remove(int(number))
-
-
-def unregister(tx: Transaction, unfinished: Collection[int]) -> None:
-    """Remove this participant, and end the sessions that are attached through it.
-
-    Args:
-        tx: the transaction, in this participant's turn.
-        unfinished: the sessions that it was taking over; they are left detached.
-    """
-    assert tx.life is not None
-    for session, slot in tx.execute(
-        "SELECT id, slot FROM sessions WHERE participant = ?", (tx.participant,)
-    ).fetchall():
-        if session in unfinished:
-            _detach(tx, session, tx.life.last_beat(slot))
-    _remove_participants(tx, [tx.participant], None)
-    settle(tx)
-
-
-def _remove_participants(tx: Transaction, participants: Iterable[int], why: str | None) -> None:
-    """Take participants out, with all that is theirs."""
-    for participant in participants:
-        remove_sessions(
-            tx,
-            tx.execute(
-                "SELECT id, node, participant FROM sessions WHERE participant = ?", (participant,)
-            ).fetchall(),
-            why,
-        )
-        tell_of_the_gone(tx, participant)
-        for statement in _REMOVE_PARTICIPANT:
-            tx.execute(statement, (participant,))
-    _count_watches(tx)
-
-
-def _detach_from(tx: Transaction, participants: Iterable[int]) -> None:
-    """Leave the sessions of the dead that outlive them on their own."""
-    for participant in participants:
-        for session, slot in tx.execute(
-            "SELECT id, slot FROM sessions WHERE participant = ? AND liveness = 'window'",
-            (participant,),
-        ).fetchall():
-            _detach(tx, session, tx.lives.last_beat(participant, slot, tx.now))
-
-
-def _detach(tx: Transaction, session: int, contact: float) -> None:
-    tx.execute(
-        "UPDATE sessions SET participant = NULL, slot = NULL, contact = ? WHERE id = ?",
-        (contact, session),
-    )
-
-
-def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) -> bool:
-    """End those of these that are over, all together; whether there were any."""
-    dead = [each for each in participants if each != tx.participant and tx.lives.is_dead(each)]
-    _detach_from(tx, dead)
-    _remove_participants(tx, dead, "its process has ended")
-    suspects: list[Suspect] = []
-    for number in sessions:
-        suspects += tx.execute(
-            "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
-            "FROM sessions AS s WHERE s.id = ?",
-            (number,),
-        )
-    any_over = remove_over(tx, suspects)
-    tx.told.buried.update(dead)
-    return bool(dead) or any_over
-
-
-def new_boot(tx: Transaction, boot: str) -> None:
-    """The machine was started anew, or the file was moved here: what lived with it has ended.
-
-    What remains was not heard of on this clock, on which nothing happened before now.
-
-    Raises:
-        EngineError: a program that has another clock uses the file right now.
-    """
-    (last_boot,) = tx.execute("SELECT boot FROM meta").fetchone()
-    if last_boot == boot:
-        return
-    quarantine.begin(tx)
-    participants = {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
-    for participant in participants:
-        if tx.lives.is_alive(participant):
-            raise EngineError(
-                f"{tx.place.path} is in use by a program under another kernel, or with a clock of "
-                "its own (a virtual machine, a sandbox, a time namespace); only programs that "
-                "share a kernel can share an SQLite file"
-            )
-    tx.execute(
-        "UPDATE requests SET joined_at = :now, deadline = deadline - joined_at + :now, "
-        "granted_at = CASE WHEN granted_at IS NULL THEN NULL ELSE :now END",
-        {"now": tx.now},
-    )
-    tx.execute(
-        "UPDATE sessions SET participant = NULL, slot = NULL, contact = 0 WHERE liveness = 'window'"
-    )
-    _grant_grace(tx)
-    _remove_participants(tx, participants, None)
-    remove_sessions(
-        tx,
-        tx.execute("SELECT id, node, NULL FROM sessions WHERE liveness = 'process'").fetchall(),
-        None,
-    )
-    settle(tx)
-    tx.told.buried.update(participants)
-    tx.execute("UPDATE meta SET boot = ?", (boot,))
-    if last_boot:
-        # A power cut may have taken the end of the file, and with it ids that were given out.
-        tx.last_session_id += 1_000_000
-
-
-def is_reopened(tx: Transaction) -> bool:
-    """Return whether no program has the store open, and sessions wait for their grace period."""
-    if _living(tx):
-        return False
-    row = tx.execute(
-        "SELECT 1 FROM sessions WHERE liveness = 'window' AND slot IS NOT ? LIMIT 1", (_GRACED,)
-    ).fetchone()
-    return row is not None
-
-
-def _living(tx: Transaction) -> bool:
-    """Return whether any participant lives, as far as that can be seen."""
-    return any(
-        tx.lives.is_alive(number)
-        for (number,) in tx.execute("SELECT id FROM participants").fetchall()
-    )
-
-
-def reopen(tx: Transaction) -> None:
-    """Give detached sessions time to be taken over, if no program had the store open."""
-    if not _living(tx):
-        reap(tx, [number for (number,) in tx.execute("SELECT id FROM participants")], ())
-        _grant_grace(tx)
-
-
-def _grant_grace(tx: Transaction) -> None:
-    """Sessions that are on their own live for a grace period and their window from now on."""
-    # One whose program died while it closed it has no contact (-infinity), and is over.
-    for (node,) in tx.execute(
-        "SELECT DISTINCT node FROM sessions "
-        "WHERE participant IS NULL AND slot IS NULL AND liveness = 'window'"
-    ).fetchall():
-        tx.execute(
-            "UPDATE sessions SET contact = ?, slot = ? WHERE node = ? AND participant IS NULL "
-            "AND slot IS NULL AND liveness = 'window' AND contact >= 0",
-            (tx.now + rules.grace_period(config_of(tx, node)), _GRACED, node),
-        )
-
-
-# Sessions
+# Attaching and taking over
 
 
 def attach(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
-    """A new session of this participant."""
+    """Add a session of this participant."""
     path = how.node
     rules.check_path(path)
     rules.check_window(how.recovery_window, path)
@@ -246,9 +85,7 @@ def attach(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     node = find(tx, path)
     count = tx.execute("SELECT sessions FROM nodes WHERE id = ?", (node,)).fetchone()[0]
     if count >= rules.SESSIONS_PER_NODE:
-        raise InvalidArgument(
-            f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most", node=path
-        )
+        raise refusals.node_full(path)
     tx.last_session_id += 1
     tx.longest_window = max(tx.longest_window, how.recovery_window)
     tx.execute(
@@ -263,41 +100,144 @@ def attach(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
     return AttachedRow(tx.last_session_id, node, 1, how.recovery_window)
 
 
+def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
+    """Make a session this participant's."""
+    assert how.session_id is not None
+    path, number = how.node, how.session_id
+    node = find(tx, path)
+    row = tx.execute(
+        "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness, "
+        "s.attach_number, s.key, s.description FROM sessions AS s WHERE s.id = ? AND s.node = ?",
+        (number, node),
+    ).fetchone()
+    if row is None or why_over(tx, row[:7]):
+        raise rules.not_there_to_resume(path, number)
+    _, _, former, former_slot, window, _, liveness, attach_number, key, description = row
+    rules.check_resumable(liveness, key, how.key, path, number)
+    if former is not None and not is_dead(tx, former):
+        tx.send_takeover(former, number, attach_number, former_slot)
+    if how.adopt:
+        rules.check_window(how.recovery_window, path)
+        window, description = how.recovery_window, how.description
+    else:
+        description = retold(description, how.description)
+    assert tx.life is not None
+    tx.life.beat(slot, tx.now)  # from now on, other participants read this slot
+    tx.execute(
+        "UPDATE sessions SET participant = ?, slot = ?, contact = ?, attach_number = ?, "
+        "description = ?, recovery_window = ? WHERE id = ?",
+        (tx.participant, slot, tx.now, attach_number + 1, description, window, number),
+    )
+    return AttachedRow(number, node, attach_number + 1, window)
+
+
+def acknowledge(tx: Transaction, me: Attachment) -> bool:
+    """Record that the program of a former attachment considers nothing held any more.
+
+    Returns true: the caller reports a success.
+    """
+    session, attach_number = me
+    tx.execute(
+        "DELETE FROM news WHERE participant = ? AND kind = ? AND session = ? AND hold <= ?",
+        (tx.participant, TAKEN_OVER, session, attach_number),
+    )
+    _notify_successor(tx, session)
+    return True
+
+
+def acknowledge_for(tx: Transaction, participant: int) -> None:
+    """Notify the new attachments of takeovers that a leaving participant has not acknowledged."""
+    for (session,) in tx.execute(
+        "SELECT DISTINCT session FROM news WHERE participant = ? AND kind = ?",
+        (participant, TAKEN_OVER),
+    ).fetchall():
+        _notify_successor(tx, session)
+
+
+def _notify_successor(tx: Transaction, session: int) -> None:
+    row = tx.execute("SELECT participant FROM sessions WHERE id = ?", (session,)).fetchone()
+    if row is not None:
+        tx.send(row[0], ACKNOWLEDGED, session)
+
+
+def held_until(
+    tx: Transaction, session: int, window: float, watch: Callable[[Transaction, int], None]
+) -> float:
+    """Return until when a former attachment may still consider the session its own.
+
+    `watch` is called with each participant whose death ends the wait.
+    """
+    until = float("-inf")
+    for participant, slot in tx.execute(
+        "SELECT participant, order_id FROM news WHERE kind = ? AND session = ?",
+        (TAKEN_OVER, session),
+    ).fetchall():
+        if not is_dead(tx, participant):
+            until = max(until, last_contact(tx, participant, slot, 0.0) + window)
+            watch(tx, participant)
+    return until
+
+
+def begin(tx: Transaction, me: Attachment, path: str) -> list[Found]:
+    """Complete a takeover: return the requests of the session, by order id."""
+    check_alive(tx, me, path)
+    requests.time_out(tx)
+    rows = tx.execute(
+        "SELECT r.hold, r.name, r.order_id, r.count, r.data, m.node IS NULL, "
+        "r.granted_at IS NOT NULL, r.deadline FROM requests AS r "
+        "LEFT JOIN semaphores AS m ON m.node = r.node AND m.name = r.name "
+        "WHERE r.session = ? ORDER BY r.order_id",
+        me[:1],
+    ).fetchall()
+    return [
+        Found(
+            Recovered(
+                request_id, name, order_id, from_column(count), data, bool(ephemeral), bool(granted)
+            ),
+            deadline,
+        )
+        for request_id, name, order_id, count, data, ephemeral, granted, deadline in rows
+    ]
+
+
+# Leaving
+
+
 def detach(tx: Transaction, me: Attachment, contact: float) -> bool:
-    """Leave a session on its own, unless another attachment has it; true, as for `acknowledge`."""
+    """Detach a session, unless another attachment has it; true, as for `acknowledge`."""
     if not is_current(tx, me):
         return acknowledge(tx, me)
-    _detach(tx, me[0], contact)
+    detach_at(tx, me[0], contact)
     return True
+
+
+def detach_at(tx: Transaction, session: int, contact: float) -> None:
+    """Detach a session whose last contact was at `contact`."""
+    tx.execute(
+        "UPDATE sessions SET participant = NULL, slot = NULL, contact = ? WHERE id = ?",
+        (contact, session),
+    )
 
 
 def close(tx: Transaction, me: Attachment) -> bool:
     """End a session, unless another attachment has it; true, as for `acknowledge`."""
-    return end(tx, me[0], None, None) if is_current(tx, me) else acknowledge(tx, me)
-
-
-def end(tx: Transaction, session: int, node: int | None, why: str | None) -> bool:
-    """End a session (of that node, if one is given); false when there was none."""
-    row = tx.execute(
-        "SELECT id, node, participant FROM sessions WHERE id = ?", (session,)
-    ).fetchone()
-    if row is None or node not in {None, row[1]}:
-        return False
-    remove_sessions(tx, [row], why)
-    settle(tx)
+    if not is_current(tx, me):
+        return acknowledge(tx, me)
+    rows = tx.execute("SELECT id, node, participant FROM sessions WHERE id = ?", me[:1]).fetchall()
+    requests.remove_sessions(tx, rows, None)
+    requests.settle(tx)
     return True
 
 
-def end_on_node(tx: Transaction, path: str, session: int, why: str) -> bool:
-    """End a session of a node; false when there was none."""
-    return end(tx, session, find(tx, path), why)
-
-
-def over_on_node(
-    tx: Transaction, node: int, after: int = 0, most: int = -1
-) -> tuple[list[int], list[int]]:
-    """Participants that are dead, and sessions that are silent, among those of `sessions_of`."""
-    return over_among(tx, sessions_of(tx, node, after, most))
+def end(tx: Transaction, path: str, session: int, why: str) -> bool:
+    """End a session of a node; false if there is none."""
+    rows = tx.execute(
+        "SELECT id, node, participant FROM sessions WHERE id = ? AND node = ?",
+        (session, find(tx, path)),
+    ).fetchall()
+    requests.remove_sessions(tx, rows, why)
+    requests.settle(tx)
+    return bool(rows)
 
 
 def watch(tx: Transaction, node: int, name: str, kinds: int) -> None:
@@ -307,8 +247,4 @@ def watch(tx: Transaction, node: int, name: str, kinds: int) -> None:
         tx.execute("INSERT OR REPLACE INTO watches VALUES (?, ?, ?, ?)", (*where, kinds))
     else:
         tx.execute("DELETE FROM watches WHERE node = ? AND name = ? AND participant = ?", where)
-    _count_watches(tx)
-
-
-def _count_watches(tx: Transaction) -> None:
-    tx.watches = tx.execute("SELECT count(*) FROM watches").fetchone()[0]
+    tx.count_watches()

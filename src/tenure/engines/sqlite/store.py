@@ -1,10 +1,9 @@
-"""An open file: its connections, its turn, and this engine's part in it.
+"""Resources of an open store: its connections, its turn, and this engine's participant.
 
-A `Store` has what an engine needs, and opens and closes it in the right order.
+A `Store` opens and closes them in the right order.
 
-A forked child inherits all of it and may use none of it. There everything is let go of without a
-word to SQLite, whose connections are never closed: to close one would be to remove the log that
-the parent still writes.
+A forked child inherits all of it and may use none of it. The child closes the files, but never
+SQLite's connections: closing one would remove the log that the parent still writes.
 """
 
 from __future__ import annotations
@@ -17,20 +16,24 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from tenure.clock import Clock
+from tenure.engines.contract import Answer
 from tenure.engines.sqlite import schema
-from tenure.engines.sqlite.bell import Bell
 from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.committer import Committer
 from tenure.engines.sqlite.files import prepare, share_side_files, system_error
 from tenure.engines.sqlite.forking import Guard
-from tenure.engines.sqlite.life import Life, Lives, boot_id
+from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id
+from tenure.engines.sqlite.notifier import DatagramNotifier
 from tenure.engines.sqlite.transaction import Transaction, Turn
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
-__all__ = ["Store", "log"]
+__all__ = ["Store", "answered", "log"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("tenure.sqlite")
 
@@ -38,11 +41,16 @@ _opening = Guard()
 _open: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
+async def answered(answer: Answer[T]) -> T:
+    """Wait for the result of an operation, if it was deferred."""
+    return await answer if isinstance(answer, asyncio.Future) else answer
+
+
 class Store:
     """Resources of an open engine.
 
     Attributes:
-        forked: this is a forked child, and all of it its parent's.
+        forked: this process is a forked child; the resources are its parent's.
     """
 
     def __init__(self, address: SqliteUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
@@ -58,9 +66,9 @@ class Store:
             with system_error(f"cannot use the files in {self.place.folder}"):
                 self.turn = Turn(self.place.turn(), self.place.mode)
                 undo.callback(self.turn.close)
-                self.bell = Bell(self.place.folder, self.place.mode)
-                undo.callback(self.bell.close, loop)
-            self.lives = Lives(self.place.folder)
+                self.notifier = DatagramNotifier(self.place.folder, self.place.mode)
+                undo.callback(self.notifier.close, loop)
+            self.lives = LivenessFiles(self.place.folder)
             with self.explained():
                 connection = schema.connect(address)
             undo.callback(connection.close)
@@ -82,8 +90,8 @@ class Store:
         )
 
     @property
-    def life(self) -> Life | None:
-        """This engine's sign of life, once it has sessions."""
+    def life(self) -> LivenessFile | None:
+        """Liveness file of this engine, once it has sessions."""
         return self.tx.life
 
     @contextmanager
@@ -105,7 +113,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """A look at the file as it is now. On the loop; without an await inside."""
+        """Read the file as it is now. On the loop; without an await inside."""
         tx = self.tx if self.committer.idle else self._own_reader()
         with self.explained():
             try:
@@ -115,7 +123,7 @@ class Store:
                 tx.end_reading()
 
     def _own_reader(self) -> Transaction:
-        """For as long as the first connection is the thread's."""
+        """Return a second connection, for reading while the thread uses the first."""
         if self._reader is None:
             self.tx.check_in_place()  # the log is found by name: see `Checkpointer`
             with _opening:
@@ -123,24 +131,23 @@ class Store:
         self._reader.participant, self._reader.life = self.tx.participant, self.tx.life
         return self._reader
 
-    def enter(self, participant: int, life: Life, rung: Callable[[], None]) -> None:
-        """This engine is a participant now."""
+    def enter(self, participant: int, life: LivenessFile, notified: Callable[[], None]) -> None:
+        """Register this engine as a participant."""
         self.tx.participant, self.tx.life = participant, life
-        self.bell.hang(participant)
-        self.bell.listen(self.loop, rung)
+        self.notifier.bind(participant, self.loop, notified)
 
     def close(self, error: TenureError, *, left: bool) -> None:
-        """Let go of everything; what has not been done fails with `error`.
+        """Close everything; unfinished operations fail with `error`.
 
         Args:
             error: raised by the operations that have not been carried out.
-            left: the store knows this participant no more. Else others will find it dead.
+            left: the store has removed this participant. Else other participants find it dead.
         """
         _open.discard(self)
         left_behind = self.committer.stop(error)
         if not left_behind:
             self.turn.close()
-        self.bell.close(self.loop)
+        self.notifier.close(self.loop)
         if self.tx.life is not None:
             if left:
                 self.tx.life.remove()
@@ -153,12 +160,12 @@ class Store:
                 tx.connection.close()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Close the files in a forked child."""
         import ctypes
 
         self.forked = True
         self.turn.close()
-        self.bell.abandon()
+        self.notifier.abandon()
         if self.tx.life is not None:
             self.tx.life.close()
         for tx in filter(None, (self._reader, self.tx)):

@@ -1,4 +1,4 @@
-"""The turn to write, and the transaction in it: the messages that it sends.
+"""The turn to write, the transaction in it, and its messages.
 
 The turn is a lock of the kernel, which one process has at a time. SQLite's own lock is taken by
 trying again and again, so that of several writers one may starve; those that wait for the turn
@@ -11,7 +11,7 @@ them may share one. Rules that hold for each:
 * It checks everything before it changes anything. So one that raises a `TenureError` has changed
   nothing, and the others in the same transaction stand.
 * It reads the clock through `now`, which stays the same throughout.
-* It sends messages to sessions and watchers through `tell` and `changed`. For sessions of this
+* It sends messages to sessions and watchers through `send` and `changed`. For sessions of this
   engine a message becomes a push, for others a row of ``news`` and a notification. Either takes
   effect only when the transaction has been committed.
 """
@@ -30,7 +30,7 @@ from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.files import StoreFiles, check_one_name, explain, system_error
 from tenure.engines.sqlite.forking import Guard
-from tenure.engines.sqlite.life import Life, Lives
+from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles
 from tenure.errors import EngineError
 
 __all__ = [
@@ -45,23 +45,23 @@ __all__ = [
     "OWNERS",
     "TAKEN_OVER",
     "TIMED_OUT",
+    "Messages",
     "Push",
-    "Told",
     "Transaction",
     "Turn",
 ]
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
 TAKEN_OVER, ACKNOWLEDGED = 7, 8
-"""Kinds of news. `TAKEN_OVER` is more than news: see `takeover`."""
+"""Kinds of events. One of `TAKEN_OVER` stays until it is acknowledged: see `sessions`."""
 
 DATA, OWNERS = 1, 2
-"""What can be watched."""
+"""Kinds of changes that can be watched, as bits."""
 
 Push = tuple[int, int, int, int | None, str]
 """(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
 
-_LOOK = 0.05  # seconds for which the file is taken to be where it was
+_LOOK = 0.05  # seconds for which the file is assumed to be in place
 _TURN = 16  # bytes of the turn's file
 _NOW = LOCK_EX | LOCK_NB
 
@@ -128,25 +128,25 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Told:
+class Messages:
     """Messages of a transaction, to be passed on after its commit.
 
     Attributes:
         pushes: for sessions of this engine.
-        rings: participants that have got news.
-        buried: participants that were dead, and whose files can go.
+        recipients: participants to notify.
+        removed: dead participants, whose files can be removed.
     """
 
     pushes: list[Push] = field(default_factory=list)
-    rings: set[int] = field(default_factory=set)
-    buried: set[int] = field(default_factory=set)
+    recipients: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
 
 
 class Transaction:
     """State shared by the operations of one turn. One object serves all turns of an engine.
 
     Attributes:
-        committed: whether the last transaction that was begun is true, whatever failed after that.
+        committed: whether the last transaction was committed, even if a later step failed.
             That no transaction is open does not show it: SQLite ends one when the disk is full.
         guard: what a thread is inside of while it uses the connection.
         durable: a commit is on disk before it is visible to any program. Once one program of a file
@@ -156,20 +156,20 @@ class Transaction:
         longest_window: the longest recovery window of any session that the store ever had.
         participant: this engine's number, or 0 as long as it has no sessions.
         quarantined: nothing is granted yet, since the store was restored from a backup.
-        quarantined_until: when that ends, or has ended and `quarantine.end` is due; 0 for none.
+        quarantined_until: when that ends; 0 once `participants.end_quarantine` has run.
         ready: the tables are known to be there.
-        told: the messages of the latest transaction; they count once it is committed.
+        messages: those of the latest transaction; they count once it is committed.
         wall: reads the wall clock.
-        affected: queues that requests have left: (node, name) to (count given back, whether
-            owners are others now); `requests.settle` empties it.
-        seen: the highest order id that this program has come across.
+        affected: queues that requests have left: (node, name) to (count released, whether
+            the owners have changed); `requests.settle` empties it.
+        seen: the highest order id that this program has seen.
     """
 
     __slots__ = (  # it is used so often that this can be measured
         "_checkpointer _counters _identity _inside _looked _now _path affected committed "
-        "connection durable execute guard last_news_id last_order_id last_session_id life lives "
-        "longest_window news_read now participant place quarantined quarantined_until ready seen "
-        "told wall watches"
+        "connection durable events_read execute guard last_news_id last_order_id last_session_id "
+        "life lives longest_window messages now participant place quarantined quarantined_until "
+        "ready seen wall watches"
     ).split()
 
     def __init__(
@@ -177,7 +177,7 @@ class Transaction:
         connection: sqlite3.Connection,
         clock: Clock,
         place: StoreFiles,
-        lives: Lives,
+        lives: LivenessFiles,
         checkpointer: Checkpointer,
         *,
         durable: bool,
@@ -189,13 +189,13 @@ class Transaction:
         self.lives = lives
         self._checkpointer = checkpointer
         self.durable = durable
-        self.life: Life | None = None
+        self.life: LivenessFile | None = None
         self.participant = 0
         self.ready = False
-        self.news_read = 0
+        self.events_read = 0
         self.seen = 0
         self.now = 0.0
-        self.told = Told()
+        self.messages = Messages()
         self.affected: dict[tuple[int, str], tuple[int, bool]] = {}
         self.guard = Guard()
         self._inside = False
@@ -244,10 +244,10 @@ class Transaction:
         self.quarantined = now < self.quarantined_until
         if durable and not self.durable:
             self._become_durable()
-        if self.news_read:
+        if self.events_read:
             self.execute(
                 "DELETE FROM news WHERE participant = ? AND id <= ? AND kind <> ?",
-                (self.participant, self.news_read, TAKEN_OVER),
+                (self.participant, self.events_read, TAKEN_OVER),
             )
 
     def _become_durable(self) -> None:
@@ -267,7 +267,7 @@ class Transaction:
             self._looked = float("-inf")  # no transaction may rely on an earlier look
             raise EngineError(
                 f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
-                "what was held through it protects nothing any more; connect again"
+                "what was held through it protects nothing any more. Connect again"
             )
         if status.st_nlink > 1:
             check_one_name(self._path, status)
@@ -299,13 +299,13 @@ class Transaction:
         if checkpointer.left <= 0:
             checkpointer.start()
         self.ready = True
-        self.news_read = 0
+        self.events_read = 0
 
     def rollback(self) -> None:
-        """Undo everything since `begin`, as far as that got."""
+        """Undo everything since `begin`."""
         self.affected = {}
         if not self.committed:
-            self.told = Told()
+            self.messages = Messages()
         try:
             if self.connection.in_transaction:
                 self.execute("ROLLBACK")
@@ -325,7 +325,7 @@ class Transaction:
     # Reading alone
 
     def begin_reading(self) -> None:
-        """Begin a look at the file as it is now. This takes no turn."""
+        """Begin to read the file as it is now. This takes no turn."""
         self._enter()
         if self.connection.in_transaction:  # an error hit the end of the last one
             self.rollback()
@@ -334,7 +334,7 @@ class Transaction:
         self.now = self._now()
 
     def end_reading(self) -> None:
-        """End the look, or the attempt."""
+        """End the reading, or the attempt."""
         try:
             if self.connection.in_transaction:
                 self.execute("COMMIT")
@@ -343,7 +343,7 @@ class Transaction:
 
     # Messages
 
-    def tell(
+    def send(
         self,
         participant: int | None,
         kind: int,
@@ -352,20 +352,18 @@ class Transaction:
         order_id: int | None = None,
         why: str = "",
     ) -> None:
-        """Something has happened to a session or to one of its requests."""
+        """Send an event of a session or of one of its requests."""
         if participant == self.participant:
-            self.told.pushes.append((kind, session, request_id, order_id, why))
+            self.messages.pushes.append((kind, session, request_id, order_id, why))
         elif participant is not None:
-            self._write_news(participant, kind, session, request_id, order_id, why, None, None)
+            self._write_event(participant, kind, session, request_id, order_id, why, None, None)
 
-    def tell_of_take_over(
-        self, participant: int, session: int, attach_number: int, slot: int
-    ) -> None:
-        """A session is another attachment's now; the row stays until that is acknowledged.
+    def send_takeover(self, participant: int, session: int, attach_number: int, slot: int) -> None:
+        """Write that a session was taken over; the row stays until that is acknowledged.
 
-        So there is one for this very participant as well.
+        So there is one for this participant as well.
         """
-        self._write_news(participant, TAKEN_OVER, session, attach_number, slot, "", None, None)
+        self._write_event(participant, TAKEN_OVER, session, attach_number, slot, "", None, None)
 
     def changed(self, node: int, name: str, *, data: bool, owners: bool) -> None:
         """Notify the watchers of a semaphore that its data or owners have changed."""
@@ -382,11 +380,15 @@ class Transaction:
                 if not concerned:
                     continue
                 if participant == self.participant:
-                    self.told.pushes.append((kind, node, 0, None, name))
+                    self.messages.pushes.append((kind, node, 0, None, name))
                 else:
-                    self._write_news(participant, kind, None, None, None, None, node, name)
+                    self._write_event(participant, kind, None, None, None, None, node, name)
 
-    def _write_news(self, participant: int, *what: Any) -> None:
+    def count_watches(self) -> None:
+        """Count the watches, after some were added or removed."""
+        self.watches = self.execute("SELECT count(*) FROM watches").fetchone()[0]
+
+    def _write_event(self, participant: int, *what: Any) -> None:
         # A change that repeats an unread one replaces it.
         self.last_news_id += 1
         self.execute(
@@ -395,4 +397,4 @@ class Transaction:
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (participant, self.last_news_id, *what),
         )
-        self.told.rings.add(participant)
+        self.messages.recipients.add(participant)

@@ -1,8 +1,8 @@
 """Watches of an engine's sessions, and their rows in the store.
 
-The store has the kinds of changes of a name that this participant watches, whatever the number of
-watches. A change of these kinds is written, and the watches that need it are then notified once,
-because earlier changes were not reported.
+The store has the kinds of changes of a name that this participant watches, not each watch. A change
+of these kinds is written, and the watches that need it are then notified once, because earlier
+changes were not reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SqliteWatch:
         self.stopped = False
         self._changed = changed
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Report a change."""
         if not self.stopped:
             self._changed()
@@ -68,11 +68,11 @@ class SqliteWatches:
         """Return the watched kinds of a name, as a bit set."""
         return sum(kind for kind, count in self._counts.get(name, {}).items() if count)
 
-    def tell(self, name: Name, kind: int) -> None:
+    def changed(self, name: Name, kind: int) -> None:
         """Report a change to the watches of its kind."""
         for watch in self._watches.on(name):
             if watch.kinds & kind:
-                watch.tell()
+                watch.notify()
 
     def add(
         self, session: Hashable, name: Name, kinds: int, changed: Callable[[], None]
@@ -123,7 +123,7 @@ class SqliteWatches:
             if self._unknown.get(name) is new:
                 del self._unknown[name]
             for watch in new:
-                watch.tell()
+                watch.notify()
 
         answer = self._do(sessions.watch, *name, self.kinds(name))
         if answer is not None:

@@ -1,18 +1,17 @@
 """``ydb://`` and ``ydbs://``: coordination nodes of YDB, or of ``tenure serve``.
 
-The engine speaks gRPC through grpcio, with messages of `tenure.wire.ydb`. YDB's SDK provides the
+The engine uses gRPC through grpcio, with messages of `tenure.wire.ydb`. YDB's SDK provides the
 identities of a cloud. From the outside in:
 
-* `url` understands the URL; `engine` is the contract's engine, and does the node calls; `database`
-  is what its sessions share.
-* `session` is the contract's session. Its requests are in `requests`, with the ways out of their
-  queues; `joining` and `altering` are the other ways. `watches` tells of changes and losses.
-* `members` are the one or more sessions on the server that a session is made of, with the order of
-  `operations` over them. A `member` has a stream, again and again, and a `protocol` without I/O.
-* `channel` has the `connection` to a server, and `credentials` what it shows.
-* `messages` and `errors` are the protocol's words.
+* `url` parses the URL. `engine` implements the contract's engine and the calls about nodes.
+* `session` implements the contract's session. Its requests are in `requests`, with the ways out of
+  their queues; `joining` and `altering` have the other ways. `watches` reports changes and losses.
+* `members` are the sessions on the server of which a session consists. A `member` keeps a stream
+  open, with a `protocol` without I/O.
+* `database` keeps the `connection` to a server; `credentials` has its tokens.
+* `messages` and `errors` translate the protocol's messages and statuses.
 
-``docs/engines/ydb.md`` tells what holds on this engine.
+``docs/engines/ydb.md`` describes the properties of this engine.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ __all__ = ["connect"]
 
 
 def connect(url: str, clock: Clock) -> YdbEngine:
-    """The connector of ``ydb://`` and ``ydbs://``."""
+    """Return an engine for a ``ydb://`` or ``ydbs://`` URL. Raises `InvalidArgument`."""
     address = parse(url)
     with needs_extra("ydb", "ydb"):
-        from tenure.engines.ydb.engine import YdbEngine  # imports gRPC, which takes its time
+        from tenure.engines.ydb.engine import YdbEngine  # imports gRPC, which takes long
     return YdbEngine(address, clock)

@@ -1,8 +1,9 @@
-"""Changing a request in its place: its count, its data, and how long it waits."""
+"""Changing a request in its place: its count, its data, and its timeout."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 
 from tenure.core import rules
@@ -10,9 +11,8 @@ from tenure.engines.contract import Answer, Removal
 from tenure.engines.ydb import errors
 from tenure.engines.ydb.joining import Joining
 from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.members import Members
-from tenure.engines.ydb.request import LONGEST_WAIT, State, YdbRequest, settle
-from tenure.engines.ydb.requests import YdbRequests
+from tenure.engines.ydb.members import GroupSession
+from tenure.engines.ydb.requests import State, YdbRequest, YdbRequests, settle
 from tenure.errors import LeaseReleased, TenureError
 from tenure.model import UNCHANGED, Unchanged
 from tenure.wire.ydb import Message, Status
@@ -20,16 +20,25 @@ from tenure.wire.ydb import Message, Status
 __all__ = ["Altering"]
 
 
-class Altering:
-    """The alterations of one session's requests, which have their turns in its queues."""
+@dataclass(frozen=True, slots=True)
+class _Change:
+    request: YdbRequest
+    count: int | None
+    data: bytes | None
+    timeout: float | Unchanged | None
+    answer: asyncio.Future[None]
 
-    def __init__(self, members: Members, requests: YdbRequests, joining: Joining) -> None:
-        """Alter requests through the operation queues of `members`."""
-        self._members = members
+
+class Altering:
+    """Changes the requests of one session, in the order of its operation queues."""
+
+    def __init__(self, session: GroupSession, requests: YdbRequests, joining: Joining) -> None:
+        """Alter requests through the operation queues of `session`."""
+        self._session = session
         self._requests = requests
         self._joining = joining
-        self._node = members.node
-        self._queues = members.queues
+        self._node = session.path
+        self._queues = session.queues
 
     def alter(
         self,
@@ -42,68 +51,58 @@ class Altering:
         request = self._requests.get(request_id)
         if request is None:
             raise self._released()
-        answer: asyncio.Future[None] = self._members.future()
-        self._queues.of(request.name).add(
-            partial(self._begin, request, count, data, timeout, answer)
-        )
+        answer: asyncio.Future[None] = self._session.future()
+        change = _Change(request, count, data, timeout, answer)
+        self._queues.of(request.name).add(partial(self._begin, change))
         if answer.done():
             answer.result()
             return None
         return answer
 
     def _released(self) -> LeaseReleased:
-        return LeaseReleased(f"the request on {self._node} is over", node=self._node)
+        return LeaseReleased(f"the request on {self._node} has ended", node=self._node)
 
-    def _begin(
-        self,
-        request: YdbRequest,
-        count: int | None,
-        data: bytes | None,
-        timeout: float | Unchanged | None,
-        answer: asyncio.Future[None],
-    ) -> bool:
-        if request.state is State.ASKED or request.state is State.TAKEN:
-            return False
+    def _begin(self, change: _Change) -> bool:
+        request, answer = change.request, change.answer
         member = request.member
-        if request.state is State.GONE or request.state is State.LEAVING or member is None:
+        if request.state in {State.SENT, State.TAKEN}:
+            return False
+        if request.state in {State.GONE, State.LEAVING} or member is None:
             settle(answer, self._released())
             return True
-        queue = self._queues.of(request.name)
-        if not queue.free_for(member):
+        if not self._queues.of(request.name).free_for(member):
             return False
         try:
-            self._check(request, count, data, timeout)
+            self._check(change)
         except TenureError as error:
             settle(answer, error)
             return True
         waits = request.state is State.WAITS
-        same = (count is None or count == request.count) and (data is None or data == request.data)
-        if same and (timeout is UNCHANGED or not waits):
+        old = request.count, request.data
+        if change.count is not None:
+            request.count = change.count
+        if change.data is not None:
+            request.data = change.data
+        same = (request.count, request.data) == old
+        if same and (change.timeout is UNCHANGED or not waits):
             settle(answer)
             return True
-        request.count = request.count if count is None else count
-        request.data = request.data if data is None else data
-        queue.begin(member)
+        self._queues.of(request.name).begin(member)
         if waits:
-            self._change_waiter(request, member, timeout, answer)
+            self._change_waiter(request, member, change.timeout, answer)
         else:
             self._change_owner(request, member, answer)
         return True
 
-    def _check(
-        self,
-        request: YdbRequest,
-        count: int | None,
-        data: bytes | None,
-        timeout: float | Unchanged | None,
-    ) -> None:
-        if data is not None:
-            rules.check_data(data, self._node, request.name)
-        if count is not None:
-            limit = max(request.count, rules.EXACT)  # what it had was within the semaphore's
-            rules.check_shrink(count, request.count, limit, self._node, request.name)
-        if timeout is not UNCHANGED:
-            rules.check_timeout(timeout, self._node, request.name)
+    def _check(self, change: _Change) -> None:
+        name, old = change.request.name, change.request.count
+        if change.data is not None:
+            rules.check_data(change.data, self._node, name)
+        if change.count is not None:
+            limit = max(old, rules.EXACT)  # the old count was within the semaphore's
+            rules.check_shrink(change.count, old, limit, self._node, name)
+        if change.timeout is not UNCHANGED:
+            rules.check_timeout(change.timeout, self._node, name)
 
     def _change_waiter(
         self,
@@ -112,32 +111,31 @@ class Altering:
         timeout: float | Unchanged | None,
         answer: asyncio.Future[None],
     ) -> None:
-        """Ask for it anew: the request that waits is replaced, in its place."""
+        """Send the request again: it replaces the one that waits, in its place."""
         if timeout is not UNCHANGED:
-            request.deadline = None if timeout is None else self._members.now() + timeout
-            if timeout is not None and timeout > LONGEST_WAIT:
-                self._requests.later(timeout, partial(self._requests.give_up, request))
-        if request.ask is not None:
-            member.protocol.drop(request.ask)
-        answered = False
+            request.deadline = None if timeout is None else self._session.now() + timeout
+            self._requests.count_long(request, timeout)
+        if request.operation is not None:
+            member.protocol.drop(request.operation)
+        settled = False
 
         def make(req_id: int) -> Message:
-            return request.message(req_id, request.left_at(self._members.now()))
+            return request.message(req_id, request.left_at(self._session.now()))
 
-        def heard(kind: str, body: Message) -> bool:
-            nonlocal answered
+        def answered(kind: str, body: Message) -> bool:
+            nonlocal settled
             pending = kind == "acquire_semaphore_pending"
-            if not answered:
-                answered = True
+            if not settled:
+                settled = True
                 gone = not pending and body.status == Status.NOT_FOUND
                 settle(answer, self._released() if gone else None)
                 self._queues.of(request.name).end(member)
             if not pending:
-                request.ask = None
+                request.operation = None
                 self._joining.result(request, body)
             return not pending
 
-        request.ask = member.protocol.ask(make, heard)
+        request.operation = member.protocol.send(make, answered)
 
     def _change_owner(
         self, request: YdbRequest, member: Member, answer: asyncio.Future[None]
@@ -145,10 +143,10 @@ class Altering:
         def make(req_id: int) -> Message:
             return request.message(req_id, None)
 
-        def heard(kind: str, body: Message) -> bool:
+        def answered(kind: str, body: Message) -> bool:
             granted = kind == "acquire_semaphore_result" and body.status == Status.SUCCESS
             if request.state is State.OWNS and not granted:
-                # It did not own any more: it has joined the queue anew, or the queue is gone.
+                # It did not own any more: it has joined the queue again, or the queue is gone.
                 pending = kind == "acquire_semaphore_pending"
                 gone = pending or body.status == Status.NOT_FOUND
                 if gone:
@@ -161,4 +159,4 @@ class Altering:
             self._queues.of(request.name).end(member)
             return True
 
-        member.protocol.ask(make, heard)
+        member.protocol.send(make, answered)

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from tenure.engines.ydb.credentials import Token
-from tenure.engines.ydb.errors import as_out_of_reach, check
+from tenure.engines.ydb.errors import as_unavailable, check
 from tenure.engines.ydb.url import YdbUrl
 from tenure.wire.ydb import Message, SessionRequest, SessionResponse, message_class, unpacked
 
@@ -17,7 +17,7 @@ __all__ = ["COORDINATION", "YdbConnection"]
 
 COORDINATION = "/Ydb.Coordination.V1.CoordinationService"
 _OPTIONS: list[tuple[str, Any]] = [
-    # A server that is started anew is found soon; connecting may still take long.
+    # A restarted server is found soon; connecting may still take long.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 400),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -35,12 +35,12 @@ class YdbConnection:
 
     Attributes:
         servers: the database's servers as this one lists them, each with its name in TLS.
-        heard_at: when something came over the connection, on the loop's clock.
+        received_at: time of the latest message, on the loop's clock.
 
     Args:
         target: the server, as gRPC names it.
         name: the server's name in its certificate, where that is not in the target.
-        token: what the calls show.
+        token: source of the token that the calls carry.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class YdbConnection:
     ) -> None:
         """Open a gRPC channel to one server; it connects with the first call."""
         self.servers: list[tuple[str, str]] = []
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         self._address = address
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name else _OPTIONS
         if tls is None:
@@ -66,10 +66,10 @@ class YdbConnection:
         """Return the operation that a call answers with, in a message of that class.
 
         Raises:
-            OutOfReach, AuthenticationFailed
+            EngineUnavailable, AuthenticationFailed
         """
         metadata = None if login else await self._metadata()
-        with as_out_of_reach():
+        with as_unavailable():
             response = await self._channel.unary_unary(
                 path,
                 request_serializer=type(request).SerializeToString,
@@ -80,7 +80,7 @@ class YdbConnection:
     async def session(self) -> Any:
         """Begin a stream of the coordination service. Raises as `call`."""
         metadata = await self._metadata()
-        with as_out_of_reach():
+        with as_unavailable():
             return self._channel.stream_stream(
                 f"{COORDINATION}/Session",
                 request_serializer=SessionRequest.SerializeToString,
@@ -115,5 +115,5 @@ class YdbConnection:
         return [*metadata, ("x-ydb-auth-ticket", token)] if token else metadata
 
     async def aclose(self) -> None:
-        """End it, with all its calls."""
+        """Close it, with all its calls."""
         await self._channel.close()

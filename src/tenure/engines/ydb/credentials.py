@@ -1,4 +1,4 @@
-"""Credentials: the token that a call shows, and the files of TLS.
+"""Credentials: the token that a call carries, and the files of TLS.
 
 A password is exchanged for a token by the database's own login. The identities of a cloud, and the
 SDK's environment variables, are left to YDB's SDK; it is imported only for them.
@@ -13,15 +13,20 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from tenure.engines.ydb.errors import OutOfReach, check, code_of
+from tenure.engines.ydb.errors import check, code_of
 from tenure.engines.ydb.url import YdbUrl
-from tenure.errors import AuthenticationFailed, InvalidArgument, Unsupported
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineUnavailable,
+    InvalidArgument,
+    Unsupported,
+)
 from tenure.wire.ydb import Message, message_class, unpacked
 
 __all__ = ["Login", "Token", "tls_of", "token_of"]
 
 AGE = 30 * 60.0
-"""Seconds for which the token of a login is used; YDB's own life of one is longer."""
+"""Seconds for which the token of a login is used; YDB's own tokens live longer."""
 
 _KEY_FILE = "YDB_SERVICE_ACCOUNT_KEY_FILE_CREDENTIALS"
 _IN_ENVIRONMENT = (
@@ -37,11 +42,11 @@ Login: TypeAlias = Callable[[Message], Awaitable[Message]]
 """Sends a login to a server, without a token, and returns the operation that it answers with."""
 
 Token: TypeAlias = Callable[[Login], Awaitable[str]]
-"""Returns the token to show; empty for none. Raises `OutOfReach` or `AuthenticationFailed`."""
+"""Returns the token to send (empty: none). Raises `EngineUnavailable`, `AuthenticationFailed`."""
 
 
 def token_of(address: YdbUrl) -> Token:
-    """Return the source of the tokens that a URL, or the environment, asks for.
+    """Return the source of the tokens that a URL, or the environment, names.
 
     Raises:
         Unsupported: the SDK lacks a package that these credentials need.
@@ -49,7 +54,7 @@ def token_of(address: YdbUrl) -> Token:
     kind, user, password = address.credentials, address.user, address.password
     if kind == "environment":
         if not any(name in os.environ for name in _IN_ENVIRONMENT):
-            kind = "anonymous"  # the SDK would ask a cloud's metadata service
+            kind = "anonymous"  # the SDK would query a cloud's metadata service
         elif "YDB_USER" in os.environ and _KEY_FILE not in os.environ:
             kind, user = "static", os.environ["YDB_USER"]
             password = os.environ.get("YDB_PASSWORD", "")
@@ -59,7 +64,7 @@ def token_of(address: YdbUrl) -> Token:
         case "static":
             return _Password(user, password).token
         case _:
-            return _from_sdk(address, metadata=kind == "metadata")
+            return _from_sdk(address, in_cloud=kind == "metadata")
 
 
 def _constant(token: str) -> Token:
@@ -69,33 +74,31 @@ def _constant(token: str) -> Token:
     return known
 
 
-def _from_sdk(address: YdbUrl, *, metadata: bool) -> Token:
+def _from_sdk(address: YdbUrl, *, in_cloud: bool) -> Token:
     try:
         import ydb.iam
 
         sdk: Any = ydb  # has no types here
         found = (
-            sdk.iam.MetadataUrlCredentials() if metadata else sdk.credentials_from_env_variables()
+            sdk.iam.MetadataUrlCredentials() if in_cloud else sdk.credentials_from_env_variables()
         )
     except ImportError as error:
         raise Unsupported(
-            f"{address.url}: YDB's SDK has not all that these credentials need: {error}"
+            f"{address.url}: YDB's SDK lacks a package for these credentials: {error}"
         ) from error
 
     async def fetched(_: Login) -> str:
         try:
-            shown = await asyncio.to_thread(
-                found.auth_metadata
-            )  # it may fetch a token, in its time
+            metadata = await asyncio.to_thread(found.auth_metadata)  # may fetch a token
         except sdk.issues.Error as error:
-            raise OutOfReach(f"no token from the SDK's credentials: {error}") from error
-        return "".join(token for _, token in shown)
+            raise EngineUnavailable(f"no token from the SDK's credentials: {error}") from error
+        return "".join(token for _, token in metadata)
 
     return fetched
 
 
 class _Password:
-    """Token of a login with a password, obtained anew when it is old."""
+    """Token of a login with a password, obtained again when it is old."""
 
     def __init__(self, user: str, password: str) -> None:
         self._request = message_class("Auth.LoginRequest")(user=user, password=password)
@@ -114,10 +117,10 @@ class _Password:
     async def _log_in(self, login: Login) -> str:
         try:
             operation = await login(self._request)
-        except OutOfReach as error:
+        except EngineUnavailable as error:
             if code_of(error.__cause__) is grpc.StatusCode.UNIMPLEMENTED:
                 raise AuthenticationFailed(
-                    "the server has no login with a password; show it a token"
+                    "the server has no login with a password; use a token (?token=)"
                 ) from error
             raise
         check(operation)
@@ -145,4 +148,6 @@ def _read(address: YdbUrl, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise InvalidArgument(f"{address.url}: {path!r} cannot be read: {error}") from error
+        raise InvalidArgument(
+            f"{address.url}: TLS file {path!r} cannot be read: {error}"
+        ) from error

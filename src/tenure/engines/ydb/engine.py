@@ -1,4 +1,4 @@
-"""One program's way to a YDB database: its nodes, and the sessions that it attaches there."""
+"""Engine on a YDB database: its nodes, and the sessions attached to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tenure.core import rules
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.database import Database
-from tenure.engines.ydb.errors import OutOfReach
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.url import YdbUrl
 from tenure.errors import (
@@ -37,24 +36,27 @@ from tenure.wire.ydb import Message, Status
 
 __all__ = ["YdbEngine"]
 
-_LOOKING = 5.0
+_DESCRIBING = 5.0
 """Recovery window, in seconds, of a session that describes one semaphore."""
 
-FAREWELL = 5.0
-"""Seconds in which closing the engine ends its sessions; the rest is left to their windows."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds for ending the sessions of a closed engine; the others expire after their windows."""
 
 
 class YdbEngine(EngineDefaults):
     """One program's engine on a database.
 
     Attributes:
-        database: what its sessions share.
-        sessions: those that are attached and not over.
+        database: shared by its sessions.
+        sessions: those that have not ended.
     """
 
     def __init__(self, address: YdbUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
-        self.database = Database(address, clock)
+        self.sessions: set[YdbSession] = set()
+        self.database = Database(
+            address, clock, lambda: (session.window for session in self.sessions)
+        )
         self.url = address.url
         self.clock = clock
         self.capabilities = Capabilities(
@@ -68,7 +70,6 @@ class YdbEngine(EngineDefaults):
             descriptions=False,
             store_time=False,
         )
-        self.sessions: set[YdbSession] = set()
         self._open = False
 
     # The contract: opening and closing
@@ -76,18 +77,18 @@ class YdbEngine(EngineDefaults):
     async def open(self) -> None:
         """Connect to the store."""
         try:
-            await self.database.channel.open()
-        except OutOfReach as error:
+            await self.database.open()
+        except EngineUnavailable as error:
             raise EngineUnavailable(
-                f"{self.url} cannot be reached: {error}; check the address, and that YDB's "
-                f"protocol is spoken there, {self.database.address.transport}"
+                f"{self.url} cannot be reached: {error}. Check the address, and that a server of "
+                f"YDB's protocol runs there, {self.database.address.transport}."
             ) from error
         self._open = True
 
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""
         self._open = False
-        closing = [session.close_within(FAREWELL) for session in list(self.sessions)]
+        closing = [session.close_within(CLOSE_TIMEOUT) for session in list(self.sessions)]
         await asyncio.gather(*closing)
         await self.database.aclose()
 
@@ -110,7 +111,9 @@ class YdbEngine(EngineDefaults):
         rules.check_description(how.description, how.node)
         rules.check_key(how.key, how.node)
         if how.liveness == "window":
-            self._unsupported("a resumable session", "cannot tell what a session has", how.node)
+            self._unsupported(
+                "a resumable session", "cannot list the requests of a session", how.node
+            )
         try:
             return await self._attach(how, events)
         except NodeNotFound:
@@ -131,10 +134,10 @@ class YdbEngine(EngineDefaults):
         """Create a node."""
         rules.check_path(path)
         if not exist_ok:
-            # The server says yes to the creation of what exists, so it is asked before.
+            # The server accepts the creation of a node that exists.
             with contextlib.suppress(NodeNotFound):
                 await self.describe_node(path)
-                raise NodeExists(f"the node {path} exists already", node=path)
+                raise NodeExists(f"node {path} exists already", node=path)
         await self._call("CreateNode", path, config)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
@@ -171,16 +174,14 @@ class YdbEngine(EngineDefaults):
         self._opened()
         request = messages.node_request(call, self.database.path_of(path), config)
         try:
-            operation = await self.database.channel.call(call, request)
-        except OutOfReach as error:
-            raise EngineUnavailable(
-                f"{self.url} did not answer about the node {path}: {error}", node=path
-            ) from error
+            operation = await self.database.call(call, request)
+        except EngineUnavailable as error:
+            raise EngineUnavailable(f"node {path} on {self.url}: {error}", node=path) from error
         if operation.status != Status.SUCCESS:
             raise errors.node_error(path, operation)
         return operation
 
-    # The contract: what YDB's API does not offer
+    # The contract: operations that YDB's API does not offer
 
     async def list_nodes(self) -> Sequence[str]:
         """Raise `Unsupported`: the API has no list of nodes."""
@@ -202,8 +203,8 @@ class YdbEngine(EngineDefaults):
         """Describe a semaphore, through a session that lasts as long as the call."""
         rules.check_path(path)
         rules.check_name(name, path)
-        # The API answers sessions alone.
-        session = await self.attach(Attach(path, _LOOKING), _Unheard())
+        # The API describes a semaphore only through a session.
+        session = await self.attach(Attach(path, _DESCRIBING), _NoEvents())
         try:
             return await session.describe_semaphore(name, owners=owners, waiters=waiters)
         finally:
@@ -211,7 +212,7 @@ class YdbEngine(EngineDefaults):
 
     async def store_time(self) -> float:
         """Return the local wall clock, since the API has no time."""
-        return self.clock.wall()  # YDB's coordination API tells no time
+        return self.clock.wall()
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Raise `Unsupported`: the API has no list of sessions."""
@@ -219,7 +220,7 @@ class YdbEngine(EngineDefaults):
 
     async def end_session(self, path: str, session_id: int) -> bool:  # noqa: ARG002
         """Raise `Unsupported`: the API cannot end another session."""
-        self._unsupported("ending another's session", "cannot do that", path)
+        self._unsupported("ending another session", "cannot do that", path)
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:  # noqa: ARG002
         """Raise `Unsupported`: the API cannot evict a request."""
@@ -233,7 +234,7 @@ class YdbEngine(EngineDefaults):
         )
 
 
-class _Unheard:
+class _NoEvents:
     """The events of a session that has no requests (`SessionEvents`)."""
 
     def proven(self, at: float) -> None: ...

@@ -14,6 +14,7 @@ from tenure.engines.ydb import messages
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
+    EngineUnavailable,
     InvalidArgument,
     NodeBusy,
     NodeExists,
@@ -26,8 +27,7 @@ from tenure.errors import (
 from tenure.wire.ydb import Message, Status
 
 __all__ = [
-    "OutOfReach",
-    "as_out_of_reach",
+    "as_unavailable",
     "attach_error",
     "brief",
     "check",
@@ -40,52 +40,48 @@ __all__ = [
 _REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 
 
-class OutOfReach(Exception):
-    """A failure of the way to the servers. It may pass."""
-
-
 def code_of(error: BaseException | None) -> grpc.StatusCode | None:
     """Return the status of a call that failed; ``None`` for any other error."""
     return error.code() if isinstance(error, grpc.aio.AioRpcError) else None
 
 
 def brief(text: str) -> str:
-    """Return the first words of what may be pages."""
+    """Return the beginning of a text that may be long, in one line."""
     words = " ".join(text.split())
     return words if len(words) <= 300 else words[:297] + "..."
 
 
 @contextlib.contextmanager
-def as_out_of_reach() -> Iterator[None]:
-    """Raise what gRPC raises for a connection that does not work as `OutOfReach`."""
+def as_unavailable() -> Iterator[None]:
+    """Raise gRPC's errors of a broken connection as `EngineUnavailable`."""
     try:
         yield
-    except (OutOfReach, TenureError):
+    except TenureError:
         raise
-    except Exception as error:  # a call on a connection that is just being closed fails anyhow
+    except Exception as error:  # a call on a closing connection may fail in any way
         text = (error.details() if isinstance(error, grpc.aio.AioRpcError) else None) or str(error)
         if code_of(error) in _REFUSED:
-            raise AuthenticationFailed(f"the server refused the credentials: {text}") from error
-        raise OutOfReach(brief(text) or type(error).__name__) from error
+            raise AuthenticationFailed(f"the server rejected the credentials: {text}") from error
+        raise EngineUnavailable(brief(text) or type(error).__name__) from error
     except asyncio.CancelledError as error:
-        # gRPC says so too when it was a call that was cancelled, with its connection.
+        # gRPC raises this, too, for a call that was cancelled with its connection.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise OutOfReach("the connection was closed") from error
+        raise EngineUnavailable("the connection was closed") from error
 
 
 def check(operation: Message) -> None:
     """Raise the error of a discovery or a login that failed.
 
     Raises:
-        OutOfReach, AuthenticationFailed
+        EngineUnavailable, AuthenticationFailed
     """
     reason = messages.reason(operation)
     if operation.status == Status.UNAUTHORIZED:
-        raise AuthenticationFailed(f"the server refused the credentials: {reason}")
+        raise AuthenticationFailed(f"the server rejected the credentials: {reason}")
     if operation.status != Status.SUCCESS:
-        raise OutOfReach(reason)
+        raise EngineUnavailable(reason)
 
 
 def expired(node: str, failure: Message) -> SessionExpired:
@@ -93,12 +89,12 @@ def expired(node: str, failure: Message) -> SessionExpired:
     if failure.status == Status.BAD_SESSION:
         return rules.taken_over(node)
     return SessionExpired(
-        f"the session on {node} is over: {messages.reason(failure)}; begin a new one", node=node
+        f"the session on {node} has ended: {messages.reason(failure)}; open a new one", node=node
     )
 
 
 def attach_error(node: str, failure: Message) -> TenureError | None:
-    """Return the error of a refused attachment; ``None`` for a failure that may pass."""
+    """Return the error of a rejected attachment; ``None`` for a failure that may pass."""
     match failure.status:
         case Status.NOT_FOUND | Status.SCHEME_ERROR:
             return _no_node(node, failure)
@@ -135,12 +131,14 @@ def semaphore_error(node: str, name: str, body: Message) -> TenureError:
     match body.status:
         case Status.NOT_FOUND:
             return SemaphoreNotFound(
-                f"there is no semaphore {name!r} on {node}; create it first", node=node, name=name
+                f"semaphore {name!r} on {node} does not exist; create it first",
+                node=node,
+                name=name,
             )
         case Status.PRECONDITION_FAILED:
             return SemaphoreBusy(
                 f"{name!r} on {node} has owners or waiters ({messages.reason(body)}); release it, "
-                "or delete it by force, which takes it from them",
+                "or delete it by force, which evicts them",
                 node=node,
                 name=name,
             )
@@ -151,7 +149,7 @@ def semaphore_error(node: str, name: str, body: Message) -> TenureError:
 def _no_node(node: str, body: Message) -> NodeNotFound:
     reason = messages.reason(body)
     return NodeNotFound(
-        f"there is no node {node} in the database ({reason}); create it first", node=node
+        f"node {node} does not exist in the database ({reason}); create it first", node=node
     )
 
 
@@ -159,9 +157,9 @@ def _refusal(subject: str, body: Message, node: str, name: str | None = None) ->
     reason = messages.reason(body)
     match body.status:
         case Status.UNAUTHORIZED:
-            text = f"{subject} was refused ({reason}); check the credentials"
+            text = f"{subject} was rejected ({reason}); check the credentials"
             return AuthenticationFailed(text, node=node, name=name)
         case Status.BAD_REQUEST:
-            return InvalidArgument(f"{subject} was refused: {reason}", node=node, name=name)
+            return InvalidArgument(f"{subject} was rejected: {reason}", node=node, name=name)
         case _:
-            return EngineError(f"the server failed at {subject}: {reason}", node=node, name=name)
+            return EngineError(f"{subject}: the server failed: {reason}", node=node, name=name)

@@ -1,4 +1,4 @@
-"""Joining queues, and owning.
+"""Requests on their way into their queues, and their grants.
 
 With fencing, a grant is reported together with its order id, which comes from a description of the
 owners. The description is requested right behind a request that may be granted at once, unless the
@@ -14,9 +14,8 @@ from tenure.core import rules
 from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.ydb import errors, messages
 from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.members import Members
-from tenure.engines.ydb.request import LONGEST_WAIT, State, YdbRequest
-from tenure.engines.ydb.requests import AGAIN, YdbRequests
+from tenure.engines.ydb.members import GroupSession
+from tenure.engines.ydb.requests import RETRY_PAUSE, State, YdbRequest, YdbRequests
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.wire.ydb import Message, Status
@@ -28,21 +27,21 @@ _MOST_CONTENDED = 1024
 
 
 class Joining:
-    """The way of a session's requests into their queues.
+    """Adds the requests of one session to their queues, and reports their grants.
 
     Args:
-        seen: called with a request that waits or owns.
+        placed: called with a request that waits or owns.
     """
 
     def __init__(
-        self, members: Members, requests: YdbRequests, seen: Callable[[YdbRequest], None]
+        self, session: GroupSession, requests: YdbRequests, placed: Callable[[YdbRequest], None]
     ) -> None:
         """Start with no queue known to be contended."""
-        self._members = members
+        self._session = session
         self._requests = requests
-        self._seen = seen
-        self._node = members.node
-        self._queues = members.queues
+        self._placed = placed
+        self._node = session.path
+        self._queues = session.queues
         self._contended: set[str] = set()
 
     def enqueue(
@@ -63,15 +62,14 @@ class Joining:
             name,
             count,
             data,
-            None if timeout is None else self._members.now() + timeout,
+            None if timeout is None else self._session.now() + timeout,
             at_once=timeout == 0,
             ephemeral=ephemeral,
-            answer=self._members.future(),
+            answer=self._session.future(),
         )
         self._requests.add(request)
         self._queues.of(name).add(partial(self._join, request))
-        if timeout is not None and timeout > LONGEST_WAIT:
-            self._requests.later(timeout, partial(self._requests.give_up, request))
+        self._requests.count_long(request, timeout)
         return request.answer
 
     def _join(self, request: YdbRequest) -> bool:
@@ -89,8 +87,8 @@ class Joining:
         member.names.add(request.name)
         self._queues.of(request.name).begin(member)
         self._acquire(request, first=True)
-        if self._members.fencing and request.name not in self._contended:
-            self._ask_order_id(request)
+        if self._session.fencing and request.name not in self._contended:
+            self._request_order_id(request)
         return True
 
     def _member_for(self, request: YdbRequest) -> Member | None:
@@ -100,54 +98,54 @@ class Joining:
             Unsupported: there are as many siblings as may be.
         """
         name, queue = request.name, self._queues.of(request.name)
-        for member in self._members.all:
+        for member in self._session.all:
             if name not in member.names and not member.stopping:
                 return member if queue.free_for(member) else None
         # A member whose request is leaving will be free, and needs no sibling.
         leaving = any(each.state is State.LEAVING for each in self._requests.of(name))
-        return self._members.new_sibling() if queue.idle and not leaving else None
+        return self._session.new_sibling() if queue.idle and not leaving else None
 
     def _acquire(self, request: YdbRequest, *, first: bool = False) -> None:
-        """Ask for it, or, when it waits already, for the news of its grant."""
-        member, answered = request.member, not first
+        """Send a request; or, when it waits already, request its grant again."""
+        member, counted = request.member, not first
         assert member is not None
 
         def make(req_id: int) -> Message:
-            return request.message(req_id, request.left_at(self._members.now()))
+            return request.message(req_id, request.left_at(self._session.now()))
 
-        def heard(kind: str, body: Message) -> bool:
-            nonlocal answered
+        def answered(kind: str, body: Message) -> bool:
+            nonlocal counted
             pending = kind == "acquire_semaphore_pending"
             if pending:
                 self._wait(request)
             else:
-                request.ask = None
+                request.operation = None
                 self.result(request, body)
-            if not answered:
-                answered = True
+            if not counted:
+                counted = True
                 self._expect(request.name, waiting=pending)
                 self._queues.of(request.name).end(member)
             return not pending
 
-        request.ask = member.protocol.ask(make, heard)
+        request.operation = member.protocol.send(make, answered)
 
     def _expect(self, name: str, *, waiting: bool) -> None:
-        """Take note of how a request for that name fared: the next is most likely to fare so."""
+        """Note whether a request for that name had to wait: the next probably has to as well."""
         if not waiting:
             self._contended.discard(name)
         elif len(self._contended) < _MOST_CONTENDED:
             self._contended.add(name)
 
     def _wait(self, request: YdbRequest) -> None:
-        if request.state is State.ASKED:
+        if request.state is State.SENT:
             request.state = State.WAITS
-            self._seen(request)
+            self._placed(request)
         request.answer_with(Enqueued(Place.WAITING, None))
 
     def result(self, request: YdbRequest, body: Message) -> None:
         """Process the answer to a request that was sent, or waited.
 
-        It may be leaving already; then only the answer to `enqueue` is still to be given.
+        If it is leaving already, only `enqueue` is answered.
         """
         leaving = request.state is State.LEAVING
         if body.status == Status.SUCCESS and body.acquired:
@@ -168,16 +166,16 @@ class Joining:
             if body.status == Status.NOT_FOUND:  # deleted, while the connection was broken
                 self._requests.removed(request, Removal.DELETED)
             else:
-                self._requests.later(AGAIN, partial(self._acquire_again, request))
+                self._requests.later(RETRY_PAUSE, partial(self._acquire_again, request))
         else:
             self._refused(request, body)
 
     def _acquire_again(self, request: YdbRequest) -> None:
-        if request.state is State.WAITS and request.ask is None:
+        if request.state is State.WAITS and request.operation is None:
             self._acquire(request)
 
     def _refused(self, request: YdbRequest, body: Message) -> None:
-        """The server has not taken a request."""
+        """Handle a request that the server rejected."""
         if body.status in {Status.BAD_REQUEST, Status.PRECONDITION_FAILED}:
             self._explain(request, body)
             return
@@ -186,7 +184,7 @@ class Joining:
             self._refuse(request, error)
             return
         if request.state is not State.LEAVING:
-            self._requests.release(request)  # it may have been taken after all
+            self._requests.release(request)  # the server may have accepted it after all
         request.fail(error)
 
     def _refuse(self, request: YdbRequest, error: TenureError) -> None:
@@ -195,24 +193,22 @@ class Joining:
         request.fail(error)
 
     def _explain(self, request: YdbRequest, body: Message | None = None) -> bool:
-        """Look what is wrong with a request, so that it gets the error it would get anywhere."""
+        """Find out what is wrong with a request, for the error that all engines raise."""
         request.refused = True
-        member = request.member or self._members.main
+        member = request.member or self._session.main
         if body is None:
-            queue = self._queues.of(request.name)
-            if not queue.free_for(member):
+            if not self._queues.of(request.name).try_begin(member):
                 return False
-            queue.begin(member)
         elif request.state is not State.LEAVING:
             self._requests.forget(request)
 
-        def heard(_: str, found: Message) -> bool:
+        def answered(_: str, found: Message) -> bool:
             self._refuse(request, self._wrong(request, found, body))
             if body is None:
                 self._queues.of(request.name).end(member)
             return True
 
-        member.protocol.ask(lambda req_id: messages.describe(req_id, request.name), heard)
+        member.protocol.send(lambda req_id: messages.describe(req_id, request.name), answered)
         return True
 
     def _wrong(self, request: YdbRequest, found: Message, refused: Message | None) -> TenureError:
@@ -232,31 +228,31 @@ class Joining:
         return errors.semaphore_error(node, name, refused)
 
     def _take(self, request: YdbRequest) -> None:
-        """It owns."""
-        if not self._members.fencing:
+        """Handle a grant: report it once its order id is known."""
+        if not self._session.fencing:
             self._own(request)
         else:
             request.state = State.TAKEN
-            if not request.order_id_asked:
-                self._ask_order_id(request)
+            if not request.order_id_requested:
+                self._request_order_id(request)
 
-    def _ask_order_id(self, request: YdbRequest) -> None:
+    def _request_order_id(self, request: YdbRequest) -> None:
         member = request.member
         assert member is not None
-        request.order_id_asked = True
+        request.order_id_requested = True
 
-        def heard(_: str, body: Message) -> bool:
-            request.order_id_asked = False
+        def answered(_: str, body: Message) -> bool:
+            request.order_id_requested = False
             if request.taken and request.state in {State.TAKEN, State.LEAVING}:
                 self._learn(request, body)
             return True
 
-        member.protocol.ask(
-            lambda req_id: messages.describe(req_id, request.name, owners=True), heard
+        member.protocol.send(
+            lambda req_id: messages.describe(req_id, request.name, owners=True), answered
         )
 
     def _learn(self, request: YdbRequest, body: Message) -> None:
-        """The order id is among the owners'."""
+        """Find the order id among the owners'."""
         assert request.member is not None
         owners = body.semaphore_description.owners if body.status == Status.SUCCESS else ()
         for owner in owners:
@@ -267,28 +263,27 @@ class Joining:
         elif request.order_id is not None:
             self._own(request)
         elif body.status == Status.SUCCESS:
-            self._requests.removed(request, Removal.EVICTED)  # meanwhile
+            self._requests.removed(request, Removal.EVICTED)
         elif body.status == Status.NOT_FOUND:
             self._requests.removed(request, Removal.DELETED)
         else:
-            self._requests.later(AGAIN, partial(self._learn_again, request))
+            self._requests.later(RETRY_PAUSE, partial(self._learn_again, request))
 
     def _learn_again(self, request: YdbRequest) -> None:
-        if request.state is State.TAKEN and not request.order_id_asked:
-            self._ask_order_id(request)
+        if request.state is State.TAKEN and not request.order_id_requested:
+            self._request_order_id(request)
 
     def _own(self, request: YdbRequest) -> None:
         request.state = State.OWNS
-        request.owned_at = self._members.step()
-        if not request.answer_with(Enqueued(Place.GRANTED, request.order_id)):
-            events = self._members.events
-            if events is not None:
-                events.granted(request.request_id, request.order_id)
-        self._seen(request)
+        request.owned_at = self._session.step()
+        answered = request.answer_with(Enqueued(Place.GRANTED, request.order_id))
+        if not answered and not self._session.over:
+            self._session.events.granted(request.request_id, request.order_id)
+        self._placed(request)
         self._queues.of(request.name).move()
 
     def fail_member(self, member: Member, error: TenureError) -> None:
-        """A sibling cannot be attached; what was asked of it has not come about."""
+        """Fail the requests of a sibling that cannot be attached."""
         for request in self._requests.through(member):
             self._refuse(request, error)
             request.answer_leavers(Withdrawn.MISSING)

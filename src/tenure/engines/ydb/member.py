@@ -1,16 +1,15 @@
-"""One session on the server: its protocol, and the stream that carries it, again and again.
+"""One session on the server: its protocol, and the streams that carry it, one after another.
 
-A member owns one task, which reads; that task owns another one for each stream, which writes.
+A member owns one task, which reads. That task owns another one for each stream, which writes.
 Rules:
 
-* After a loss it tries again, with pauses that grow and are drawn by lot, until the session is
-  over or the member has to end. It does not try while the program is silent: attaching would keep
-  the session alive, unless that is to be ended. Once the window has passed it asks what has become
-  of the session.
-* A server that does not answer for a sixth of the window, to an attachment or to what asks for a
-  proof, is left, connection and all. One that is only slow, because others hear of it over the same
-  connection, is given three times as long, and then the stream alone is left: to leave them all
-  would only make it slower.
+* After a loss the member opens another stream, with random pauses that grow, until the session or
+  the member ends. It does not while the program is inactive, because attaching would keep the
+  session alive. Once the window has passed, it finds out whether the session has expired.
+* If a server does not answer an attachment or a proof for a sixth of the window, the connection is
+  dropped with its streams. If the connection has received anything else, the server is only slow:
+  it gets three times as long. Then the stream alone is dropped, because new connections would only
+  make the server slower.
 """
 
 from __future__ import annotations
@@ -21,23 +20,22 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from tenure.background import Failures
+from tenure.background import BackgroundTimer, Failures
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
-from tenure.engines.ydb.channel import Channel, Stream
-from tenure.engines.ydb.errors import OutOfReach
+from tenure.engines.ydb.database import Database, Stream
 from tenure.engines.ydb.protocol import YdbProtocol
-from tenure.errors import AuthenticationFailed
+from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tenure.wire.ydb import Message
 
 __all__ = ["Member", "MemberEvents"]
 
 _log = logging.getLogger("tenure")
 
-LEAST_PATIENCE, MOST_PATIENCE = 0.5, 5.0
-"""Seconds in which an answer is expected, whatever the window."""
+LEAST_TIMEOUT, MOST_TIMEOUT = 0.5, 5.0
+"""Bounds of the answer timeout in seconds, for any window."""
 
 MOST_EXCUSED = 2
-"""Number of further periods that a server gets while its connection still answers."""
+"""Number of further timeouts that a server gets while its connection is active."""
 
 LINGER = 0.2
 """Delay after the recovery window before checking whether a silent session expired."""
@@ -47,39 +45,39 @@ class MemberEvents(Protocol):
     """Events of a member."""
 
     def member_started(self, member: Member) -> None:
-        """The session is attached: anew, or again."""
+        """Report that the session is attached, for the first time or again."""
 
     def member_detached(self) -> None:
-        """An attached session's stream is over, though the session may not be."""
+        """Report that the stream of an attached session has ended; the session may live."""
 
     def member_proven(self) -> None:
-        """The session has a new proof."""
+        """Report that the session has a new proof."""
 
     def member_refused(self, member: Member, failure: Message) -> None:
-        """The server has ended the stream, for a reason that may pass."""
+        """Report that the server has ended the stream, for a reason that may pass."""
 
     def member_failed(self, member: Member, error: Exception) -> None:
-        """An attempt to reach the server has failed."""
+        """Report that an attempt to reach the server has failed."""
 
     def member_over(self, member: Member, failure: Message | None) -> None:
-        """The session has ended: stopped as asked (``None``), or by the store's word."""
+        """Report the end of the session: by `stop` (``None``), or by the store."""
 
 
 class Member:
     """A session on the server.
 
     Attributes:
-        protocol: its state, and what is to be sent.
+        protocol: its state, and the messages to send.
         names: the semaphores for which it has a request.
-        detached: its contact was lost, and is not back.
-        stopping: it is to end, and takes no more requests.
-        over: done when the session on the server has ended, or has no waiters left.
-        idle_since: when its last request left, on the clock.
+        detached: its contact was lost, and is not re-established.
+        stopping: it is ending, and accepts no more requests.
+        over: done when the session on the server has ended, or is abandoned.
+        idle_since: time at which its last request left, on the clock.
     """
 
     def __init__(
         self,
-        channel: Channel,
+        database: Database,
         path: str,
         window: float,
         description: str,
@@ -95,18 +93,20 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self.idle_since = now()
-        self._channel = channel
+        self._database = database
         self._now = now
         self._events = events
         self._stream: Stream | None = None
         self._beginning: asyncio.Timeout | None = None
         self._writing: asyncio.Task[None] | None = None
         self._to_write = asyncio.Event()
-        self._word = asyncio.Event()
+        self._activity = asyncio.Event()
         self._was_attached = False  # through the stream that there is
-        self._given_up = False
+        self._abandoned = False
         self._failures = Failures("keeping a session stream", _log)
-        self._silence: asyncio.TimerHandle | None = None
+        self._silence = BackgroundTimer(
+            self._loop, self._loop.time, self._check_silence, self._failures
+        )
         self._silence_due = 0.0
         self._excused = 0
         self._proven_then = 0.0
@@ -124,9 +124,9 @@ class Member:
         return bool(self.id) or self._stream is not None
 
     @property
-    def patience(self) -> float:
-        """Seconds in which an answer is expected."""
-        return min(max(self.protocol.window / 6, LEAST_PATIENCE), MOST_PATIENCE)
+    def answer_timeout(self) -> float:
+        """Seconds within which the server has to answer."""
+        return min(max(self.protocol.window / 6, LEAST_TIMEOUT), MOST_TIMEOUT)
 
     def drop(self, name: str) -> None:
         """Note that its request for that semaphore has left the queue."""
@@ -134,9 +134,9 @@ class Member:
         self.idle_since = self._now()
 
     def renew(self) -> None:
-        """Note a sign of life of the program, and ask for a proof."""
+        """Note that the program is active, and request a proof."""
         self.protocol.renew()
-        self._word.set()
+        self._activity.set()
 
     # Ending
 
@@ -144,49 +144,47 @@ class Member:
         """End the session on the server. Safe to call twice."""
         self.stopping = True
         self.protocol.stop()
-        self._word.set()
+        self._activity.set()
 
-    def give_up(self) -> None:
-        """Try no more; the stream that there is may come to its end."""
+    def abandon(self) -> None:
+        """Open no further stream; the current one may come to its end."""
         self._end()
         if not self.over.done():
             self.over.set_result(None)
 
     async def finish(self) -> None:
-        """Wait until the stream has ended in good order, and end it if it does not."""
+        """Wait until the stream has ended normally, and cut it off if it does not."""
         self._end()
         if self._stream is not None:
-            await asyncio.wait([self._task], timeout=self.patience)
+            await asyncio.wait([self._task], timeout=self.answer_timeout)
         self._task.cancel()
         await asyncio.wait([self._task])
 
     async def leave(self) -> None:
-        """Leave the session to its window; return when the server has received all output."""
+        """Detach, so that the session lives for its window; return when all output is sent."""
         self.protocol.renew()  # so that its window begins now
         self._end()
         if self._writing is not None and self._stream is not None:
-            await asyncio.wait([self._writing], timeout=self.patience)
+            await asyncio.wait([self._writing], timeout=self.answer_timeout)
             stream = self._stream
             if stream is not None and self._writing is not None and self._writing.done():
-                with contextlib.suppress(OutOfReach, TimeoutError):
-                    async with asyncio.timeout(self.patience):
+                with contextlib.suppress(EngineUnavailable, TimeoutError):
+                    async with asyncio.timeout(self.answer_timeout):
                         await stream.half_close()
         await self.finish()
 
     def _end(self) -> None:
-        self._given_up = True
-        self._word.set()
+        self._abandoned = True
+        self._activity.set()
         self._to_write.set()
-        if self._silence is not None:
-            self._silence.cancel()
-            self._silence = None
+        self._silence.cancel()
 
     # YdbProtocolEvents
 
     def outgoing(self) -> None:
         """Write the messages of the protocol."""
         self._to_write.set()
-        self._mind_silence()
+        self._watch_silence()
 
     def started(self) -> None:
         """Report that the session is attached."""
@@ -203,61 +201,61 @@ class Member:
 
     def ended(self, failure: Message | None) -> None:
         """Stop, and report the end of the session."""
-        self.give_up()
+        self.abandon()
         self._events.member_over(self, failure)
 
     # The task
 
     async def _run(self) -> None:
         failures = 0
-        while not self._given_up:
+        while not self._abandoned:
             self._was_attached = self._silent = False
             try:
                 await self._connected()
-            except (OutOfReach, AuthenticationFailed, TimeoutError) as error:
+            except (EngineUnavailable, AuthenticationFailed, TimeoutError) as error:
                 self._events.member_failed(self, error)
-            except Exception as error:  # whatever it is, the next stream may go on
+            except Exception as error:  # the next stream may succeed
                 self._failures.report(error)
             finally:
                 self.protocol.lost()
             if self._was_attached:
                 failures = 0
-                if not self._given_up:
+                if not self._abandoned:
                     self.detached = True
                     self._events.member_detached()
             await self._rest(backoff(failures, min(self.protocol.window / 10, LONGEST_PAUSE)))
             failures += 1
 
     async def _rest(self, pause: float) -> None:
-        """Wait before the next attempt, and for a word of the program if it has been silent."""
+        """Wait before the next attempt, and for a call of the program if it is inactive."""
         protocol = self.protocol
         until = self._loop.time() + pause
-        while not self._given_up:
+        while not self._abandoned:
             left = until - self._loop.time()
             if left <= 0:
-                if protocol.wants_contact or protocol.silent_for >= protocol.window + LINGER:
+                if protocol.may_attach or protocol.silent_for >= protocol.window + LINGER:
                     return
                 left = protocol.window + LINGER - protocol.silent_for
-            self._word.clear()
+            self._activity.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await self._word.wait()
+                    await self._activity.wait()
 
     async def _connected(self) -> None:
-        """One stream, from its first message to its end."""
+        """Run one stream from its first message to its end."""
         protocol = self.protocol
-        async with asyncio.timeout(self.patience):
-            stream = await self._channel.stream()
-        if self._given_up:
+        async with asyncio.timeout(2 * self.answer_timeout):
+            stream = await self._database.stream(self.answer_timeout)
+        if self._abandoned:
             stream.cut()
             return
         self._stream = stream
-        self._mind_silence()
+        self._watch_silence()
         ended = False
         try:
             # Cutting off a stream that has not begun does not wake its waiter.
             async with asyncio.timeout(None) as self._beginning:
-                with contextlib.suppress(OutOfReach):  # what the server says then tells why
+                with contextlib.suppress(EngineUnavailable):  # the server's answer has the reason
                     await stream.write(protocol.begin())
                 message = await stream.read()
             self._beginning = None
@@ -265,16 +263,16 @@ class Member:
             while message is not None:
                 protocol.receive(message)
                 self._was_attached = self._was_attached or protocol.attached
-                self._mind_silence()
+                self._watch_silence()
                 message = await stream.read()
             ended = True
-        except (OutOfReach, TimeoutError):
+        except (EngineUnavailable, TimeoutError):
             if self._silent:
-                stream.condemn()
+                stream.condemn(EngineUnavailable(f"no answer within {self.answer_timeout:g} s"))
             raise
         finally:
             self._stream = self._beginning = None
-            self._mind_silence()
+            self._watch_silence()
             if not ended:
                 stream.cut()
             if self._writing is not None:
@@ -283,9 +281,9 @@ class Member:
                 self._writing = None
 
     async def _write(self, stream: Stream) -> None:
-        """Write whatever there is, until the stream does not take it; its reader learns that."""
+        """Write all messages, until the stream fails; its reader is notified of that."""
         protocol = self.protocol
-        with contextlib.suppress(OutOfReach):
+        with contextlib.suppress(EngineUnavailable):
             while True:
                 self._to_write.clear()
                 outgoing, protocol.outgoing = protocol.outgoing, []
@@ -293,7 +291,7 @@ class Member:
                     await stream.write(message)
                 if protocol.outgoing:
                     continue
-                if self._given_up:
+                if self._abandoned:
                     return
                 await self._to_write.wait()
 
@@ -302,45 +300,35 @@ class Member:
     @property
     def _waits(self) -> bool:
         """True if the server owes an answer."""
-        if self._stream is None or self._given_up:
+        if self._stream is None or self._abandoned:
             return False
-        return self.protocol.waits_for_proof or not self._was_attached
+        return self.protocol.awaits_proof or not self._was_attached
 
-    def _mind_silence(self) -> None:
-        """See to it that a server which does not answer is left."""
+    def _watch_silence(self) -> None:
+        """Start or stop the timer that drops a server which does not answer."""
         if not self._waits:
             self._excused = 0
-            if self._silence is not None:
-                self._silence.cancel()
-                self._silence = None
-        elif self._silence is None:
+            self._silence.cancel()
+        elif not self._silence.armed:
             self._proven_then = self.protocol.last_proof
-            self._silence_due = self._loop.time() + self.patience
-            self._silence = self._loop.call_later(self.patience, self._look)
+            self._silence_due = self._loop.time() + self.answer_timeout
+            self._silence.by(self._silence_due)
 
-    def _look(self) -> None:
-        try:
-            self._look_for_silence()
-        except Exception as error:
-            self._failures.report(error)
-            self._mind_silence()
-
-    def _look_for_silence(self) -> None:
-        self._silence = None
-        assert self._stream is not None  # or else there would be no waiter
-        if self._loop.time() - self._silence_due > self.patience / 2:
-            self._mind_silence()  # it was this loop that stood still, and not the server
+    def _check_silence(self) -> None:
+        assert self._stream is not None  # otherwise the timer is stopped
+        if self._loop.time() - self._silence_due > self.answer_timeout / 2:
+            self._watch_silence()  # the loop was stuck, and not the server
             return
         if self.protocol.last_proof > self._proven_then:
             self._excused = 0
-            self._mind_silence()  # it owes only what it was asked since
+            self._watch_silence()  # it owes only later answers
             return
-        heard = self._stream.connection_heard_since(self._silence_due - self.patience)
-        if heard and self._excused < MOST_EXCUSED:
+        active = self._stream.connection_active_since(self._silence_due - self.answer_timeout)
+        if active and self._excused < MOST_EXCUSED:
             self._excused += 1
-            self._mind_silence()
+            self._watch_silence()
             return
-        self._silent = not heard
+        self._silent = not active
         if self._beginning is not None:
             self._beginning.reschedule(self._loop.time())
         else:

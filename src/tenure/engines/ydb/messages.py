@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 FOR_EVER = 2**64 - 1
-"""The timeout of a request that waits until it is granted."""
+"""Timeout of a request that waits until it is granted."""
 
 _CONSISTENCY = ("unset", "strict", "relaxed")
 _COUNTERS = ("unset", "aggregated", "detailed")
@@ -42,7 +42,7 @@ def request(kind: str, **fields: object) -> Message:
 def start(
     path: str, session_id: int, window: float, description: str, seq_no: int, key: bytes
 ) -> Message:
-    """The first message on a stream; with a session id, that session is attached again."""
+    """Return the first message of a stream; with a session id, it reattaches that session."""
     return request(
         "session_start",
         path=path,
@@ -57,14 +57,14 @@ def start(
 def acquire(
     req_id: int, name: str, count: int, data: bytes, timeout: float | None, *, ephemeral: bool
 ) -> Message:
-    """Join the queue, or change the request that the session has there."""
+    """Return the request to join a queue, or to change the session's request there."""
     return request(
         "acquire_semaphore",
         req_id=req_id,
         name=name,
         count=count,
         data=data,
-        # Never 0 for one that is willing to wait: that would mean not to.
+        # Never 0 for a request that may wait: 0 means that it may not.
         timeout_millis=(
             FOR_EVER if timeout is None else max(round(timeout * 1000), int(timeout > 0))
         ),
@@ -73,7 +73,7 @@ def acquire(
 
 
 def release(req_id: int, name: str) -> Message:
-    """Leave the queue."""
+    """Return the request to leave a queue."""
     return request("release_semaphore", req_id=req_id, name=name)
 
 
@@ -86,7 +86,7 @@ def describe(
     watch_data: bool = False,
     watch_owners: bool = False,
 ) -> Message:
-    """Tell of a semaphore, and once, later, that what is watched has changed."""
+    """Return the request to describe a semaphore, and to report one change of it."""
     return request(
         "describe_semaphore",
         req_id=req_id,
@@ -102,7 +102,7 @@ def describe(
 
 
 def kind_of(message: Message) -> tuple[str, Message]:
-    """Which of the answers and pushes it is (empty: one that is not known here), and its body."""
+    """Return the kind of a server's message (empty: unknown), and its body."""
     kind = message.WhichOneof("response")
     return ("", None) if kind is None else (kind, getattr(message, kind))
 
@@ -113,12 +113,12 @@ def reason(body: Message) -> str:
         status = Status(body.status).name
     except ValueError:
         status = str(body.status)
-    said = "; ".join(filter(None, (issue.message.strip() for issue in body.issues)))
-    return f"{status}: {said}" if said else status
+    issues = "; ".join(filter(None, (issue.message.strip() for issue in body.issues)))
+    return f"{status}: {issues}" if issues else status
 
 
 def semaphore(described: Message, own: dict[int, int]) -> SemaphoreDescription:
-    """A semaphore as it was described; `own` tells whose session a sibling session is."""
+    """Return the description of a semaphore; `own` maps siblings to their sessions."""
     return SemaphoreDescription(
         name=described.name,
         data=described.data,
@@ -146,7 +146,7 @@ def _requests(found: Any, own: dict[int, int]) -> tuple[RequestDescription, ...]
 
 
 def node_request(call: str, path: str, config: NodeConfig | None = None) -> Message:
-    """The request of a node call, by its name."""
+    """Return the request of a call about a node."""
     made = message_class(f"Coordination.{call}Request")
     if config is None:
         return made(path=path)
@@ -168,7 +168,7 @@ def node_result(operation: Message) -> Message:
 
 
 def node_config(config: Message) -> NodeConfig:
-    """A configuration as tenure says it."""
+    """Return a configuration in tenure's terms."""
     return NodeConfig(
         self_check_period=config.self_check_period_millis / 1000,
         session_grace_period=config.session_grace_period_millis / 1000,

@@ -1,23 +1,23 @@
 """Protocol of one session on the server, with no I/O and no event loop.
 
-The I/O part gets the first message of a new stream from `begin`, hands the server's messages to
-`receive`, reports the end of the stream with `lost`, and writes what is in `outgoing`, whenever
-`YdbProtocolEvents.outgoing` announces that there is something. Operations begin with `ask`, at any
-time, connected or not.
+The I/O part gets the first message of a new stream from `begin`, passes the server's messages to
+`receive`, and reports the end of the stream with `lost`. It writes the messages in `outgoing` when
+`YdbProtocolEvents.outgoing` announces them. Operations begin with `send`, at any time, connected or
+not.
 
 Rules:
 
-* Every attachment has a higher sequence number, and shows the protection key.
-* What was asked and is not finished is asked again after every attachment, in its order: the
-  server forgets requests and watches with the stream, and keeps the places in queues.
-* **Proof** takes two answers: that to a ping and that to a description, both sent at the same
-  time. On YDB a ping is answered by the server that has the connection, and a description by the
-  coordination node itself, which refuses one through a session that is not attached any more.
-  tenure's own server answers a ping after it has renewed the session in its store.
-* The server's pings are answered only while the program shows signs of life: for one window after
-  `renew` or `ask` was called. An answer keeps the session alive in the store.
-* Only the statuses SESSION_EXPIRED and BAD_SESSION end a session that has been attached. Whatever
-  else a server refuses an attachment with may pass.
+* Every attachment has a higher sequence number, and carries the protection key.
+* Unfinished operations are sent again after every attachment, in their order: the server forgets
+  operations and watches with the stream, and keeps the places in queues.
+* **Proof** takes two answers: to a ping and to a description, both sent at the same time. On YDB
+  the server of the connection answers a ping, and the coordination node itself a description. The
+  node rejects one through a session that is not attached any more. tenure's own server answers a
+  ping after it has renewed the session in its store.
+* The server's pings are answered only while the program is active: for one window after `renew` or
+  `send` was called. An answer keeps the session alive in the store.
+* Only the statuses SESSION_EXPIRED and BAD_SESSION end a session that has been attached. Any other
+  reason for rejecting an attachment may pass.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Protocol
 from tenure.engines.ydb import messages
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["Ask", "YdbProtocol", "YdbProtocolEvents"]
+__all__ = ["YdbOperation", "YdbProtocol", "YdbProtocolEvents"]
 
 PROBE = "tenure.alive"
-"""The name that is described for a proof; whether there is such a semaphore does not matter."""
+"""Name that is described for a proof; the semaphore need not exist."""
 
 _PROBES = 4
-"""How many proofs may be under way; a server that answers none is not asked for more."""
+"""Most proofs that may be under way; a server that answers none gets no more requests."""
 
 _OVER = frozenset({Status.SESSION_EXPIRED, Status.BAD_SESSION})
 
@@ -48,45 +48,35 @@ class YdbProtocolEvents(Protocol):
         """Report that there is something to write."""
 
     def started(self) -> None:
-        """The session is attached: anew, or again."""
+        """Report that the session is attached, for the first time or again."""
 
     def proven(self, at: float) -> None:
-        """The session was proven by what was sent then."""
+        """Report that the session was proven by a message that was sent then."""
 
     def refused(self, failure: Message) -> None:
-        """The server has ended the stream, for a reason that may pass."""
+        """Report that the server has ended the stream, for a reason that may pass."""
 
     def ended(self, failure: Message | None) -> None:
-        """The session has ended: stopped as asked (``None``), or by the store's word."""
+        """Report the end of the session: by `stop` (``None``), or by the store."""
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
-    """Something asked of the server, until it is finished.
+class YdbOperation:
+    """One operation, until it is finished.
 
     Attributes:
         req_id: its number; the answers carry it.
-        again: whether it was sent over a stream that is lost, where it may have had its effect.
+        make: returns the message for that number; called each time that it is sent.
+        answered: called with the kind and the body of each answer; returns true for the last.
+        sent: true if it was sent.
+        repeated: true if it was sent over a stream that is lost, where it may have had its effect.
     """
 
     req_id: int
-    _make: Callable[[int], Message]
-    _heard: Callable[[str, Message], bool]
-    again: bool = False
-    _sent: bool = False
-
-    def lost(self) -> None:
-        """The stream is over on which it was sent, if it was."""
-        self.again = self._sent
-
-    def message(self) -> Message:
-        """Return the messages to send now."""
-        self._sent = True
-        return self._make(self.req_id)
-
-    def heard(self, kind: str, body: Message) -> bool:
-        """Take an answer; true when that was the last."""
-        return self._heard(kind, body)
+    make: Callable[[int], Message]
+    answered: Callable[[str, Message], bool]
+    sent: bool = False
+    repeated: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -104,11 +94,11 @@ class YdbProtocol:
     Attributes:
         id: the session's, 0 before it has been attached.
         seq_no: the number of the last attachment, or attempt.
-        attached: whether the server has said so on the stream that there is.
-        outgoing: what is to be written, in order; the writer takes it from the left.
-        window: seconds.
-        last_word: when the program last showed a sign of life.
-        last_proof: when what the last proof is an answer to was sent.
+        attached: true if the server has attached the session to the current stream.
+        outgoing: the messages to write, in order.
+        window: the recovery window, in seconds.
+        last_activity: time of the program's last call.
+        last_proof: time at which the messages of the last proof were sent.
     """
 
     def __init__(
@@ -125,7 +115,7 @@ class YdbProtocol:
         self.seq_no = 0
         self.attached = False
         self.outgoing: list[Message] = []
-        self.last_word = self.last_proof = self._spoke_at = now()
+        self.last_activity = self.last_proof = self._last_contact = now()
         self.window = window
         self._path = path
         self._description = description
@@ -134,55 +124,52 @@ class YdbProtocol:
         self._events = events
         self._started_at = 0.0
         self._last_req_id = 0
-        self._asks: dict[int, Ask] = {}  # in the order in which they were asked
+        self._operations: dict[int, YdbOperation] = {}  # in their order
         self._probes: list[_Probe] = []
         self._stopping = False
         self._over = False
 
     @property
-    def heard_of(self) -> bool:
+    def active(self) -> bool:
         """True if the program was active within the window."""
-        return self._now() < self.last_word + self.window
+        return self._now() < self.last_activity + self.window
 
     @property
-    def wants_contact(self) -> bool:
+    def may_attach(self) -> bool:
         """True if attaching would not keep an abandoned session alive."""
-        return self._stopping or self.heard_of
+        return self._stopping or self.active
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the server can have had the last contact of the session."""
-        return self._now() - self._spoke_at
+        """Seconds since the server may have had the last contact with the session."""
+        return self._now() - self._last_contact
 
     @property
-    def waits_for_proof(self) -> bool:
+    def awaits_proof(self) -> bool:
         """True if a proof is under way."""
         return bool(self._probes)
 
-    # Asking
+    # Operations
 
-    def ask(self, make: Callable[[int], Message], heard: Callable[[str, Message], bool]) -> Ask:
-        """Ask something, now or as soon as the session is attached.
-
-        Args:
-            make: makes the message of its number; called for every sending.
-            heard: called with the kind and the body of each answer; true when that was the last.
-        """
-        self.last_word = self._now()
+    def send(
+        self, make: Callable[[int], Message], answered: Callable[[str, Message], bool]
+    ) -> YdbOperation:
+        """Begin an operation, now or as soon as the session is attached; see `YdbOperation`."""
+        self.last_activity = self._now()
         self._last_req_id += 1
-        ask = Ask(self._last_req_id, make, heard)
-        self._asks[ask.req_id] = ask
+        operation = YdbOperation(self._last_req_id, make, answered)
+        self._operations[operation.req_id] = operation
         if self.attached and not self._stopping:
-            self._write(ask.message())
-        return ask
+            self._send(operation)
+        return operation
 
-    def drop(self, ask: Ask) -> None:
-        """No (further) answer is wanted, and it is not to be asked again."""
-        self._asks.pop(ask.req_id, None)
+    def drop(self, operation: YdbOperation) -> None:
+        """Ignore further answers, and do not send it again."""
+        self._operations.pop(operation.req_id, None)
 
     def renew(self) -> None:
-        """The program is alive; ask for a proof."""
-        self.last_word = now = self._now()
+        """Note that the program is active, and request a proof."""
+        self.last_activity = now = self._now()
         if not self.attached or self._stopping or len(self._probes) >= _PROBES:
             return
         self._last_req_id += 1
@@ -201,32 +188,32 @@ class YdbProtocol:
     # The stream
 
     def begin(self) -> Message:
-        """The first message of a new stream."""
+        """Return the first message of a new stream."""
         assert not self.attached
         self.seq_no += 1
-        self._started_at = self._spoke_at = self._now()
+        self._started_at = self._last_contact = self._now()
         return messages.start(
             self._path, self.id, self.window, self._description, self.seq_no, self._key
         )
 
     def lost(self) -> None:
-        """The stream is over."""
+        """Note the end of the stream."""
         if self.attached:
-            self._spoke_at = self._now()  # the server counts the window from here
+            self._last_contact = self._now()  # the server counts the window from here
         self.attached = False
         self.outgoing.clear()
         self._probes.clear()
-        for ask in self._asks.values():
-            ask.lost()
+        for operation in self._operations.values():
+            operation.repeated = operation.sent
 
     def receive(self, message: Message) -> None:
-        """Take what the server says. What is not understood is left alone."""
+        """Process a message of the server; ignore one of an unknown kind."""
         if self._over:
             return
         kind, body = messages.kind_of(message)
         match kind:
             case "ping":
-                if self.heard_of and not self._stopping:
+                if self.active and not self._stopping:
                     self._write(messages.request("pong", opaque=body.opaque))
             case "pong":
                 for probe in self._probes:
@@ -238,7 +225,7 @@ class YdbProtocol:
             case "session_stopped":
                 self._end(None)
             case "failure":
-                self._spoke_at = self._now()
+                self._last_contact = self._now()
                 self.attached = False
                 if self.id and body.status in _OVER:
                     self._end(body)
@@ -256,20 +243,20 @@ class YdbProtocol:
         if self._stopping:
             self._write(messages.request("session_stop"))
             return
-        for ask in list(self._asks.values()):
-            self._write(ask.message())
+        for operation in list(self._operations.values()):
+            self._send(operation)
         self._events.proven(self._started_at)
         self._events.started()
 
     def _answer(self, kind: str, body: Message) -> None:
-        ask = self._asks.get(body.req_id)
-        if ask is not None:
-            if ask.heard(kind, body):
-                self._asks.pop(body.req_id, None)
+        operation = self._operations.get(body.req_id)
+        if operation is not None:
+            if operation.answered(kind, body):
+                self._operations.pop(body.req_id, None)
             return
         for probe in self._probes:
             if probe.req_id == body.req_id:
-                # There is most likely no such semaphore; what else it says proves nothing.
+                # There is probably no such semaphore; any other status proves nothing.
                 probe.described = body.status in {Status.SUCCESS, Status.NOT_FOUND}
         self._prove()
 
@@ -284,12 +271,16 @@ class YdbProtocol:
     def _end(self, failure: Message | None) -> None:
         self._over = True
         self.attached = False
-        self._asks.clear()
+        self._operations.clear()
         self._probes.clear()
         self.outgoing.clear()
         self._events.ended(failure)
 
+    def _send(self, operation: YdbOperation) -> None:
+        operation.sent = True
+        self._write(operation.make(operation.req_id))
+
     def _write(self, message: Message) -> None:
-        self._spoke_at = self._now()
+        self._last_contact = self._now()
         self.outgoing.append(message)
         self._events.outgoing()

@@ -2,42 +2,146 @@
 
 ::
 
-    ASKED --> WAITS --> TAKEN --> OWNS        TAKEN: owns, and the order id is on its way
+    SENT ---> WAITS --> TAKEN --> OWNS        TAKEN: owns, and the order id was requested
       |         |         |        |
-      +---------+---------+--------+--> LEAVING --> GONE     withdrawn, until the server says so
+      +---------+---------+--------+--> LEAVING --> GONE     withdrawn, until the server confirms
       +---------+---------+--------+--> GONE                 refused, timed out, removed
 
-This module has the ways out; `joining` and `altering` have the others. A server that fails at
-something for the moment is asked again, after a pause, wherever not to ask would leave a request
-in a queue, or a waiter without its grant.
+This module has the ways out; `joining` and `altering` have the others. An operation that fails for
+the moment is repeated after a pause, if a request would otherwise stay in its queue, or a waiter
+would miss its grant.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
 from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.ydb import messages
 from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.members import Members
-from tenure.engines.ydb.request import State, YdbRequest
+from tenure.engines.ydb.members import GroupSession
+from tenure.engines.ydb.protocol import YdbOperation
+from tenure.errors import TenureError
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["AGAIN", "YdbRequests"]
+__all__ = ["RETRY_PAUSE", "State", "YdbRequest", "YdbRequests", "settle"]
 
-AGAIN = 0.25
-"""Seconds before a server is asked again for what it failed at."""
+RETRY_PAUSE = 0.25
+"""Seconds before an operation that failed is repeated."""
+
+LONGEST_WAIT = 24 * 3600.0
+"""Longest timeout in seconds that the server counts; a longer one is counted here."""
+
+
+class State(Enum):
+    """Last known state of a request."""
+
+    SENT = "sent"  # no answer yet
+    WAITS = "waits"
+    TAKEN = "taken"  # it owns; its order id is not known yet
+    OWNS = "owns"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class YdbRequest:
+    """A request of the session, and the member through which it is in its queue.
+
+    Attributes:
+        request_id: its number in the session.
+        deadline: end of its timeout, on the clock; ``None``: none.
+        at_once: it is granted at once, or refused.
+        member: the one through which it was sent.
+        operation: the pending operation that the grant will answer.
+        taken: it was granted at some time.
+        release: the pending operation that takes it out of its queue.
+        perhaps_out: the server may have taken it out, and its answer was lost.
+        refused: the server rejected it; the error is known, or being determined.
+        order_id: once known.
+        owned_at: the session's step at which the grant and its order id were known.
+        order_id_requested: a description that will contain it is on its way.
+        answer: what `enqueue` returned.
+        leavers: callers that wait for it to be out of its queue.
+        lost: it has left its queue without a withdrawal.
+    """
+
+    request_id: int
+    name: str
+    count: int
+    data: bytes
+    deadline: float | None
+    at_once: bool
+    ephemeral: bool
+    answer: asyncio.Future[Enqueued]
+    state: State = State.SENT
+    member: Member | None = None
+    operation: YdbOperation | None = None
+    taken: bool = False
+    release: YdbOperation | None = None
+    perhaps_out: bool = False
+    refused: bool = False
+    order_id: int | None = None
+    owned_at: int = 0
+    order_id_requested: bool = False
+    leavers: list[asyncio.Future[Withdrawn]] = field(default_factory=list)
+    lost: bool = False
+
+    def left_at(self, now: float) -> float | None:
+        """Return the rest of its timeout in seconds, for the server."""
+        if self.at_once:
+            return 0.0
+        if self.deadline is None:
+            return None
+        left = self.deadline - now
+        return None if left > LONGEST_WAIT else max(left, 0.0)
+
+    def message(self, req_id: int, left: float | None) -> Message:
+        """Return the message that joins the queue, or changes the request there."""
+        return messages.acquire(
+            req_id, self.name, self.count, self.data, left, ephemeral=self.ephemeral
+        )
+
+    def answer_with(self, enqueued: Enqueued) -> bool:
+        """Answer `enqueue`; return false if it was answered before."""
+        if self.answer.done():
+            return False
+        self.answer.set_result(enqueued)
+        return True
+
+    def fail(self, error: TenureError) -> None:
+        """Answer `enqueue` with an error, unless it was answered before."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def answer_leavers(self, withdrawn: Withdrawn) -> None:
+        """Answer the withdrawals: it is out of its queue."""
+        for answer in self.leavers:
+            if not answer.done():
+                answer.set_result(withdrawn)
+
+
+def settle(answer: asyncio.Future[None], error: TenureError | None = None) -> None:
+    """Settle the answer, unless it is settled or abandoned."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)
 
 
 class YdbRequests:
-    """The requests of one session, by their numbers and by their semaphores."""
+    """The requests of one session, by their numbers and by their names."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, session: GroupSession) -> None:
         """Start without requests."""
-        self._members = members
-        self._queues = members.queues
+        self._session = session
+        self._queues = session.queues
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, YdbRequest] = {}
         self._by_name: dict[str, dict[YdbRequest, None]] = {}
@@ -74,10 +178,10 @@ class YdbRequests:
         ]
 
     def close(self) -> None:
-        """The session is over."""
+        """Drop all requests, because the session has ended."""
         self._over = True
         for request in self._requests.values():
-            if request.perhaps_out or (request.release is not None and request.release.again):
+            if request.perhaps_out or (request.release is not None and request.release.repeated):
                 request.answer_leavers(Withdrawn.LEFT)
         self._requests.clear()
         self._by_name.clear()
@@ -90,7 +194,7 @@ class YdbRequests:
         request = self._requests.get(request_id)
         if request is None:
             return Withdrawn.MISSING
-        answer: asyncio.Future[Withdrawn] = self._members.future()
+        answer: asyncio.Future[Withdrawn] = self._session.future()
         self._queues.of(request.name).add(partial(self._leave, request, answer))
         return answer
 
@@ -101,25 +205,23 @@ class YdbRequests:
                 answer.set_result(Withdrawn.MISSING)
             return True
         if request.state is not State.LEAVING:
-            queue = self._queues.of(request.name)
-            if not queue.free_for(member):
+            if not self._queues.of(request.name).try_begin(member):
                 return False
-            queue.begin(member)
             self.release(request, in_queue=True)
         request.leavers.append(answer)
         return True
 
     def release(self, request: YdbRequest, *, in_queue: bool = False) -> None:
-        """Have the server take it out of the queue, as often as that takes."""
+        """Take it out of the queue on the server; retry until that succeeds."""
         member = request.member
         assert member is not None
-        if request.state is State.WAITS and request.ask is not None:
-            member.protocol.drop(request.ask)
+        if request.state is State.WAITS and request.operation is not None:
+            member.protocol.drop(request.operation)
         request.state = State.LEAVING
 
-        def heard(_: str, body: Message) -> bool:
+        def answered(_: str, body: Message) -> bool:
             assert request.release is not None
-            request.perhaps_out = request.perhaps_out or request.release.again
+            request.perhaps_out = request.perhaps_out or request.release.repeated
             if body.status in {Status.SUCCESS, Status.NOT_FOUND, Status.BAD_REQUEST}:
                 was_there = body.status == Status.SUCCESS and body.released
                 self._out(request, was_there or request.perhaps_out)
@@ -130,31 +232,33 @@ class YdbRequests:
                     queue.move()
             else:
                 request.perhaps_out = True
-                self.later(AGAIN, ask)
+                self.later(RETRY_PAUSE, send)
             return True
 
-        def ask() -> None:
+        def send() -> None:
             release = partial(messages.release, name=request.name)
-            request.release = member.protocol.ask(release, heard)
+            request.release = member.protocol.send(release, answered)
 
-        ask()
+        send()
 
-    def give_up(self, request: YdbRequest) -> None:
-        """It has waited for as long as it wanted to, and the server does not know how long."""
-        due = request.deadline is not None and request.deadline <= self._members.now()
+    def count_long(self, request: YdbRequest, timeout: float | None) -> None:
+        """Count a timeout that the server does not count."""
+        if timeout is not None and timeout > LONGEST_WAIT:
+            self.later(timeout, partial(self._time_out, request))
+
+    def _time_out(self, request: YdbRequest) -> None:
+        due = request.deadline is not None and request.deadline <= self._session.now()
         if request.state is State.WAITS and due:
-            events = self._members.events
             self.release(request)
-            if events is not None:
-                events.removed(request.request_id, Removal.TIMED_OUT)
+            self._session.events.removed(request.request_id, Removal.TIMED_OUT)
 
     def removed(self, request: YdbRequest, why: Removal, *, release: bool = False) -> None:
-        """It has left its queue, though the program did not ask for it.
+        """Report a request that has left its queue without a withdrawal.
 
         Args:
             request: the one that left.
             why: the reason, for the session.
-            release: the server has another request in its place now, which no caller made.
+            release: the server has a request in its place that no caller made; release that.
         """
         request.lost = True
         if release:
@@ -162,25 +266,24 @@ class YdbRequests:
         else:
             self.forget(request)
         request.answer_with(Enqueued(Place.WAITING, None))
-        events = self._members.events
-        if events is not None:
-            events.removed(request.request_id, why)
+        if not self._session.over:
+            self._session.events.removed(request.request_id, why)
         self._queues.of(request.name).move()
 
     def find_out(self, request: YdbRequest) -> None:
-        """A waiter was taken out of its queue: by the deletion of that, or alone?"""
+        """Find out why a waiter was taken out of its queue: a deletion, or an eviction."""
         member = request.member
         assert member is not None
         request.state = State.LEAVING  # as far as its member is concerned
 
-        def heard(_: str, body: Message) -> bool:
+        def answered(_: str, body: Message) -> bool:
             self.removed(
                 request, Removal.DELETED if body.status == Status.NOT_FOUND else Removal.EVICTED
             )
             request.answer_leavers(Withdrawn.MISSING)
             return True
 
-        member.protocol.ask(lambda req_id: messages.describe(req_id, request.name), heard)
+        member.protocol.send(lambda req_id: messages.describe(req_id, request.name), answered)
 
     def _out(self, request: YdbRequest, was_there: bool) -> None:
         self.forget(request)
@@ -205,7 +308,7 @@ class YdbRequests:
                 del self._by_name[request.name]
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Call it after a time, unless the session is over by then."""
+        """Call it after a time, unless the session has ended by then."""
         if self._over:
             return
 

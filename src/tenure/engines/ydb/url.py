@@ -54,16 +54,16 @@ class YdbUrl:
 
     Attributes:
         url: without secrets.
-        endpoints: ``host:port``, one or more; any of them tells of the others.
+        endpoints: ``host:port``, one or more; each of them lists the others.
         database: its path, such as ``/local``.
         tls: how to encrypt, or ``None``.
-        credentials: which kind of them.
+        credentials: their kind.
         user, password: of the kind ``"static"``.
         token: of the kind ``"token"``.
-        discovery: whether to ask for the endpoints to use, or to use the given ones alone.
-        fencing: whether to describe a semaphore after each grant, for the fencing token.
-        siblings: how many sessions at the most to open beside each session of the program, for
-            further requests for names that it has a request for.
+        discovery: connect to the servers that the endpoints list, instead of the endpoints.
+        fencing: describe a semaphore after each grant, for the fencing token.
+        siblings: most sessions to open beside each session of the program, for further requests
+            for a name.
         connect_timeout: seconds for connecting, and for attaching.
     """
 
@@ -82,10 +82,10 @@ class YdbUrl:
 
     @property
     def transport(self) -> str:
-        """The encryption that the servers have to have, in words."""
+        """Encryption that the servers must have, for messages."""
         if self.tls is None:
             return "without TLS"
-        return "with TLS and a certificate to be trusted (tls_ca=FILE)"
+        return "with TLS and a trusted certificate (tls_ca=FILE)"
 
 
 def parse(url: str) -> YdbUrl:
@@ -93,10 +93,10 @@ def parse(url: str) -> YdbUrl:
     given = StoreUrl(url, tuple(_PORTS), PARAMETERS)
     database = given.path.rstrip("/")
     if not _DATABASE.fullmatch(database):
-        raise given.wrong("it names no database: ydb://localhost:2136/local is the database /local")
+        raise given.wrong("it names no database; write one as in ydb://localhost:2136/local")
     tls = given.tls(inside=given.scheme == "ydbs", scheme="ydbs")
     if tls is not None and bool(tls.cert) != bool(tls.key):
-        raise given.wrong("tls_cert and tls_key go together here")
+        raise given.wrong("tls_cert and tls_key go together; set both")
     return YdbUrl(
         url=given.shown,
         endpoints=tuple(map(str, given.endpoints(_PORTS[given.scheme]))),
@@ -120,10 +120,10 @@ def _kind(given: StoreUrl) -> Credentials:
         *(each.name for each in (_TOKEN, _CREDENTIALS) if each in given),
     ]
     if len(ways) > 1:
-        raise given.wrong(f"the credentials are given twice, by {' and '.join(ways)}")
+        raise given.wrong(f"the credentials are given twice, by {' and '.join(ways)}; remove one")
     if account:
         if not given.user:
-            raise given.wrong("there is a password, and no user before it")
+            raise given.wrong("the password has no user; write user:password@host")
         return "static"
     if _TOKEN in given:
         return "token"
@@ -132,6 +132,6 @@ def _kind(given: StoreUrl) -> Credentials:
             return kind
         case other:
             raise given.wrong(
-                f"credentials are environment, anonymous or metadata, not {other!r}; a user and a "
-                "password stand before the host, user:password@host"
+                f"credentials must be environment, anonymous or metadata, not {other!r}; write a "
+                "user and a password before the host, user:password@host"
             )

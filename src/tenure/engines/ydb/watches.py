@@ -1,20 +1,21 @@
-"""Watches of a session: one on the server for each name, however many there are here.
+"""Watches of a session: one on the server for each name, regardless of the number of listeners.
 
-The server reports once for each watch; then the watch is requested anew. The session's watches are
-notified when the new one has described what it begins with: of what the old one had reported, and
-of what differs from the last description, so that nothing falls between the two.
+The server reports once for each watch; then the watch is requested again. The listeners are
+notified when the new watch has described the name: of the changes that the old one reported, and of
+the differences from the last description. So no change between the two is missed.
 
 Rules:
 
-* What the program owns is watched too, from a moment after its grant on: no other message tells an
-  owner that its semaphore was deleted by force, or its request evicted. Of a semaphore with many
-  owners only the data is watched for that (deletion counts as a change of it), or else each of
-  them would hear of every other's grants; the owners are then looked up at every renewal.
-* A watch protects an owner only if it was asked for after the grant. An older one may begin with a
-  state without the request, and a server that finds the same state again, because a grant and an
-  eviction have passed meanwhile, tells of no change.
-* The server watches only what exists. What does not is looked for at short intervals.
-* Old watches are gone after an attachment, and are asked for anew in the same way.
+* Names with an owner are watched too, from a moment after the grant on. No other message reports
+  to an owner that its semaphore was deleted by force, or its request evicted.
+* If a semaphore has many owners, only its data is watched for that (deletion counts as a change of
+  it). Otherwise each owner would be notified of every other grant. The owners are looked up at
+  every renewal then.
+* A watch protects an owner only if it was requested after the grant. An older one may begin with a
+  state without the request. A server reports no change if it finds the same state again after a
+  grant and an eviction.
+* The server watches only semaphores that exist. Missing ones are looked up at short intervals.
+* An attachment loses the watches. They are requested again in the same way.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from typing import Any
 
 from tenure.engines.contract import Removal
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.members import Members
+from tenure.engines.ydb.members import GroupSession
 from tenure.engines.ydb.requests import YdbRequests
 from tenure.wire.ydb import Message, Status
 
 __all__ = ["YdbWatches"]
 
 LOOK_AGAIN = 0.25
-"""Seconds after which what did not exist is looked for again."""
+"""Seconds after which a missing semaphore is looked up again."""
 
 SETTLED = 0.1
-"""Seconds after a grant from which on what is owned is watched."""
+"""Seconds between a grant and the watch that protects it."""
 
 FEW = 8
-"""So many owners may hear of each other's comings and goings."""
+"""Most owners that are watched for the sake of an owner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +52,12 @@ class _Listener:
 
 @dataclass(slots=True, eq=False)
 class _Arm:
-    """A watch that was requested from the server, until it has reported something.
+    """A watch on the server, until it has reported a change.
 
     Attributes:
-        step: the session's, when it was asked for last.
-        described: the server has described what it watches.
-        retired: another one has taken its place, and it has only its last word to say.
+        step: the session's step at which it was last requested.
+        described: the server has described the name.
+        retired: another one has taken its place; only its last report is processed.
     """
 
     data: bool
@@ -72,11 +73,11 @@ class _Name:
 
     Attributes:
         arm: the watch on the server.
-        missing: it does not exist, or cannot be watched.
-        many: owners there are too many of to watch them for the sake of what is owned.
-        known: it was described before, and so it was then.
-        news: what has changed since: the data, the owners.
-        for_data, for_owners: how many of the listeners want to know of each.
+        missing: the semaphore does not exist, or cannot be watched.
+        many: it has too many owners to watch them for the sake of an owner.
+        known: it was described before, with `data` and `owners`.
+        changes: since the last notification: of the data, of the owners.
+        for_data, for_owners: the numbers of listeners to each.
     """
 
     listeners: dict[_Listener, None] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class _Name:
     known: bool = False
     data: bytes | None = None
     owners: list[bytes] | None = None
-    news: list[bool] = field(default_factory=lambda: [False, False])
+    changes: list[bool] = field(default_factory=lambda: [False, False])
 
     def add(self, listener: _Listener) -> None:
         """Add a listener."""
@@ -104,19 +105,19 @@ class _Name:
             self.for_owners -= listener.owners
 
     def note(self, data: bytes | None, owners: list[bytes] | None) -> None:
-        """Compare a description with the last one; ``None``: there is nothing of that name."""
+        """Compare a description with the last one; ``None``: the semaphore does not exist."""
         if self.known:
-            self.news[0] |= data != self.data
-            self.news[1] |= owners != self.owners
+            self.changes[0] |= data != self.data
+            self.changes[1] |= owners != self.owners
         self.known, self.data, self.owners = True, data, owners
 
 
 class YdbWatches:
     """The watches of one session."""
 
-    def __init__(self, members: Members, requests: YdbRequests) -> None:
+    def __init__(self, session: GroupSession, requests: YdbRequests) -> None:
         """Start without watches."""
-        self._members = members
+        self._session = session
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._names: dict[str, _Name] = {}
@@ -127,10 +128,10 @@ class YdbWatches:
     def add(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Begin to watch; the result ends it."""
+        """Begin to watch; return the function that ends it."""
         listener = _Listener(data, owners, changed)
         self._names.setdefault(name, _Name()).add(listener)
-        self.want(name)
+        self.update(name)
 
         def stop() -> None:
             watched = self._names.get(name)
@@ -140,18 +141,18 @@ class YdbWatches:
         return stop
 
     def granted(self) -> None:
-        """Something is owned that was not before."""
+        """Watch a new lease, soon."""
         if self._settled is None and not self._over:
             self._settled = self._loop.call_later(SETTLED, self._watch_owned)
 
     def appeared(self, name: str) -> None:
-        """The session itself has seen that there is a semaphore of that name."""
+        """Watch a semaphore that was missing, and that the session itself has found."""
         watched = self._names.get(name)
         if watched is not None and watched.missing:
-            self.want(name)
+            self.update(name)
 
     def renewed(self) -> None:
-        """Look up what is owned and has no watch of owners."""
+        """Look up the owned names whose owners are not watched."""
         for name, watched in self._names.items():
             if self._requests.owned(name) and not (watched.arm is not None and watched.arm.owners):
                 self._look_up(name)
@@ -164,8 +165,8 @@ class YdbWatches:
             if timer is not None:
                 timer.cancel()
 
-    def want(self, name: str) -> None:
-        """Have the server watch what there are watches for."""
+    def update(self, name: str) -> None:
+        """Adapt the watch on the server to the listeners and the leases."""
         watched = self._names.get(name)
         if watched is None or self._over:
             return
@@ -176,7 +177,7 @@ class YdbWatches:
         if not (data or owners):
             if arm is None:
                 del self._names[name]
-            return  # or when it tells of something
+            return  # an arm reports first
         if arm is not None:
             if arm.data >= data and arm.owners >= owners:
                 return
@@ -184,7 +185,7 @@ class YdbWatches:
         watched.arm = new = _Arm(data, owners)
 
         def make(req_id: int) -> Message:
-            new.step = self._members.step()
+            new.step = self._session.step()
             return messages.describe(
                 req_id,
                 name,
@@ -193,14 +194,14 @@ class YdbWatches:
                 watch_owners=owners and not new.retired,
             )
 
-        def heard(kind: str, body: Message) -> bool:
+        def answered(kind: str, body: Message) -> bool:
             if kind == "describe_semaphore_changed":
                 return self._changed(name, new, body)
             return self._described(name, new, body)
 
-        self._members.main.protocol.ask(make, heard)
+        self._session.main.protocol.send(make, answered)
 
-    # What the server says
+    # Reports of the server
 
     def _described(self, name: str, arm: _Arm, body: Message) -> bool:
         watched = self._names.get(name)
@@ -209,7 +210,7 @@ class YdbWatches:
         again, arm.described = arm.described, True
         over: bool = body.status != Status.SUCCESS
         if arm.retired:
-            return again or over  # `again`: after an attachment; or else its last word is to come
+            return again or over  # `again`: after an attachment; otherwise its last report follows
         found = body.semaphore_description
         if not over:
             watched.missing = False
@@ -223,35 +224,38 @@ class YdbWatches:
                 self.check_owned(name, None, arm.step)
                 watched.note(None, None)
             else:
-                watched.news = [True, True]  # it cannot be watched: the watchers have to look
+                watched.changes = [
+                    True,
+                    True,
+                ]  # it cannot be watched: the listeners have to describe it
             if self._again is None:
                 self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
-        self._tell(watched)
+        self._notify(watched)
         if watched.arm is arm:
-            self.want(name)  # of many owners few may be left, who are watched then
+            self.update(name)  # few of many owners may be left, which are watched then
         return over
 
     def _changed(self, name: str, arm: _Arm, body: Message) -> bool:
         watched = self._names.get(name)
         if watched is None:
             return True
-        watched.news[0] |= body.data_changed
-        watched.news[1] |= body.owners_changed
+        watched.changes[0] |= body.data_changed
+        watched.changes[1] |= body.owners_changed
         if watched.arm is arm:
             watched.arm = None
-            self.want(name)
+            self.update(name)
         elif watched.arm is not None and watched.arm.described:
-            self._tell(watched)
+            self._notify(watched)
         return True
 
-    def _tell(self, watched: _Name) -> None:
-        (data, owners), watched.news = watched.news, [False, False]
+    def _notify(self, watched: _Name) -> None:
+        (data, owners), watched.changes = watched.changes, [False, False]
         for listener in list(watched.listeners):
             concerned = (data and listener.data) or (owners and listener.owners)
             if concerned and listener in watched.listeners:
                 listener.changed()
 
-    # What is owned
+    # Owned names
 
     def _watch_owned(self) -> None:
         self._settled = None
@@ -262,14 +266,13 @@ class YdbWatches:
             if arm is not None and arm.step < newest:
                 arm.retired = True
                 watched.arm = None
-            self.want(name)
+            self.update(name)
 
     def check_owned(self, name: str, owners: Iterable[Any] | None, step: int) -> None:
-        """Compare what the program owns with the owners, as they were asked for at `step`.
+        """Report the leases that are lost, by the owners in a description requested at `step`.
 
-        An answer without a request that was granted after the question proves nothing: the
-        server may have described the semaphore before the grant, or after the request had left
-        again. It is asked once more then.
+        A description without a lease that was granted after that step proves nothing: it may be
+        older than the grant. It is requested once more then.
 
         Args:
             name: the semaphore.
@@ -296,22 +299,22 @@ class YdbWatches:
 
         def make(req_id: int) -> Message:
             nonlocal step
-            step = self._members.step()
+            step = self._session.step()
             return messages.describe(req_id, name, owners=True)
 
-        def heard(_: str, body: Message) -> bool:
+        def answered(_: str, body: Message) -> bool:
             if body.status == Status.SUCCESS:
                 self.check_owned(name, body.semaphore_description.owners, step)
             elif body.status == Status.NOT_FOUND:
                 self.check_owned(name, None, step)
             return True
 
-        self._members.main.protocol.ask(make, heard)
+        self._session.main.protocol.send(make, answered)
 
-    # What does not exist
+    # Missing semaphores
 
     def _look_again(self) -> None:
         self._again = None
         for name, watched in list(self._names.items()):
             if watched.missing and watched.arm is None:
-                self.want(name)
+                self.update(name)

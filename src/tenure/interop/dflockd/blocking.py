@@ -1,6 +1,6 @@
 """`tenure.interop.dflockd` for threads: the same lock and semaphore, without ``await``.
 
-A thread cannot be cancelled: `held` and `check` tell whether the lock is held, and so does the end
+A thread cannot be cancelled: `held` and `check` show whether the lock is held, and so does the end
 of ``with`` and of `with_lock`, by `LeaseLost`.
 
 From the moment when one acquires or enqueues until it has released, the thread behind
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from tenure.blocking.blocks import as_it_is
 from tenure.blocking.portal import Portal, the_portal
 from tenure.errors import AcquireTimeout, LeaseLost
-from tenure.interop.dflockd import lock as twins
+from tenure.interop.dflockd import lock as async_lock
 from tenure.interop.dflockd.lock import Enqueued, OnLockLost
 
 __all__ = ["DistributedLock", "DistributedSemaphore"]
@@ -29,14 +29,14 @@ T = TypeVar("T")
 class _Program:
     """Registration with the loop's thread while a lock is held or waited for."""
 
-    def __init__(self, twin: twins.LockOrSemaphore) -> None:
-        self._twin = twin
+    def __init__(self, wrapped: async_lock.LockOrSemaphore) -> None:
+        self._wrapped = wrapped
         self.closing: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
         """Close the asynchronous lock."""
         if self.closing is None:
-            self.closing = asyncio.get_running_loop().create_task(self._twin.close())
+            self.closing = asyncio.get_running_loop().create_task(self._wrapped.close())
         await asyncio.wait([self.closing])
         self.closing.result()
 
@@ -44,43 +44,43 @@ class _Program:
 class _Holder:
     """Base of the lock and the semaphore."""
 
-    def __init__(self, twin: twins.LockOrSemaphore) -> None:
-        self._twin = twin
+    def __init__(self, wrapped: async_lock.LockOrSemaphore) -> None:
+        self._wrapped = wrapped
         self._portal: Portal = the_portal()
         self._program: _Program | None = None
 
     def __repr__(self) -> str:
-        return repr(self._twin)
+        return repr(self._wrapped)
 
     @property
     def key(self) -> str:
         """Key of the lock or semaphore."""
-        return self._twin.key
+        return self._wrapped.key
 
     @property
     def limit(self) -> int:
         """Maximum number of holders at a time."""
-        return self._twin.limit
+        return self._wrapped.limit
 
     @property
     def lease(self) -> int:
         """Seconds for which the server gives it; it is renewed while it is held."""
-        return self._twin.lease
+        return self._wrapped.lease
 
     @property
     def token(self) -> str | None:
         """Token from the server; ``None`` when it is not held. Reads the clock."""
-        return self._twin.token
+        return self._wrapped.token
 
     @property
     def held(self) -> bool:
         """Return whether it is held. Reads the clock at every call."""
-        return self._twin.held
+        return self._wrapped.held
 
     @property
     def fencing_token(self) -> int:
         """Rises with every grant of this key. Raises `Misuse`, `Unsupported`."""
-        return self._twin.fencing_token
+        return self._wrapped.fencing_token
 
     def acquire(self, *, force: bool = False) -> bool:
         """Wait for it, for `acquire_timeout` seconds; false if that was not long enough.
@@ -89,15 +89,15 @@ class _Holder:
         """
         if force:
             self._stop()
-        return self._got(self._obtain(self._twin.acquire))
+        return self._got(self._obtain(self._wrapped.acquire))
 
     def enqueue(self) -> Enqueued:
         """Join the queue: ``"acquired"`` when it is held at once, else ``"queued"``."""
-        return self._obtain(self._twin.enqueue)
+        return self._obtain(self._wrapped.enqueue)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for what was enqueued for; false if it took too long: then the place is given up."""
-        return self._got(self._obtain(self._twin.wait, timeout))
+        """Wait for the grant after `enqueue`; withdraw, and return false, if it takes too long."""
+        return self._got(self._obtain(self._wrapped.wait, timeout))
 
     def release(self) -> bool:
         """Give it back, or leave the queue. False when it was not held (any more)."""
@@ -111,7 +111,7 @@ class _Holder:
 
     def check(self) -> None:
         """Raise unless it is held: `LeaseLost`, or `Misuse` when it never was."""
-        self._twin.check()
+        self._wrapped.check()
 
     def with_lock(self, work: Callable[[], T]) -> T:
         """Acquire, do the work in this thread, release.
@@ -135,7 +135,7 @@ class _Holder:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._twin.check()
+            self._wrapped.check()
         except LeaseLost as loss:
             if error is None:
                 raise
@@ -149,13 +149,13 @@ class _Holder:
         """Call a function on the loop; an interrupted caller holds and waits for nothing."""
         started = self._program is None
         if started:
-            program = _Program(self._twin)
+            program = _Program(self._wrapped)
             self._portal.serve(program)
             self._program = program
         try:
             return self._portal.obtain(as_it_is, self._undo, function, *args, **named)
         except BaseException:
-            if started or self._twin.is_idle:
+            if started or self._wrapped.is_idle:
                 self._stop()
             raise
 
@@ -171,7 +171,7 @@ class _Holder:
         program, self._program = self._program, None
         if program is not None:
             try:
-                self._portal.give_back(program.aclose)
+                self._portal.release(program.aclose)
             finally:
                 self._portal.let_go(program)
 
@@ -188,7 +188,7 @@ class DistributedLock(_Holder):
 
     def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
         """Describe the lock; nothing is sent to the servers."""
-        super().__init__(twins.DistributedLock(key, on_lock_lost=on_lock_lost, **options))
+        super().__init__(async_lock.DistributedLock(key, on_lock_lost=on_lock_lost, **options))
 
 
 class DistributedSemaphore(_Holder):
@@ -199,5 +199,5 @@ class DistributedSemaphore(_Holder):
     ) -> None:
         """Describe the semaphore; nothing is sent to the servers."""
         super().__init__(
-            twins.DistributedSemaphore(key, limit, on_lock_lost=on_lock_lost, **options)
+            async_lock.DistributedSemaphore(key, limit, on_lock_lost=on_lock_lost, **options)
         )

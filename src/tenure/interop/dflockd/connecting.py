@@ -34,13 +34,13 @@ class Options:
     Attributes:
         servers: hosts and ports; a key belongs to one of them.
         sharding: which one; CRC-32 of the key if ``None``, as in other languages.
-        acquire_timeout: seconds to wait for the lock, unless asked otherwise.
+        acquire_timeout: seconds to wait for the lock by default.
         lease: whole seconds for which the server gives it; it is renewed all the while.
         renew_ratio: the part of the lease after which it is renewed; a third, where this is more.
         tls: how to encrypt; ``True`` for the system's authorities.
         auth_token: what shows that the program may come in.
         connect_timeout: seconds for one attempt to connect.
-        socket_timeout: seconds after which a server that does not answer is given up.
+        socket_timeout: seconds after which a server that does not answer is abandoned.
         read_timeout: seconds of silence after which the servers close a connection.
         clock: where time comes from, for tests.
     """
@@ -74,7 +74,7 @@ class Options:
         self.client()  # it complains of the rest
 
     def client(self) -> Client:
-        """A client of these servers, not open yet."""
+        """Return a client of these servers, not open yet."""
         places = ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
         )

@@ -96,7 +96,7 @@ class LockOrSemaphore:
         """Wait for it, for `acquire_timeout` seconds; false if that was not long enough.
 
         Args:
-            force: give up first what this object holds or waits for.
+            force: first release what this object holds, or withdraw what it waits for.
 
         Raises:
             Misuse: this object holds it, or has enqueued.
@@ -123,7 +123,7 @@ class LockOrSemaphore:
         return "queued"
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for what was enqueued for; false if it took too long: then the place is given up.
+        """Wait for the grant after `enqueue`; withdraw, and return false, if it takes too long.
 
         Args:
             timeout: seconds; `acquire_timeout` if ``None``.
@@ -148,7 +148,7 @@ class LockOrSemaphore:
         return was_held
 
     async def close(self) -> None:
-        """The same as `release`."""
+        """Release, as `release` does."""
         await self._end()
 
     @overload
@@ -213,7 +213,7 @@ class LockOrSemaphore:
         return EPHEMERAL_LIMIT if self._limit == 1 else 1
 
     async def _begin(self, *, force: bool) -> Semaphore:
-        """Connect; what is asked for is asked of what this returns."""
+        """Connect; return the semaphore for the requests."""
         if self._client is not None:
             if not force:
                 raise Misuse(
@@ -255,9 +255,9 @@ class LockOrSemaphore:
     def _lost(self, _: LeaseLost) -> None:
         """From any thread."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._tell_lost, self._token)
+        self._loop.call_soon_threadsafe(self._lose, self._token)
 
-    def _tell_lost(self, token: str) -> None:
+    def _lose(self, token: str) -> None:
         _log.warning("lock lost: name=%r", self._key)
         if self._on_lock_lost is not None:
             self._on_lock_lost(self._key, token)

@@ -1,8 +1,8 @@
 """The semaphore of ``effect-distributed-lock`` (Effect, TypeScript), on the same keys of Redis.
 
-`DistributedSemaphore` hands out permits, all that were asked for or none; `RedisBacking` has them
-where the original has, and `ClientBacking` on any of tenure's engines. There is no queue: of those
-the waiters, the first one to ask after a release has it.
+`DistributedSemaphore` hands out all requested permits or none; `RedisBacking` stores them where the
+original does, and `ClientBacking` on any of tenure's engines. There is no queue: of the
+waiters, the first one to retry after a release gets the permits.
 """
 
 from __future__ import annotations

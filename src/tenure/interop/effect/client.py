@@ -1,7 +1,7 @@
 """Permits on any of tenure's engines: a semaphore of the client's implicit session.
 
-They are leases: kept alive by the session, given back when it ends. A holder is known to the
-program that acquired, so that permits cannot be resumed in another one.
+They are leases: renewed by the session, and released when it ends. Only the program that acquired
+permits knows their holder, so that they cannot be resumed in another one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ClientBacking:
             watching.cancel()
             await over(watching)
             if not watching.cancelled():
-                watching.exception()  # those who wait ask now and then, and hear of it so
+                watching.exception()  # waiters retry now and then, and get its error so
 
     async def _watch(self, key: str, notify: Callable[[], None]) -> None:
         async with self._client.semaphore(key).watch(data=False, owners=True) as states:

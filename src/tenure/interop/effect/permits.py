@@ -1,13 +1,13 @@
-"""Permits that are held for a block: refreshed meanwhile, lost perhaps, and given back.
+"""Permits that are held for a block: refreshed, perhaps lost, and released.
 
 Rules:
 
 * Permits are refreshed from the moment in which they were acquired, by a task that ends with
   their block. When they are lost, when the backing fails for good or did not answer before they
   could have expired, the body of the block is cancelled, and the block raises `LockLost`. A backing
-  that knows of a loss by itself is not asked now and then only.
-* The giving back of a block goes on when its end is cancelled, and when the permits have expired
-  meanwhile.
+  that reports losses is not only read now and then.
+* The release at the end of a block continues when the end is cancelled, and when the permits have
+  expired meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tenure._client.scope import Scope
 from tenure.clock import Clock
 from tenure.errors import LeaseLost, LeaseReleased
 from tenure.interop.effect.backing import Backing, BackingError, LosingBacking
-from tenure.interop.endings import PATIENCE, Endings, margin
+from tenure.interop.endings import UNDO_TIMEOUT, Endings, margin
 
 __all__ = ["LockLost", "Permits", "PermitsOrigin", "in_time"]
 
@@ -32,7 +32,7 @@ TICK = 1.0
 
 
 class LockLost(LeaseLost):
-    """Permits were lost while their block believed to hold them."""
+    """Permits were lost inside their block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Permits:
         count: how many.
         identifier: the holder; a program that knows it can take them over.
         loss: how they were lost.
-        given_up: set when the program has stopped waiting for them.
+        abandoned: set when the program has stopped waiting for them.
     """
 
     def __init__(self, origin: PermitsOrigin, count: int, identifier: str) -> None:
@@ -69,7 +69,7 @@ class Permits:
         self._scope = Scope(self)
         self._keeping: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
-        self.given_up = asyncio.Event()
+        self.abandoned = asyncio.Event()
 
     def __repr__(self) -> str:
         """Return the count, the key and the holder, for people."""
@@ -105,7 +105,7 @@ class Permits:
         """
         await self._over.wait()
         if self.loss is None:
-            raise LeaseReleased(f"permits of {self._origin.key!r} were given back")
+            raise LeaseReleased(f"permits of {self._origin.key!r} were released")
         return self.loss
 
     def live_until(self, sent: float) -> None:
@@ -132,18 +132,18 @@ class Permits:
         keeping, self._keeping = self._keeping, None
         assert keeping is not None
         self._over.set()
-        letting_go = self._origin.endings.begin(self._let_go(keeping))
+        releasing = self._origin.endings.begin(self._end(keeping))
         left = self._until - self._origin.clock.now()
-        await asyncio.wait([letting_go], timeout=max(left, PATIENCE))
-        if letting_go.done():
-            letting_go.result()
+        await asyncio.wait([releasing], timeout=max(left, UNDO_TIMEOUT))
+        if releasing.done():
+            releasing.result()
         if self.loss is not None:
             if error is None or ours:
                 raise self.loss
             if error is not self.loss:
                 error.add_note(f"meanwhile: {self.loss}")
 
-    async def _let_go(self, keeping: asyncio.Task[None]) -> None:
+    async def _end(self, keeping: asyncio.Task[None]) -> None:
         keeping.cancel()
         await asyncio.wait([keeping])
         with contextlib.suppress(BackingError):  # their time to live ends them

@@ -169,4 +169,4 @@ class RedisBacking:
                         if await pubsub.get_message(timeout=None) is not None:
                             notify()
             except FAILURES:
-                await asyncio.sleep(self._push_retry)  # those who wait ask now and then anyway
+                await asyncio.sleep(self._push_retry)  # waiters retry now and then anyway

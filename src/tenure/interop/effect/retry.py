@@ -13,7 +13,7 @@ __all__ = ["Retry", "recurs", "spaced"]
 
 Retry: TypeAlias = Callable[[], Iterable[float]]
 """Called for each operation: the seconds to wait before the second attempt, the third, and so on;
-at the end of them, it is given up."""
+at their end the operation has failed."""
 
 
 def spaced(interval: Duration) -> Retry:

@@ -2,11 +2,12 @@
 
 Rules:
 
-* Permits are entered in the very step in which the answer is heard that they were acquired.
-* What a cancelled acquisition may have obtained is given back before the cancellation goes on, if
-  the store answers soon. `DistributedSemaphore.aclose` waits for what is left of it, and of blocks.
+* The block of permits is entered in the step in which the answer arrives.
+* Permits that a cancelled acquisition may have obtained are released before the cancellation
+  continues, if the store answers soon. `DistributedSemaphore.aclose` waits for all such
+  releases, and for those of blocks.
 * An acquisition that failed halfway is not repeated blindly: the holder's own permits would count
-  against it. So a further attempt asks first whether they are there.
+  against it. So a further attempt first checks whether they are there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class LockNotAcquired(AcquireTimeout):
     """The retry policy came to its end before the permits were free.
 
-    Or they were to be taken over from elsewhere, and were not there.
+    Or they were to be taken over, and were not there.
     """
 
 
@@ -48,8 +49,8 @@ class DistributedSemaphore:
         ttl: seconds that permits outlive their last refresh. All programs give the same: each
             removes permits that are older than its own `ttl`.
         refresh_interval: seconds between two refreshes; a third of `ttl` by default.
-        acquire_retry_policy: when to ask again for permits that were not free.
-        backing_failure_retry_policy: when to ask again a backing that failed.
+        acquire_retry_policy: pauses between attempts while the permits are not free.
+        backing_failure_retry_policy: pauses between attempts while the backing fails.
         clock: where time comes from, for tests.
 
     Raises:
@@ -121,7 +122,7 @@ class DistributedSemaphore:
         """Return the key and the limit, for people."""
         return f"<DistributedSemaphore {self.key!r} of {self.limit}>"
 
-    # What a program asks
+    # Operations
 
     async def with_permits(
         self,
@@ -171,7 +172,7 @@ class DistributedSemaphore:
             InvalidArgument: the count is not between 1 and the limit, or `acquired_externally`
                 comes without an identifier.
         """
-        held = self._wanted(permits, identifier, acquired_externally)
+        held = self._checked(permits, identifier, acquired_externally)
         async with AsyncExitStack() as waiting:
             await self._acquire(held, acquired_externally, waiting)
             async with held:  # before anything else is awaited: a cancellation would leave them
@@ -183,7 +184,7 @@ class DistributedSemaphore:
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
     ) -> AsyncIterator[Permits | None]:
         """Take permits without waiting; the block gets ``None`` if they are not free."""
-        held = self._wanted(permits, identifier, acquired_externally)
+        held = self._checked(permits, identifier, acquired_externally)
         if not await self._try(held, acquired_externally):
             yield None
             return
@@ -195,12 +196,12 @@ class DistributedSemaphore:
         return await self._persist(partial(self._backing.get_count, self.key, self.ttl))
 
     async def aclose(self) -> None:
-        """Wait until everything that was interrupted has been given back."""
+        """Wait until everything that was interrupted has been released."""
         await self._endings.wait()
 
-    # How it is done
+    # Implementation
 
-    def _wanted(self, count: int, identifier: str | None, externally: bool) -> Permits:
+    def _checked(self, count: int, identifier: str | None, externally: bool) -> Permits:
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= self.limit:
             raise InvalidArgument(
                 f"permits are a whole number from 1 to the limit, which is {self.limit}, not "
@@ -209,7 +210,7 @@ class DistributedSemaphore:
             )
         if externally and identifier is None:
             raise InvalidArgument(
-                "permits that were acquired elsewhere are taken over by their identifier",
+                "permits that another program acquired are taken over by their identifier",
                 name=self.key,
             )
         if identifier is not None and (not isinstance(identifier, str) or not identifier):
@@ -218,13 +219,13 @@ class DistributedSemaphore:
             )
         return Permits(self._origin, count, identifier or str(uuid.uuid4()))
 
-    async def _acquire(self, wanted: Permits, externally: bool, waiting: AsyncExitStack) -> None:
+    async def _acquire(self, permits: Permits, externally: bool, waiting: AsyncExitStack) -> None:
         """Wait for permits; what only the wait needs is for `waiting` to end."""
-        if await self._try(wanted, externally):
+        if await self._try(permits, externally):
             return
         if externally:
             raise LockNotAcquired(
-                f"{wanted.identifier!r} has no permits of {self.key!r} that could be taken over",
+                f"{permits.identifier!r} has no permits of {self.key!r} that could be taken over",
                 name=self.key,
             )
         released = asyncio.Event()
@@ -233,10 +234,10 @@ class DistributedSemaphore:
                 self._backing.on_permits_released(self.key, released.set)
             )
         for pause in self._acquire_retry():
-            ask_at = self._clock.now() + pause
-            while not await self._try(wanted, False):
+            retry_at = self._clock.now() + pause
+            while not await self._try(permits, False):
                 try:
-                    async with asyncio.timeout(ask_at - self._clock.now()):
+                    async with asyncio.timeout(retry_at - self._clock.now()):
                         await released.wait()
                 except TimeoutError:
                     break
@@ -244,53 +245,53 @@ class DistributedSemaphore:
             else:
                 return
         raise LockNotAcquired(
-            f"{wanted.count} of {self.limit} permits of {self.key!r} were not free in time",
+            f"{permits.count} of {self.limit} permits of {self.key!r} were not free in time",
             name=self.key,
         )
 
-    async def _try(self, wanted: Permits, externally: bool) -> bool:
+    async def _try(self, permits: Permits, externally: bool) -> bool:
         return await self._endings.attempt(
-            self._obtain(wanted, externally),
-            partial(self._release, wanted),
+            self._obtain(permits, externally),
+            partial(self._release, permits),
             halfway=not externally,
-            given_up=wanted.given_up.set,
+            abandoned=permits.abandoned.set,
         )
 
-    async def _obtain(self, wanted: Permits, externally: bool) -> bool:
+    async def _obtain(self, permits: Permits, externally: bool) -> bool:
         backing, again = self._backing, externally
-        asked = (self.key, wanted.identifier, self.ttl, self.limit, wanted.count)
+        arguments = (self.key, permits.identifier, self.ttl, self.limit, permits.count)
 
-        async def ask() -> bool:
+        async def call() -> bool:
             nonlocal again
             sent = self._clock.now()
             before, again = again, True
-            obtained = before and await backing.refresh(*asked)
+            obtained = before and await backing.refresh(*arguments)
             if not obtained and not externally:
-                obtained = await backing.try_acquire(*asked)
+                obtained = await backing.try_acquire(*arguments)
             if obtained:
-                wanted.live_until(sent)
+                permits.live_until(sent)
             return obtained
 
-        return await self._persist(ask, wanted.given_up)
+        return await self._persist(call, permits.abandoned)
 
     async def _refresh(self, held: Permits) -> bool:
-        asked = (self.key, held.identifier, self.ttl, self.limit, held.count)
-        return await self._persist(partial(self._backing.refresh, *asked))
+        arguments = (self.key, held.identifier, self.ttl, self.limit, held.count)
+        return await self._persist(partial(self._backing.refresh, *arguments))
 
     async def _release(self, held: Permits) -> None:
-        asked = (self.key, held.identifier, held.count)
-        await self._persist(partial(self._backing.release, *asked))
+        arguments = (self.key, held.identifier, held.count)
+        await self._persist(partial(self._backing.release, *arguments))
 
     async def _persist(
-        self, ask: Callable[[], Coroutine[Any, Any, T]], given_up: asyncio.Event | None = None
+        self, call: Callable[[], Coroutine[Any, Any, T]], abandoned: asyncio.Event | None = None
     ) -> T:
-        """Ask, and ask again as the policy says; not again when it is given up."""
+        """Call, and retry as the policy says, unless the attempt is abandoned."""
         pauses = iter(self._failure_retry())
-        given_up = given_up or asyncio.Event()
+        abandoned = abandoned or asyncio.Event()
         while True:
             try:
-                return await ask()
+                return await call()
             except BackingError:
                 pause = next(pauses, None)
-                if pause is None or await in_time(given_up.wait(), pause):
+                if pause is None or await in_time(abandoned.wait(), pause):
                     raise

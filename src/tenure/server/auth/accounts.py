@@ -2,15 +2,15 @@
 
 Each counted limit of the server (`Quotas` names them) is a `Pool`. While one identity has an
 account, all of the pool is reserved for it. With several, half of the pool is reserved in equal
-parts, and the other half goes to whichever account asks first. So an account always gets its
-reserved part, whatever the others have. What belongs to no account is taken from the other half.
+parts, and the other half is first come, first served. So an account always gets its reserved part.
+Usage of no account is taken from the other half.
 
 Rules:
 
 * Counting takes constant time, and the common case is one addition and one comparison.
-* What is taken is given back once, on every way out.
+* What is taken is released once, in every case.
 * An account exists as long as a connection or something counted refers to it. The number of parts
-  is the number of accounts, rounded up to a power of two, so that parts are rarely computed anew.
+  is the number of accounts, rounded up to a power of two, so that parts rarely change.
   Parts that grow smaller take nothing away from an account that has more.
 """
 
@@ -102,19 +102,19 @@ class Share:
         return self._pool.alone
 
     def check(self, *, node: str | None = None, name: str | None = None) -> None:
-        """Raises `LimitReached` if there must not be one more."""
+        """Raise `LimitReached` if there must not be one more."""
         self.take(node=node, name=name)
-        self.give_back()
+        self.release()
 
     def take_anyway(self, more: int = 1) -> None:
         """Count so much more that exists already."""
         before, self.used = self.used, self.used + more
         self._pool.beyond += self._excess(self.used) - self._excess(before)
 
-    def give_back(self, less: int = 1) -> None:
+    def release(self, less: int = 1) -> None:
         """Count so much less."""
         before, self.used = self.used, self.used - less
-        assert self.used >= 0, f"more {self._pool.limit} given back than were taken"
+        assert self.used >= 0, f"more {self._pool.limit} released than were taken"
         if before > self.assured:
             self._pool.beyond -= self._excess(before) - self._excess(self.used)
 
@@ -178,7 +178,7 @@ class _Unowned(Share):
         self._pool.unowned += more
         self._changed(self._pool)
 
-    def give_back(self, less: int = 1) -> None:
+    def release(self, less: int = 1) -> None:
         self.take_anyway(-less)
 
 
@@ -251,7 +251,7 @@ class Accounts:
         return iter(list(self._accounts.values()))
 
     def of(self, identity: Identity) -> Account:
-        """The account of an identity. The caller keeps it for as long as it counts there.
+        """Return the account of an identity. The caller keeps it for as long as it counts there.
 
         From now on the account has the permissions and quotas of this identity, for all of its
         connections and sessions.

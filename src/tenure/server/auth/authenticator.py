@@ -1,7 +1,7 @@
 """Decision about the identity of a connection.
 
 Where a token is required, the token decides; a client certificate or a Unix user that the token
-file lists needs none. Elsewhere the identity is the subject of the client's certificate, else the
+file lists needs none. Without it the identity is the subject of the client's certificate, else the
 uid of a Unix peer, else `ANONYMOUS`.
 
 A token is found by a digest under a key of this process. A client cannot choose any part of that
@@ -130,11 +130,11 @@ class Authenticator:
             known, identity = self._tokens.get(self._keyed(digest), (None, ANONYMOUS))
             if known is None:
                 raise AuthenticationFailed(
-                    "the server does not know this token; ask its administrator for a valid one"
+                    "the server does not know this token; get a valid one from its administrator"
                 )
             if known.expires is not None and known.expires <= self._utc():
                 raise AuthenticationFailed(
-                    f"the token {known.name} has expired; ask the server's administrator for "
+                    f"the token {known.name} has expired; get another one from the server's "
                     "another one"
                 )
             return identity
@@ -144,7 +144,9 @@ class Authenticator:
         elif peer.uid is not None:
             rights = self._listed.uids.get(peer.uid)
         if rights is None:
-            raise AuthenticationFailed("the server requires a token; ask its administrator for one")
+            raise AuthenticationFailed(
+                "the server requires a token; get one from its administrator"
+            )
         return _shown(peer, rights)
 
     def verdict(self, identity: Identity | None, peer: Peer) -> str | None:

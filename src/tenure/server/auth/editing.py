@@ -134,7 +134,7 @@ class _Change:
         if not found.named:
             raise InvalidArgument(
                 f"{path} has plain tokens, one on each line, and these have no names; give named "
-                "tokens a file of their own (docs/operate/server.md says how to move tokens there)"
+                "tokens a file of their own (docs/operate/tokens.md says how to move tokens there)"
             )
         self.names = {token.name for token in found.tokens}
         self._tokens = found.tokens

@@ -1,11 +1,11 @@
 """Guard: the one place in which permissions and quotas are enforced, for all listeners.
 
 A listener reaches the store through the `GuardedEngine` of a connection's identity, and in no
-other way where a client has asked for it. Rules:
+other way on behalf of a client. Rules:
 
 * **Access.** Without ``read`` a node does not exist for the identity: the answer is
   `NodeNotFound`. With too little access it is `AuthenticationFailed`, which says what is missing.
-* **Quotas.** An identity's account is charged before the store is asked, and is given back what the
+* **Quotas.** An identity's account is charged before an operation is sent, and gets back what the
   store refuses.
 * **Cancellation**, or an error that does not say what the store did. What may have happened stays
   charged until the store says otherwise:
@@ -17,7 +17,7 @@ other way where a client has asked for it. Rules:
 
   A cancelled attach leaves no new session, and nothing charged.
 * **Sessions.** A session belongs to the identity that began it, or that had it first since this
-  server started; another identity cannot attach it, whatever it shows.
+  server started; no other identity can attach it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Guard:
         self._looked_at = float("-inf")
 
     def engine(self, identity: Identity) -> GuardedEngine:
-        """The store, as this identity may use it."""
+        """Return the store, as this identity may use it."""
         return GuardedEngine(self, self._engine, self.accounts.of(identity))
 
     def now(self) -> float:
@@ -165,7 +165,7 @@ class Guard:
             if isinstance(error, REFUSALS):
                 stored.refused(write)
             else:
-                stored.gave_up(write, self.now())
+                stored.abandoned(write, self.now())
             raise
         if keeps:
             stored.kept(write, self.now())
@@ -196,11 +196,11 @@ class Guard:
         try:
             await self._engine.create_node(path, config, exist_ok=False)
         except NodeExists:
-            account.nodes.give_back()
+            account.nodes.release()
             if not exist_ok:
                 raise
         except REFUSALS:
-            account.nodes.give_back()
+            account.nodes.release()
             raise
         except BaseException:
             self.stored.may_have_created(path, account)
@@ -288,7 +288,7 @@ class GuardedEngine(EngineDefaults):
             raise self._guard.refusal(self.account, node, least)
 
     def of_another_identity(self, node: str, number: int) -> AuthenticationFailed:
-        """The error for a session that another identity has."""
+        """Return the error for a session that another identity has."""
         return AuthenticationFailed(
             f"session {number} on {node} belongs to another identity than {self.account.identity}",
             node=node,

@@ -3,9 +3,9 @@
 Rules:
 
 * What changes something needs the access ``hold`` to the node, and what reads needs ``read``; by
-  force needs ``administer``. Access is looked up anew after a reload.
-* What a session has already, it may change, withdraw and release, whatever its access is now.
-* A request is counted before the store is asked for it, and counted no more as soon as it is
+  force needs ``administer``. Access is looked up again after a reload.
+* What a session has already, it may change, withdraw and release with any access.
+* A request is counted before it is sent, and counted no more as soon as it is
   refused, withdrawn or removed, or its session is over.
 * Cancelling an answer changes nothing in the store: the request stays counted, and of a change of
   its data the larger size.
@@ -86,11 +86,11 @@ class GuardedSession(SessionDefaults):
         "_guard",
         "_node",
         "_permissions",
+        "_report_ended",
+        "_report_removed",
         "_resumed",
         "_session",
         "_tally",
-        "_tell_ended",
-        "_tell_removed",
         "attached",
         "detached",
         "granted",
@@ -113,8 +113,8 @@ class GuardedSession(SessionDefaults):
         self.granted: Callable[[int, int | None], None] = events.granted
         self.proven: Callable[[float], None] = events.proven
         self._resumed = events.resumed
-        self._tell_removed = events.removed
-        self._tell_ended = events.ended
+        self._report_removed = events.removed
+        self._report_ended = events.ended
         self._session: EngineSession | None = None
 
     def use(self, session: EngineSession) -> None:
@@ -127,7 +127,7 @@ class GuardedSession(SessionDefaults):
         assert self._session is not None, "the session is not attached yet"
         return self._session
 
-    # What the store says
+    # Events of the store
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Count the recovered requests, and pass the event on."""
@@ -138,7 +138,7 @@ class GuardedSession(SessionDefaults):
     def removed(self, request_id: int, why: Removal) -> None:
         """Uncount the request, and pass the event on."""
         self._tally.leave(request_id)
-        self._tell_removed(request_id, why)
+        self._report_removed(request_id, why)
 
     def ended(self, error: SessionExpired) -> None:
         """Uncount the session, and pass the event on."""
@@ -146,9 +146,9 @@ class GuardedSession(SessionDefaults):
             self._tally.end()
         else:
             self._guard.tallies.over(self._node, self._session.id, self._tally)
-        self._tell_ended(error)
+        self._report_ended(error)
 
-    # What the listener asks for
+    # Operations of the listener
 
     @property
     def id(self) -> int:
@@ -314,7 +314,7 @@ class _Watch:
 
 def _placed(tally: Tally, request_id: int, answer: asyncio.Future[Enqueued]) -> None:
     if answer.cancelled():
-        return  # the operation goes on
+        return  # the operation continues
     error = answer.exception()
     if isinstance(error, TenureError) or (error is None and answer.result().place is _REFUSED):
         tally.leave(request_id)

@@ -44,7 +44,7 @@ class Peer:
 
     Attributes:
         certificate: that it has shown, where the listener requires one.
-        uid: its user id, on a Unix socket of a system that tells.
+        uid: its user id, on a Unix socket where the system reports it.
     """
 
     certificate: PeerCertificate | None = None
@@ -69,7 +69,7 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 
 def uid_of(sock: socket.socket) -> int | None:
-    """Return the user id of the client of a Unix socket, where the system tells."""
+    """Return the user id of the client of a Unix socket, where the system reports it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None

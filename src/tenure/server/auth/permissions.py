@@ -84,7 +84,7 @@ class Permissions:
         return cls(prefixes)
 
     def access(self, node: str) -> Access:
-        """The level of access to a node."""
+        """Return the level of access to a node."""
         prefixes = self.prefixes
         prefix = node
         while prefix:

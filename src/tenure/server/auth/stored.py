@@ -8,8 +8,8 @@ server's limits, so that no restart makes room, and against no identity's quota.
 Rules for the data of one semaphore:
 
 * A write is charged from before it is sent. A write that the store confirms replaces the data
-  that was there when the write began, and all but the confirmed one are given back.
-* A write that the store refuses is given back.
+  that was there when the write began, and all but the confirmed one are released.
+* A write that the store refuses is released.
 * A write without an answer (its caller was cancelled, or failed unexpectedly) may have taken place:
   it stays charged, beside what was there before, until a later write or deletion is confirmed, the
   node is dropped, or the data is read again (`unanswered`, `read`). One account is charged for at
@@ -32,7 +32,7 @@ class Write:
         account: the one that is charged.
         size: the bytes that are charged.
         under_way: the write has neither an answer nor failed.
-        unanswered_at: the time at which its caller gave up; ``None``: there is an answer.
+        unanswered_at: the time at which its caller abandoned it; ``None``: there is an answer.
     """
 
     __slots__ = ("account", "name", "node", "size", "unanswered_at", "under_way")
@@ -106,7 +106,7 @@ class Stored:
         others = self._writes[write.node][write.name]
         before = [each for each in others if each is not write and not each.under_way]
         if any(each.unanswered_at is not None for each in before):
-            self.gave_up(write, now)  # what the data was before is not known either
+            self.abandoned(write, now)  # what the data was before is not known either
         elif before:
             self._remove(write)
         else:
@@ -116,7 +116,7 @@ class Stored:
         """Note that the store has refused a write."""
         self._remove(write)
 
-    def gave_up(self, write: Write, now: float) -> None:
+    def abandoned(self, write: Write, now: float) -> None:
         """Note that a write may have taken place, and that there will be no answer."""
         write.under_way = False
         write.unanswered_at = now
@@ -132,7 +132,7 @@ class Stored:
         """Return all writes of semaphores that are worth reading again.
 
         Args:
-            before: the time before which a write was given up, so that it has come to its end.
+            before: the time before which a write was abandoned, so that it has come to its end.
             most: the number of semaphores.
         """
         found: dict[tuple[Write, ...], None] = {}
@@ -163,7 +163,7 @@ class Stored:
                 self._remove(each)
         if fitting and size:
             kept = fitting[0]
-            kept.account.stored_bytes.give_back(kept.size - size)
+            kept.account.stored_bytes.release(kept.size - size)
             kept.size = size
             kept.unanswered_at = None
             self._unanswered.pop(kept, None)
@@ -180,7 +180,7 @@ class Stored:
         writes = names[write.name]
         writes.remove(write)
         self._unanswered.pop(write, None)
-        write.account.stored_bytes.give_back(write.size)
+        write.account.stored_bytes.release(write.size)
         if not writes:
             del names[write.name]
             if not names:
@@ -203,7 +203,7 @@ class Stored:
     def may_have_created(self, node: str, account: Account) -> None:
         """Note that an account may have created a node, which is counted already."""
         if node in self.nodes:
-            account.nodes.give_back()  # it is counted there as long as it exists
+            account.nodes.release()  # it is counted there as long as it exists
         else:
             self.nodes[node] = account
             self._new_nodes.add(node)
@@ -213,7 +213,7 @@ class Stored:
         account = self.nodes.pop(node, None)
         self._new_nodes.discard(node)
         if account is not None:
-            account.nodes.give_back()
+            account.nodes.release()
         for name in list(self._writes.get(node, ())):
             self.deleted(node, name)
 

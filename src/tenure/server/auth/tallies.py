@@ -1,8 +1,8 @@
 """Tallies: the count of each session, with its requests and watches, against its account.
 
-A session is counted from its attaching until it is over. One that was detached goes on to live in
+A session is counted from its attaching until it is over. One that was detached lives on in
 the store for its recovery window, with its requests; so it is counted for that time, unless it is
-attached again or ended through this server before. A server that was started anew counts sessions
+attached again or ended through this server before. A restarted server counts sessions
 and requests when they are attached again.
 """
 
@@ -58,7 +58,7 @@ class Tally:
             try:
                 stored.take(size, node=node, name=name)
             except BaseException:
-                requests.give_back()
+                requests.release()
                 raise
         self.requests[request_id] = size
 
@@ -79,7 +79,7 @@ class Tally:
             if size > before:
                 self.account.stored_bytes.take(size - before, node=node)
             elif size < before:
-                self.account.stored_bytes.give_back(before - size)
+                self.account.stored_bytes.release(before - size)
             self.requests[request_id] = size
         return before
 
@@ -93,7 +93,7 @@ class Tally:
         """Count the data that a request had before a change that has failed."""
         now = self.requests.get(request_id)
         if now is not None:
-            self.account.stored_bytes.give_back(now)
+            self.account.stored_bytes.release(now)
             self.account.stored_bytes.take_anyway(size)
             self.requests[request_id] = size
 
@@ -114,8 +114,8 @@ class Tally:
             requests.used -= 1  # the usual case
             stored.used -= size
         else:
-            requests.give_back()
-            stored.give_back(size)
+            requests.release()
+            stored.release(size)
 
     def watch(self, node: str, name: str) -> None:
         """Count a watch. Raises `LimitReached`."""
@@ -126,11 +126,11 @@ class Tally:
         """Count a watch no more; nothing happens where the session was left before."""
         if self.watches:
             self.watches -= 1
-            self.account.watches.give_back()
+            self.account.watches.release()
 
     def leave_watches(self) -> None:
         """Count no watch any more: they end with the attachment."""
-        self.account.watches.give_back(self.watches)
+        self.account.watches.release(self.watches)
         self.watches = 0
 
     def end(self) -> None:
@@ -139,10 +139,10 @@ class Tally:
             return
         self.over = True
         self.leave_watches()
-        self.account.requests.give_back(len(self.requests))
-        self.account.stored_bytes.give_back(sum(self.requests.values()))
+        self.account.requests.release(len(self.requests))
+        self.account.stored_bytes.release(sum(self.requests.values()))
         self.requests = {}  # a takeover that fails may need the former ones
-        self.account.sessions.give_back()
+        self.account.sessions.release()
 
 
 class _Detached(NamedTuple):
@@ -169,7 +169,7 @@ class Tallies:
         self._order = itertools.count()
 
     def find(self, node: str, number: int) -> Tally | None:
-        """The tally of a session; ``None`` if it is not known here."""
+        """Return the tally of a session; ``None`` if it is not known here."""
         return self._tallies.get((node, number))
 
     def attached(self, node: str, number: int, tally: Tally) -> None:

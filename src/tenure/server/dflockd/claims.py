@@ -10,7 +10,7 @@ A *holder* is a session of the store, for one connection. Rules:
 * A lease is promised as far as the session is known to live, and no further (`can_promise`). A
   session that may have expired by now is over (`lapsed`).
 * A grant is reported to the client only if the session was proven to live a short time ago. After
-  an outage another listener may have taken the session over, and news of its grants may be old.
+  an outage another listener may have taken the session over, and its grants may be out of date.
 * A holder may have no connection: its client has gone and what it holds is kept for its lease, or
   it was found in the store after a restart.
 """
@@ -31,11 +31,11 @@ from tenure.server.dflockd.names import stored_name
 from tenure.wire.lines.replies import ERROR, ERROR_NOT_ENQUEUED, TIMEOUT
 
 __all__ = [
-    "ASKED",
     "HELD",
     "LAPSED",
     "MARK",
     "OVER",
+    "REQUESTED",
     "WAITING",
     "Claim",
     "ClaimStage",
@@ -57,7 +57,7 @@ _BEFORE = re.compile(rb"dflockd ([0-9a-f]{16}) ([0-9]{1,10}) ([0-9]{1,17})")  # 
 
 
 def sealed(salt: str, name: str) -> str:
-    """The seal of a token for the key `name`: the hash of its salt, as 32 hex digits.
+    """Return the seal of a token for the key `name`: the hash of its salt, as 32 hex digits.
 
     The name is hashed too, so that one search for salts does not serve for all keys at once.
     """
@@ -71,8 +71,8 @@ class Record(NamedTuple):
     Attributes:
         seal: the seal of its token (`sealed`).
         lease: seconds.
-        until: milliseconds since the Unix epoch at which the lease ends, counted from its being
-            asked for or renewed: if it had to wait, and was not renewed since, it ends later.
+        until: milliseconds since the Unix epoch at which the lease ends, counted from its
+            request or renewal: if it had to wait, and was not renewed since, it ends later.
     """
 
     seal: str
@@ -104,13 +104,13 @@ class Record(NamedTuple):
 class ClaimStage(IntEnum):
     """Stage of a claim."""
 
-    ASKED = 0  # the store has not answered
+    REQUESTED = 0  # the store has not answered
     WAITING = 1
     HELD = 2
     OVER = 3
 
 
-ASKED, WAITING, HELD, OVER = ClaimStage  # found at once, where it matters
+REQUESTED, WAITING, HELD, OVER = ClaimStage  # found at once, where it matters
 
 
 class Key:
@@ -187,7 +187,7 @@ class Claim:
         self.token = ""
         self.order_id = 0
         self.lease = lease
-        self.stage = ASKED
+        self.stage = REQUESTED
         self.answer: asyncio.Future[Enqueued] | None = None
 
 
@@ -218,7 +218,7 @@ class HolderClient(Protocol):
     def number(self) -> int:
         """Number of the connection."""
 
-    def news(self, claim: Claim) -> None:
+    def update(self, claim: Claim) -> None:
         """Reply to the client if the claim that it waits for is decided."""
 
     def lost_holder(self, claims: list[Claim]) -> None:
@@ -237,7 +237,7 @@ class Holder:
         proof: the latest time at which the session was proven to live.
         found: the requests that it had in queues when it was taken over.
         letters: to other listeners, by their numbers, until they are answered
-            (`tenure.server.dflockd.elsewhere`).
+            (`tenure.server.dflockd.remote`).
         over: its session is over, or left in the store.
     """
 
@@ -273,7 +273,7 @@ class Holder:
         self._doubted: dict[int, int] = {}  # order ids of grants, by their numbers
 
     def tick(self, now: float) -> None:
-        """Prove that it lives, when it is time to; tell of the grants that waited for a proof."""
+        """Prove that it lives, when it is time to; report the grants that waited for a proof."""
         if self._doubted and not self.doubts(now):
             doubted, self._doubted = self._doubted, {}
             for request_id, order_id in doubted.items():
@@ -294,7 +294,7 @@ class Holder:
         return now - self.proof > self.window / 3
 
     def doubt(self, request_id: int, order_id: int) -> None:
-        """Tell of this grant when the session is proven to be this listener's still."""
+        """Report this grant when the session is proven to be this listener's still."""
         self._doubted[request_id] = order_id
         self.session.renew()
 
@@ -302,7 +302,7 @@ class Holder:
         """Return true if it will live for so long, even if the store were lost now."""
         return now + min(lease, self.window / 2) <= self.proof + self.window
 
-    # What the store says
+    # Events of the store
 
     def proven(self, at: float) -> None:
         """From any thread."""
@@ -327,10 +327,10 @@ class Holder:
             self.doubt(request_id, order_id)
         else:
             self.locks.give(claim, order_id, now)
-            self._tell(claim)
+            self._report(claim)
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """Tell the client that its claim has ended."""
+        """Inform the client that its claim has ended."""
         letter = self.letters.pop(request_id, None)
         if letter is not None and not letter.done():
             letter.set_result(why is Removal.EVICTED)
@@ -343,7 +343,7 @@ class Holder:
         else:  # an owner is evicted, by another listener when its client releases it there
             verdict = ERROR_NOT_ENQUEUED if claim.stage is HELD else ERROR
         self.locks.drop(claim, verdict, self.locks.now())
-        self._tell(claim)
+        self._report(claim)
 
     def detached(self, cause: BaseException | None = None) -> None:
         """Do nothing: the store cannot be reached. `lapsed` says when that is too long."""
@@ -361,6 +361,6 @@ class Holder:
         if claim.answer is not None and claim.answer.done():
             self.locks.answered(claim, claim.answer)
 
-    def _tell(self, claim: Claim) -> None:
+    def _report(self, claim: Claim) -> None:
         if self.connection is not None:
-            self.connection.news(claim)
+            self.connection.update(claim)

@@ -2,7 +2,7 @@
 
 A command is a function of the connection, the key, the argument and the time. It returns the reply,
 or ``None`` when the connection is *busy* with it: then the reply comes through the connection's
-`settle` or `news`, and what the client sends meanwhile waits.
+`settle` or `update`, and further requests of the client wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["COMMANDS", "Command"]
 Command: TypeAlias = Callable[[DflockdServerConnection, str, str, float], bytes | None]
 
 
-# Clients ask with a few timeouts and leases, again and again.
+# Clients use a few timeouts and leases, again and again.
 _lock_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=False))
 _semaphore_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=True))
 
@@ -134,7 +134,7 @@ def _wait(conn: DflockdServerConnection, name: str, argument: str, now: float) -
             return ERROR
         return conn.settle(answer, grant("ok", claim.token, claim.lease), claim)
     if locks.draining:
-        locks.give_up(claim, ERROR_DRAINING, now)
+        locks.abandon(claim, ERROR_DRAINING, now)
         return ERROR_DRAINING
     try:
         retimed = claim.holder.session.alter(
@@ -144,7 +144,7 @@ def _wait(conn: DflockdServerConnection, name: str, argument: str, now: float) -
         return ERROR
     conn.wait_for(claim)
     if retimed is not None:
-        retimed.add_done_callback(_heard)  # what comes of it is pushed
+        retimed.add_done_callback(_retimed)  # what comes of it is pushed
     return None
 
 
@@ -152,7 +152,7 @@ def _release(conn: DflockdServerConnection, name: str, argument: str, now: float
     locks = conn.locks
     claim = locks.find(name, argument)
     if claim is None:
-        return conn.put_off(conn.home.elsewhere.release(conn, name, argument.strip()))
+        return conn.put_off(conn.home.remote.release(conn, name, argument.strip()))
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
@@ -177,7 +177,7 @@ def _renew(conn: DflockdServerConnection, name: str, argument: str, now: float) 
         lease = locks.options.default_lease
     claim = locks.find(name, token)
     if claim is None:
-        return conn.put_off(conn.home.elsewhere.renew(conn, name, token, lease))
+        return conn.put_off(conn.home.remote.renew(conn, name, token, lease))
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
@@ -198,7 +198,7 @@ def _ping(conn: DflockdServerConnection, name: str, argument: str, now: float) -
     return OK
 
 
-def _heard(answer: Any) -> None:
+def _retimed(answer: Any) -> None:
     if not answer.cancelled():
         answer.exception()
 

@@ -32,10 +32,10 @@ from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer
 from tenure.server.auth.guard import GuardedEngine
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.auth.permissions import Access
-from tenure.server.dflockd.claims import ASKED, HELD, OVER, WAITING, Claim, Holder
-from tenure.server.dflockd.elsewhere import Elsewhere
+from tenure.server.dflockd.claims import HELD, OVER, REQUESTED, WAITING, Claim, Holder
 from tenure.server.dflockd.ends import is_gone, is_read
 from tenure.server.dflockd.locks import Locks
+from tenure.server.dflockd.remote import RemoteTokens
 from tenure.server.dflockd.stream import DflockdServerStream
 from tenure.server.limits import LimitReached
 from tenure.server.reads import Reader, reader_of
@@ -56,7 +56,7 @@ class ConnectionHome(Protocol):
         """Number of its connections."""
 
     @property
-    def elsewhere(self) -> Elsewhere:
+    def remote(self) -> RemoteTokens:
         """The claims of the other listeners on the node."""
 
     def describe(self, peer: str) -> str:
@@ -78,7 +78,7 @@ class DflockdServerConnection(DflockdServerStream):
         identity: of its client, once the greeting is over.
         reader: turns of its costly reads, from then on.
         engine: the store as the client's identity may use it, from then on.
-        holder: has the claims of its client; ``None`` while the client has asked for nothing.
+        holder: has the claims of its client; ``None`` before the first request of the client.
         enqueued: claims of the first of two phases, by their keys.
         most_claims: that it may have at a time.
         gone: done when the connection is lost.
@@ -141,7 +141,7 @@ class DflockdServerConnection(DflockdServerStream):
         """Authenticate the peer, as far as that needs no token."""
         self._transport = cast("asyncio.Transport", transport)
         self._greeting.displaced = lambda _: self.leave(ERROR)  # it has shown no token yet
-        self._heard_at = self._now()
+        self._received_at = self._now()
         self.home.joined(self)
         self._peer = peer_of(transport)
         with contextlib.suppress(AuthenticationFailed):  # then a token is to come first
@@ -190,13 +190,13 @@ class DflockdServerConnection(DflockdServerStream):
         return None
 
     def wait_for(self, claim: Claim) -> None:
-        """Keep the connection busy until there is news of this claim."""
+        """Keep the connection busy until this claim changes."""
         self._awaited = claim
         self._enqueues = False
 
-    def news(self, claim: Claim) -> None:
+    def update(self, claim: Claim) -> None:
         """Reply to the client if the claim that it waits for is decided."""
-        if self._awaited is not claim or claim.stage is ASKED:
+        if self._awaited is not claim or claim.stage is REQUESTED:
             return
         self._awaited = None
         reply = self.outcome(claim, enqueued=self._enqueues)
@@ -255,10 +255,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._go_on()
 
     async def attach(self, lease: int) -> bytes:
-        """Get a holder; the first claim is for `lease` seconds.
-
-        Raises what the store raises, and `LimitReached`.
-        """
+        """Get a holder for a claim of `lease` seconds. Raises errors of the store and limits."""
         context, node = self._context, self._options.node
         longest = min(_LONGEST, context.engine.capabilities.longest_window)
         holder = Holder(self.locks, min(max(2.0 * lease, _SHORTEST), longest), self)
@@ -270,9 +267,10 @@ class DflockdServerConnection(DflockdServerStream):
             except NodeNotFound:  # it has been dropped
                 await context.engine.create_node(node, NodeConfig(), exist_ok=True)
                 holder.session = await self.engine.attach(how, holder)
-        context.counts.sessions.take_anyway()
-        self.locks.holders.add(holder)
-        self.holder = holder
+        if not holder.over:  # or else its session has ended, and the request attaches again
+            context.counts.sessions.take_anyway()
+            self.locks.holders.add(holder)
+            self.holder = holder
         return b""
 
     def lost_holder(self, claims: list[Claim]) -> None:
@@ -347,7 +345,7 @@ class DflockdServerConnection(DflockdServerStream):
             return
         if is_gone(transport):
             if claim.stage is HELD:
-                self.locks.give_up(claim, ERROR, now)
+                self.locks.abandon(claim, ERROR, now)
             self.cut_off()
         elif is_read(transport) or now >= until:
             self._close()
@@ -359,7 +357,7 @@ class DflockdServerConnection(DflockdServerStream):
         claim = self._awaited
         if claim is not None:
             self._awaited = None
-            self.locks.give_up(claim, ERROR_DRAINING, self._now())
+            self.locks.abandon(claim, ERROR_DRAINING, self._now())
             self._reply(ERROR_DRAINING)
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
@@ -395,6 +393,6 @@ class DflockdServerConnection(DflockdServerStream):
                 self.cut_off()
             return
         late = not self._greeted and now > self._greeting.deadline
-        silent = not self._busy and now - self._heard_at > self._options.read_timeout
+        silent = not self._busy and now - self._received_at > self._options.read_timeout
         if late or silent:
             self.leave(ERROR)

@@ -19,7 +19,7 @@ _PROBES = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 def probe(transport: asyncio.Transport) -> None:
-    """Have the kernel find out about a client that is gone; `is_gone` tells."""
+    """Have the kernel detect a client that is gone; `is_gone` has the result."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return

@@ -66,7 +66,7 @@ def _variable(name: str) -> str:
 FLAGS: tuple[Flag, ...] = (
     _flag("host", "text", "127.0.0.1", "The address to listen at; 0.0.0.0 is all of IPv4's."),
     _flag("port", "count", 6388, "The port; 0 is any free one.", least=0),
-    _seconds("default-lease-ttl", 33, "Seconds of a lease that is not asked for."),
+    _seconds("default-lease-ttl", 33, "Seconds of a lease without a requested length."),
     _seconds("lease-sweep-interval", 1, "Seconds between two looks for expired leases."),
     _seconds("gc-interval", 5, "Seconds between two looks for unused keys.", "GC_LOOP_SLEEP"),
     _seconds("gc-max-idle", 60, "Seconds that an unused key is kept.", "GC_MAX_UNUSED_TIME", 0),
@@ -158,7 +158,7 @@ def settings_of(
 
 
 def _parseable(environment: Mapping[str, str], ignore: Callable[[str], None]) -> dict[str, str]:
-    """The environment without the variables that dflockd would ignore."""
+    """Return the environment without the variables that dflockd would ignore."""
     left = dict(environment)
     for flag in FLAGS:
         for name in flag.variables:

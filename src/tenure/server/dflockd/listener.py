@@ -35,11 +35,11 @@ from tenure.server.context import Context
 from tenure.server.dflockd.claims import LAPSED
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.connection import DflockdServerConnection
-from tenure.server.dflockd.elsewhere import Elsewhere
 from tenure.server.dflockd.housekeeping import collect, know_leftovers
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.dflockd.orphans import Orphans, session_text
+from tenure.server.dflockd.remote import RemoteTokens
 from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
 from tenure.wire.lines.replies import ERROR
@@ -49,7 +49,7 @@ __all__ = ["DflockdListener"]
 T = TypeVar("T")
 
 _FLUSHED_IN = 1.0  # seconds in which a client can read its last reply
-_LETTERS_EVERY = 0.9  # seconds between two looks for renewals that other listeners ask for
+_LETTERS_EVERY = 0.9  # seconds between two looks for renewals that other listeners request
 _ORPHANS_EVERY = 15.0  # seconds between two looks for sessions whose server has died
 
 
@@ -65,7 +65,7 @@ class DflockdListener:
 
     Attributes:
         locks: what there is.
-        elsewhere: what the other listeners on the node have.
+        remote: what the other listeners on the node have.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DflockdListener:
         self._kept_at = self._looked_at = context.clock.now()
         self.locks = Locks(context, self.options, self.start)
         self._orphans = Orphans(self.locks, self.start)
-        self.elsewhere = Elsewhere(self.locks, self._orphans)
+        self.remote = RemoteTokens(self.locks, self._orphans)
         self._answering: asyncio.Task[None] | None = None
         self._answered_at = context.clock.now()
         self._answer_failures = Failures("answering other listeners", context.logger)
@@ -297,7 +297,7 @@ class DflockdListener:
 
     async def _answer(self) -> None:
         with self._answer_failures.contained():
-            await self.elsewhere.answer()
+            await self.remote.answer()
 
     async def _keep_house(self) -> None:
         try:

@@ -93,14 +93,14 @@ class Locks:
         self._wall = context.clock.wall
         self.start = start
         self._salts: list[str] = []
-        self._unwanted: list[Claim] = []  # dropped, and not out of the store's queues yet
+        self._abandoned: list[Claim] = []  # dropped, and not out of the store's queues yet
 
     # Claims
 
     def claim(
         self, key: Key, holder: Holder, lease: int, timeout: float | None, now: float
     ) -> Claim:
-        """Ask for a place in its queue."""
+        """Request a place in its queue."""
         salts = self._salts or self._make_salts()
         salt = salts.pop()
         seal = sealed(salt, key.name)
@@ -151,7 +151,7 @@ class Locks:
             return
         self.answered(claim, answer)
         if claim.holder.connection is not None:
-            claim.holder.connection.news(claim)
+            claim.holder.connection.update(claim)
 
     def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
         """Take the store's answer to a claim's request."""
@@ -272,12 +272,12 @@ class Locks:
 
     def _left_in(self, claim: Claim, error: BaseException) -> None:
         if not isinstance(error, SessionExpired) and not claim.holder.over:
-            if not self._unwanted:  # the first one speaks for all
+            if not self._abandoned:  # the first one stands for all
                 name = claim.key.stored
                 self.context.log(logging.WARNING, "not released yet", name=name, why=error)
-            self._unwanted.append(claim)
+            self._abandoned.append(claim)
 
-    def give_up(self, claim: Claim, verdict: bytes, now: float) -> None:
+    def abandon(self, claim: Claim, verdict: bytes, now: float) -> None:
         """Take a claim out of its queue, without waiting until that is done."""
         with contextlib.suppress(TenureError):
             self.withdraw(claim)
@@ -317,8 +317,8 @@ class Locks:
 
     def sweep(self, now: float) -> None:
         """End all whose leases have run out, and what the store would not end before."""
-        unwanted, self._unwanted = self._unwanted, []
-        for claim in unwanted:
+        abandoned, self._abandoned = self._abandoned, []
+        for claim in abandoned:
             if not claim.holder.over:
                 with contextlib.suppress(TenureError):
                     self.withdraw(claim)
@@ -329,7 +329,7 @@ class Locks:
     def expire(self, claim: Claim, now: float) -> None:
         """End a claim whose lease has run out."""
         self.context.log(logging.WARNING, "lease expired", name=claim.key.stored, lease=claim.lease)
-        self.give_up(claim, ERROR_LEASE_EXPIRED, now)
+        self.abandon(claim, ERROR_LEASE_EXPIRED, now)
 
     # Holders
 
@@ -338,7 +338,7 @@ class Locks:
 
         Args:
             holder: the one that has lost its client.
-            keep: keep what it holds for its lease, whatever `DflockdOptions.auto_release` says.
+            keep: keep what it holds for its lease, regardless of `DflockdOptions.auto_release`.
         """
         holder.connection = None
         now = self.now()
@@ -347,7 +347,7 @@ class Locks:
             if not kept:
                 self.drop(claim, ERROR, now)
             elif claim.stage is not HELD:
-                self.give_up(claim, ERROR, now)
+                self.abandon(claim, ERROR, now)
         if not holder.claims and not holder.over:
             self.end(holder)
 
@@ -386,5 +386,6 @@ class Locks:
     def _over(self, holder: Holder) -> None:
         if not holder.over:
             holder.over = True
-            self.holders.discard(holder)
-            self.context.counts.sessions.give_back()
+            if holder in self.holders:  # otherwise it is not attached yet, nor counted
+                self.holders.remove(holder)
+                self.context.counts.sessions.release()

@@ -24,14 +24,14 @@ _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 
 
 def stored_name(key: str) -> str:
-    """The name of a key in the store."""
+    """Return the name of a key in the store."""
     if key.isascii() or _is_text(key):
         return key
     return _MARK + _TO_ESCAPE.sub(lambda each: f"%{ord(each[0]) & 0xFF:02X}", key)
 
 
 def key_of(name: str) -> str | None:
-    """The key of a name in the store; ``None`` if it is no key's."""
+    """Return the key of a name in the store; ``None`` if it is no key's."""
     key = name
     if name.startswith(_MARK):
         escaped = name[len(_MARK) :].encode()
@@ -44,7 +44,7 @@ def key_of(name: str) -> str | None:
 
 
 def readable(key: str) -> str:
-    """A key as text, with a replacement character for what is not; for people."""
+    """Return a key as text, with a replacement character for what is not; for people."""
     return key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

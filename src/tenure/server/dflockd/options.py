@@ -13,7 +13,7 @@ class DflockdOptions:
 
     Attributes:
         node: where the locks are.
-        default_lease: for a client that asks for no lease.
+        default_lease: for a client that names no lease.
         sweep_interval: between two looks for leases that have run out.
         gc_interval: between two looks for unused keys.
         gc_max_idle: that an unused key is kept.

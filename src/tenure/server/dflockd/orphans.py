@@ -1,21 +1,21 @@
 """Takeover of the sessions that a dflockd listener has left in the store.
 
 The identity of a dflockd service is its node in the store. Any listener on the node takes over the
-sessions that a former listener left there, whatever the address of either one. A copy of a store is
+sessions that a former listener left there, at any address. A copy of a store is
 a store of its own: its listeners take over the sessions in the copy.
 
 Rules:
 
 * A session of a living listener is left alone. Its store shows it as attached, or its last contact
-  is not older than half its window. A store that cannot tell what is attached has to show the
+  is not older than half its window. A store that does not report attached sessions has to show the
   session silent in two looks, some time apart: a living listener reports in between, also after an
   outage.
 * A session that is taken over by mistake costs its listener the locks, and no client its lease:
   the leases are in the requests' data, and are kept until they end.
 * The lists are read in turn with the costly reads of clients (`tenure.server.reads`), because a
-  client can ask for a search.
-* Two listeners that take over the same session: the store gives it to the later one, and tells the
-  other one that it is over.
+  client can cause a search.
+* Two listeners that take over the same session: the store gives it to the later one, and ends it
+  for the other one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OURS = re.compile(r"dflockd \S+ for ")
 
 
 def session_text(place: str, peer: str) -> str:
-    """The text by which listeners know the session of a connection.
+    """Return the text by which listeners know the session of a connection.
 
     Args:
         place: the address of its listener, for people.
@@ -70,14 +70,14 @@ class Orphans:
     async def take_over(self) -> None:
         """Look for sessions whose listener has ended, and take them over.
 
-        Callers share one look, if it begins after they ask. One that is cancelled does not end it:
-        a session that is half taken over would keep its locks for ever.
+        Callers share one look, if it begins after their call. One that is cancelled does not end
+        it: a session that is half taken over would keep its locks for ever.
 
         Raises:
             TenureError: the store cannot be read. One session that cannot be taken over is logged.
         """
-        asked = self._locks.now()
-        while self._task is None or self._began_at < asked:
+        called_at = self._locks.now()
+        while self._task is None or self._began_at < called_at:
             if self._task is not None and not self._task.done():
                 await asyncio.wait([self._task])
                 continue
@@ -145,10 +145,10 @@ async def _take_over(
     try:
         attached = await _attach_again(locks, session, holder)
     except BaseException:
-        counts.sessions.give_back()
+        counts.sessions.release()
         raise
-    if attached is None:
-        counts.sessions.give_back()
+    if attached is None or holder.over:
+        counts.sessions.release()
         return
     holder.session = attached
     locks.holders.add(holder)

@@ -17,14 +17,14 @@ _KINDS = ("locks", "semaphores", "idle_locks", "idle_semaphores")
 
 
 async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
-    """The reply to `stats`: the keys that this server's clients use or have used, as JSON.
+    """Return the reply to `stats`: the keys that this server's clients use or have used, as JSON.
 
     It is made in slices, between which keys come and go.
 
     Raises:
         LimitReached: it would be longer than what may wait for a client.
     """
-    told: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    entries_of: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     most = locks.context.limits.output_bytes // 2
     size = 0
     keys = list(locks.keys.values())
@@ -37,7 +37,7 @@ async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
                     work += 1 + len(key.claims) // 8
                     kind, facts = _describe(key, now)
                     entry = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
-                    told[kind].append(entry)
+                    entries_of[kind].append(entry)
                     size += len(entry)
             if size > most:
                 raise LimitReached(
@@ -45,12 +45,12 @@ async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
                     "output_bytes allows",
                     "output_bytes",
                 )
-    lists = [f'"{kind}":[{",".join(reversed(entries))}]' for kind, entries in told.items()]
+    lists = [f'"{kind}":[{",".join(reversed(entries))}]' for kind, entries in entries_of.items()]
     return f'ok {{"connections":{connections},{",".join(lists)}}}\n'.encode()
 
 
 def _describe(key: Key, now: float) -> tuple[str, dict[str, Any]]:
-    """The list that a key belongs to, and its entry there."""
+    """Return the list that a key belongs to, and its entry there."""
     mutex = key.limit == 1
     if not key.claims:
         idle = {"key": readable(key.name), "idle_s": round(max(0.0, now - key.used_at), 3)}

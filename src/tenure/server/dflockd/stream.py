@@ -57,7 +57,6 @@ class DflockdServerStream(asyncio.Protocol):
         "_commands",
         "_context",
         "_fresh",
-        "_heard_at",
         "_leaving",
         "_lines",
         "_loop",
@@ -65,6 +64,7 @@ class DflockdServerStream(asyncio.Protocol):
         "_over",
         "_reader",
         "_reading",
+        "_received_at",
         "_replies",
         "_request",
         "_requests",
@@ -97,7 +97,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._special = True  # it is greeting or leaving
         self._fresh = True  # nothing has come but single requests
         self._over = False  # its client says nothing more
-        self._heard_at = self._now()
+        self._received_at = self._now()
         self._lines = 0
         self._share = Share(context.budget, greeting.source, self._go_on)
         # What it is busy with
@@ -155,7 +155,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._over = True
         if self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
             return False  # TLS has no half-closed connections here
-        late = self._now() - self._heard_at > _TOGETHER
+        late = self._now() - self._received_at > _TOGETHER
         if self._awaited is not None and (late or self._is_cut_short()):
             return False
         stays = self._busy or bool(self._requests or self._unread)  # then it closes after that
@@ -178,7 +178,7 @@ class DflockdServerStream(asyncio.Protocol):
                 self._share.end()
                 return
             # This is the usual case, and what `_take` does would come to the same.
-            self._heard_at = now = clock()
+            self._received_at = now = clock()
             self._lines = -1
             name, key, argument = self._request = request
             command = self._commands.get(name)
@@ -213,7 +213,7 @@ class DflockdServerStream(asyncio.Protocol):
             self._take(self._reader.feed(data))
 
     def _send_away(self, found: Foreign) -> None:
-        """Close a connection whose client speaks another protocol: nothing is carried out."""
+        """Close a connection whose client uses another protocol: nothing is carried out."""
         self._context.log(logging.WARNING, explain(found), peer=self.peer)
         self._busy = True
         self.leave(answer(found, "dflockd's protocol"))
@@ -230,7 +230,7 @@ class DflockdServerStream(asyncio.Protocol):
         self.leave(ERROR)
 
     def _unknown(self, command: str) -> bytes | None:
-        """The reply to a command that there is not."""
+        """Return the reply to a command that there is not."""
         if not is_http(command):
             return ERROR
         self._send_away("HTTP")
@@ -241,7 +241,7 @@ class DflockdServerStream(asyncio.Protocol):
         now = self._now()
         if requests or self._reader.lines != self._lines:
             self._lines = self._reader.lines
-            self._heard_at = now
+            self._received_at = now
         if self._special:
             requests = self.greet(requests)
         self._requests.extend(requests)
@@ -283,7 +283,7 @@ class DflockdServerStream(asyncio.Protocol):
         if self._transport is None or self._leaving is not None:
             return
         self._busy = False
-        self._heard_at = self._now()
+        self._received_at = self._now()
         self._replies.append(reply)
         self._flush()
         if self._requests or self._unread or self._over or self._reader.failed:
@@ -304,7 +304,7 @@ class DflockdServerStream(asyncio.Protocol):
     def _work_on(self) -> None:
         if self._busy or self._blocked_at is not None or self._transport is None:
             return
-        now = self._heard_at = self._now()
+        now = self._received_at = self._now()
         if self._requests or not self._unread:
             self._work_off(now)
         else:
@@ -339,7 +339,7 @@ class DflockdServerStream(asyncio.Protocol):
         if reading is not self._reading and self._transport is not None and not self._over:
             self._reading = reading
             if reading:
-                self._heard_at = self._now()
+                self._received_at = self._now()
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()

@@ -1,7 +1,7 @@
 """The native protocol, which tenure's own clients speak.
 
 Read in this order: `stream` (frames that come and go, with their limits), `connection` (what a
-client asks for, on its channels), `commands` and `reads` (what it asks of the store as a whole),
+client sends, on its channels), `commands` and `reads` (operations on the store as a whole),
 `listener`. The sessions are in `tenure.server.sessions`, and the messages in `tenure.wire`.
 """
 

@@ -25,10 +25,10 @@ from tenure.wire.messages import (
     StoreTime,
 )
 
-__all__ = ["COMMANDS", "ask_audited"]
+__all__ = ["COMMANDS", "run_audited"]
 
 
-async def ask_audited(
+async def run_audited(
     engine: Engine, message: Any, audit: Audit, identity: Identity, peer: str
 ) -> Struct:
     """Carry out a command, and record it if it is an administrative action.

@@ -3,9 +3,9 @@
 Who owns what, and what happens:
 
 * The connection owns its stream (`tenure.server.native.stream`), its channels, and the tasks of
-  what it asked of the engine as a whole. It owns no session: they belong to the registry.
-* **Cancel.** A client cannot cancel what it has asked for. When the connection is lost, what it
-  asked of the engine as a whole is cancelled, attaching too; what it asked of sessions goes on.
+  operations on the engine as a whole. It owns no session: they belong to the registry.
+* **Cancel.** A client cannot cancel an operation. When the connection is lost, operations on the
+  engine as a whole are cancelled, attaching too; operations of sessions continue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Verdict, peer_of
 from tenure.server.auth.guard import GuardedEngine
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import LimitReached
-from tenure.server.native.commands import COMMANDS, ask_audited
+from tenure.server.native.commands import COMMANDS, run_audited
 from tenure.server.native.reads import READS
 from tenure.server.native.stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
 from tenure.server.reads import PRICE, Reader, reader_of
@@ -48,8 +48,8 @@ from tenure.wire.messages import (
     Close,
     Detach,
     Done,
+    EndReceived,
     Failed,
-    Heard,
     Hello,
     Ping,
     Pong,
@@ -185,7 +185,7 @@ class NativeServerConnection(NativeServerStream):
         kind = type(message)
         if self.stage is ConnectionStage.GREETING:
             if self._refusing is not None:
-                return  # whatever a refused client sends
+                return  # input of a refused client
             if kind is not Hello:
                 raise OutOfOrder("the first message is Hello")
             self._greet(cast("Hello", message))
@@ -202,7 +202,7 @@ class NativeServerConnection(NativeServerStream):
         elif kind in READS:
             self._start(self._read(message), PRICE)
         elif kind in COMMANDS:
-            self._start(self._ask(message), 1)
+            self._start(self._run(message), 1)
         elif kind is Ping:
             self.send(_PONG)
         else:
@@ -266,7 +266,7 @@ class NativeServerConnection(NativeServerStream):
     def _attach(self, message: Attach) -> None:
         channel = message.channel
         if channel == 0 or channel in self._channels:
-            raise OutOfOrder(f"a session is attached to channel {channel}, which is none or taken")
+            raise OutOfOrder(f"channel {channel} of an Attach is invalid or in use")
         if message.kind != "again" and len(self._channels) >= self._limits.sessions_per_connection:
             most = self._limits.sessions_per_connection
             refusal = LimitReached(
@@ -300,7 +300,7 @@ class NativeServerConnection(NativeServerStream):
         else:
             session.renewals.renew(session.store, self, 0, message.number)
 
-    def _heard(self, message: Heard) -> None:
+    def _end_received(self, message: EndReceived) -> None:
         session = self._channels.get(message.channel)
         if isinstance(session, ServerSession) and session.error is not None:
             session.disconnect()
@@ -330,7 +330,7 @@ class NativeServerConnection(NativeServerStream):
 
     _others: dict[type[Struct], Callable[[NativeServerConnection, Any], None]] = {  # noqa: RUF012
         Attach: _attach,
-        Heard: _heard,
+        EndReceived: _end_received,
         Hello: _again_hello,
         RenewAside: _renew_aside,
     }
@@ -347,17 +347,17 @@ class NativeServerConnection(NativeServerStream):
         self._tasks.discard(task)
         self.finished(price)
 
-    async def _ask(self, message: Any) -> None:
-        with self._failures_told(message):
+    async def _run(self, message: Any) -> None:
+        with self._failures_reported(message):
             context = self._context
-            answer = await ask_audited(
+            answer = await run_audited(
                 self.engine, message, context.audit, self.identity, self.peer
             )
             self.send(answer)
 
     async def _read(self, message: Any) -> None:
         most = self._limits.output_bytes // 2
-        with self._failures_told(message):
+        with self._failures_reported(message):
             async with self.reader.lock:
                 parts = READS[type(message)](self.engine, message, most, self.reader)
                 async with aclosing(parts):
@@ -366,7 +366,7 @@ class NativeServerConnection(NativeServerStream):
                         await self._writable()
 
     @contextmanager
-    def _failures_told(self, message: Any) -> Iterator[None]:
+    def _failures_reported(self, message: Any) -> Iterator[None]:
         """Answer with what is raised."""
         try:
             yield

@@ -6,8 +6,8 @@ Who owns what: the listener owns its `Door` (sockets, handshakes), its connectio
 that has them look at their deadlines, and looks itself after the file of a Unix socket. It has a
 share in the server's `SessionRegistry`, which owns the sessions.
 
-* **Drain.** The door is closed, and every client gets `Bye`: it attaches its sessions elsewhere, or
-  here again after a restart. A client that stays is served on. No session ends.
+* **Drain.** The door is closed, and every client gets `Bye`: it attaches its sessions to another
+  server, or here again after a restart. A client that stays is served on. No session ends.
 * **Close.** Connections are cut off, and the share in the registry ends: the last listener's has
   every session detached in the store, which may take as long as the store takes.
 * **Cancel.** `open` leaves nothing open. `aclose` has closed everything of its own before it waits
@@ -122,7 +122,7 @@ class NativeListener:
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
-        """Accept no more connections, and ask each client to reconnect."""
+        """Accept no more connections, and have each client reconnect."""
         if self._door is None:
             return
         file, self._socket_file = self._socket_file, None
@@ -179,18 +179,18 @@ class NativeListener:
             self._keep_socket_file()
 
     def _keep_socket_file(self) -> None:
-        """Bind anew if the file of the Unix socket was deleted; connections stay."""
+        """Bind again if the file of the Unix socket was deleted; connections stay."""
         file, door = self._socket_file, self._door
         if file is None or door is None or not file.is_gone():
             return
         try:
-            bound = file.bind(patience=0)
+            bound = file.bind(timeout=0)
         except EngineUnavailable as error:
             if not self._unreachable:
                 self._unreachable = True
                 self.context.log(
                     logging.ERROR,
-                    "the socket file is gone, and cannot be made anew",
+                    "the socket file was deleted, and cannot be created again",
                     address=self._url,
                     why=error,
                 )
@@ -198,7 +198,7 @@ class NativeListener:
         self._unreachable = False
         door.replace([bound])
         self.context.log(
-            logging.WARNING, "the socket file was gone, and is made anew", address=self._url
+            logging.WARNING, "the socket file was deleted, and is created again", address=self._url
         )
 
 

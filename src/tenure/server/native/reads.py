@@ -34,7 +34,7 @@ __all__ = ["READS"]
 
 T = TypeVar("T")
 
-_PART = 256 * 1024  # bytes after which a list goes on in another message
+_PART = 256 * 1024  # bytes after which a list continues in another message
 
 
 async def _list_nodes(
@@ -117,7 +117,7 @@ They raise `LimitReached` where one thing alone is longer, and what the engine r
 
 
 def _parts(found: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[Sequence[T], bool]]:
-    """A list in parts, each with whether another follows; one empty part for an empty list."""
+    """Yield a list in parts, each with a flag for more; one empty part for an empty list."""
     start, taken = 0, 0
     for here, each in enumerate(found):
         if taken >= _PART or here - start >= SLICE:

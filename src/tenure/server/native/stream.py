@@ -11,8 +11,8 @@ States (`ConnectionStage`)::
   way, and while its client does not read, it is not read from, and what has been read waits.
 * **Failures.** A message that cannot be read, or fails unexpectedly, ends the connection with a
   `Bye` and a line in the log.
-* **Writing.** What is said in one turn of the loop is one write. But the first thing that is said
-  after the client has spoken, with nothing else under way, is written at once: it may be a grant
+* **Writing.** All messages of one iteration of the loop are one write. But the first message
+  after input of the client, with nothing else under way, is written at once: it may be a grant
   that a client waits for. While the client does not read, nothing is given to the transport; beyond
   the limit, in bytes or in seconds, it is cut off.
 * **Deadlines.** The greeting's, the client's silence (three heartbeats), its not reading, and that
@@ -88,7 +88,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline = greeting.deadline  # of the greeting, then of the farewell
-        self._heard_at = self._now()
+        self._received_at = self._now()
         # Reading
         self._reader = FrameReader(GREETING_BYTES)
         self._frames: Iterator[memoryview] | None = None  # read, and not yet carried out
@@ -123,7 +123,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             # What is written goes out at once, so that the client reads the first answers while
             # others are made. (In TLS the transport would report that the client does not read.)
             self._transport.set_write_buffer_limits(high=0)
-        self._heard_at = self._now()
+        self._received_at = self._now()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """Drop what has not been carried out."""
@@ -154,7 +154,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def data_received(self, data: bytes) -> None:
         """Carry out the messages, within the connection's share of the iteration."""
         self._arrived()
-        self._heard_at = self._now()
+        self._received_at = self._now()
         self._prompt = True
         try:
             if self._frames is not None:
@@ -181,7 +181,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
 
     def _go_on(self) -> None:
         """Carry out what has been read, as far as may be; and say what there is to say."""
-        self._flushing = True  # at the end of this, whatever is said
+        self._flushing = True  # at the end of this, with all messages
         if self._frames is not None and self._may_go_on:
             try:
                 self._carry_out_frames()
@@ -229,13 +229,13 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._reading = reading
         assert self._transport is not None
         if reading:
-            self._heard_at = self._now()  # what it sent meanwhile could not be read
+            self._received_at = self._now()  # what it sent meanwhile could not be read
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
 
     def _refuse_to_go_on(self, error: Exception) -> None:
-        """Tell the client that its input makes no sense, and read nothing more from it."""
+        """Report an error in the input to the client, and read nothing more from it."""
         if self.stage is ConnectionStage.GREETING and isinstance(error, FrameTooLong):
             found = foreign(error.length.to_bytes(HEADER_BYTES, "big"))
             if found is not None:
@@ -300,7 +300,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
                 self._loop.call_soon(self._flush)
 
     def _cannot_say(self, message: Struct, error: Exception) -> None:
-        """The answer cannot be sent: that is the answer."""
+        """Answer that the answer cannot be sent."""
         self._context.log(logging.ERROR, "an answer cannot be sent", peer=self.peer, why=str(error))
         rid = getattr(message, "rid", 0)
         if rid:
@@ -328,8 +328,8 @@ class NativeServerStream(asyncio.Protocol, ABC):
             return
         if self._held + size > self._limits.output_bytes:
             raise LimitReached(
-                "this client asks for more than it reads, and has reached the server's limit "
-                f"output_bytes = {self._limits.output_bytes}; ask for less at a time",
+                "this client requests more than it reads, and has reached the server's limit "
+                f"output_bytes = {self._limits.output_bytes}; request less at a time",
                 "output_bytes",
             )
         self._held += size
@@ -362,7 +362,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._transport.close()
 
     def say_bye(self, error: TenureError, *, again: bool) -> None:
-        """Tell the client to go elsewhere; the connection serves it until it does."""
+        """Send the client to another server; serve it until it goes."""
         if self.stage is ConnectionStage.OPEN or self.stage is ConnectionStage.GREETING:
             self.send(Bye(to_wire(error), again))
 
@@ -395,6 +395,6 @@ class NativeServerStream(asyncio.Protocol, ABC):
         elif self._blocked_at is not None:
             if now - self._blocked_at > self._limits.output_time:
                 self._cut_off_slow("it does not read")
-        elif self._reading and now - self._heard_at > 3 * HEARTBEAT:
+        elif self._reading and now - self._received_at > 3 * HEARTBEAT:
             self._context.log(logging.INFO, "connection silent", peer=self.peer)
             self.cut_off()

@@ -21,7 +21,7 @@ class Answers:
     """The answers that are kept for one session, of the node `node`; `most` at a time.
 
     Attributes:
-        kept: these, by the rids of what was asked.
+        kept: these, by the rids of the requests.
         unanswered: the rids of operations that are under way.
     """
 

@@ -24,7 +24,7 @@ def session_info(session: SessionDescription) -> SessionInfo:
 
 
 def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
-    """Return the description of a semaphore, with its requests as far as they were asked for."""
+    """Return the description of a semaphore, with the requested lists."""
     return SemaphoreInfo(
         semaphore.name,
         semaphore.data,
@@ -80,7 +80,7 @@ def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> int:
     if size > most:
         raise LimitReached(
             f"the description of {semaphore.name!r} on {node} has about {size} bytes, and this "
-            f"server's limit output_bytes allows {most}; ask for its owners or its waiters alone, "
+            f"server's limit output_bytes allows {most}; request its owners or its waiters alone, "
             "or for neither",
             "output_bytes",
             node=node,

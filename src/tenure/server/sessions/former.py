@@ -1,8 +1,8 @@
-"""Earlier attachments of sessions, whose programs may still believe that they have the session.
+"""Earlier attachments of sessions, whose programs may still consider the session theirs.
 
 Attach numbers show what is known of them. For each session that is over here, the server remembers
-the number of its last attachment, and which programs up to that one may believe that they have the
-session. If the next attachment has the next number, that knowledge is complete. Otherwise an
+the number of its last attachment, and which programs up to that one may consider the session
+theirs. If the next attachment has the next number, that knowledge is complete. Otherwise an
 unknown client owned the session in between.
 """
 
@@ -24,14 +24,14 @@ class EndedSession(NamedTuple):
 
     Attributes:
         attach_number: of its last attachment here.
-        holders: attachments up to that one whose programs may believe that they have it.
-        elsewhere_until: time until which other programs may (see `ServerSession.elsewhere_until`).
+        holders: attachments up to that one whose programs may consider it theirs.
+        remote_until: time until which other programs may (see `ServerSession.remote_until`).
         resumable, key: checked before it is resumed.
     """
 
     attach_number: int
     holders: list[ServerSession]
-    elsewhere_until: float
+    remote_until: float
     resumable: bool = True
     key: bytes = b""
 
@@ -61,7 +61,7 @@ class FormerAttachments:
         self._ended[number] = EndedSession(
             session.store.attach_number,
             [each for each in (session, *session.former) if each.may_hold_until() > now],
-            session.elsewhere_until,
+            session.remote_until,
             session.resumable,
             session.shown_key,
         )
@@ -78,16 +78,16 @@ class FormerAttachments:
         """
         number = session.store.attach_number - 1
         if former is not None and former.store.attach_number == number:
-            ended = EndedSession(number, [former, *former.former], former.elsewhere_until)
+            ended = EndedSession(number, [former, *former.former], former.remote_until)
         else:
             ended = self._ended.get(session.store.id, EndedSession(0, [], UNKNOWN))
-        known = ended.attach_number == number and ended.elsewhere_until != UNKNOWN
+        known = ended.attach_number == number and ended.remote_until != UNKNOWN
         return ended if known else None
 
     def note(
         self, session: ServerSession, former: ServerSession | None, *, former_notified: bool
     ) -> None:
-        """Note with an attachment which other programs may believe that they have the session.
+        """Note with an attachment which other programs may consider the session theirs.
 
         Args:
             session: the new attachment.
@@ -98,7 +98,7 @@ class FormerAttachments:
         now = self._now()
         known = self.before(session, former)
         if known is None:
-            session.elsewhere_until = now + session.window if former_notified else UNKNOWN
+            session.remote_until = now + session.window if former_notified else UNKNOWN
         else:
-            session.elsewhere_until = known.elsewhere_until
+            session.remote_until = known.remote_until
             session.former = [each for each in known.holders if each.may_hold_until() > now]

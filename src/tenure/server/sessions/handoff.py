@@ -1,7 +1,7 @@
 """Attaching of sessions to a server: begun, fetched from the store, or taken over.
 
 **Former programs.** Unless it assumes them dead, a takeover waits until no former program can
-believe that it has the session. A program that had it here believes so until it has sent `Heard`,
+consider the session its own. A program that had it here does so until it has sent `EndReceived`,
 `Detach` or `Close`, or until the window has passed since the last proof that this server can have
 sent it (`ServerSession.may_hold_until`). A notification of the takeover from the store to *this
 server* is not enough, and neither is the death of a former server: what counts is the program.
@@ -64,11 +64,12 @@ class PendingAttach:
     Attributes:
         came_at: when the message came.
         leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
-        wanted: it has not been cancelled.
-        uninterruptible: it is not cancelled just now, but looks at `wanted` in a moment.
+        active: it has not been cancelled.
+        uninterruptible: it is not cancelled just now, but looks at `active` in a moment.
     """
 
     __slots__ = (
+        "active",
         "came_at",
         "closing",
         "connection",
@@ -76,17 +77,16 @@ class PendingAttach:
         "message",
         "task",
         "uninterruptible",
-        "wanted",
     )
 
     task: asyncio.Task[None]
 
     def __init__(self, connection: AttachingConnection, message: Attach, came_at: float) -> None:
-        """Start wanted, with nothing begun."""
+        """Start active, without a task."""
         self.connection = connection
         self.message = message
         self.came_at = came_at
-        self.wanted = True
+        self.active = True
         self.uninterruptible = False
         self.leaving = 0
         self.closing = False
@@ -153,7 +153,7 @@ class SessionHandoff:
         except NodeNotFound as error:
             raise rules.not_there_to_resume(message.node, message.session_id) from error
         session.came_at = self._keeper.context.clock.now()
-        session.elsewhere_until = session.came_at + session.window
+        session.remote_until = session.came_at + session.window
         self._keeper.register(session)
         return session
 
@@ -173,7 +173,7 @@ class SessionHandoff:
             window = former.window
         session = await self._take_over(pending, window or message.window)
         try:
-            if not pending.wanted:
+            if not pending.active:
                 raise asyncio.CancelledError
             if not message.assume_dead:
                 await self._wait_for_former(session)
@@ -187,13 +187,13 @@ class SessionHandoff:
         return session
 
     async def _wait_for_former(self, session: ServerSession) -> None:
-        """Keep a session alive until its end, or no other program can believe that it has it."""
+        """Keep a session alive until its end, or until no other program can consider it its own."""
         self._waiting[session] = changed = asyncio.Event()
         try:
             while session.error is None:
                 changed.clear()
                 holders = (each.may_hold_until() for each in session.former)
-                last = max(session.elsewhere_until, *holders, NEVER)
+                last = max(session.remote_until, *holders, NEVER)
                 wait = last - self._keeper.context.clock.now()
                 if wait <= 0:
                     session.former.clear()
@@ -221,7 +221,7 @@ class SessionHandoff:
                 try:
                     session = await self._attach(pending, window, assume_dead=True)
                     known = self.former.before(session, sessions.get(number))
-                    if known is not None or message.assume_dead or not pending.wanted:
+                    if known is not None or message.assume_dead or not pending.active:
                         self._follow(session, former_notified=False)
                         return session
                 finally:

@@ -36,11 +36,11 @@ class SessionKeys:
         self._secret = os.urandom(32) if store.startswith(_REMOTE) else b""
 
     def of_identity(self, identity: Identity) -> bytes:
-        """The key of YDB's sessions without a key: clients of one identity share it."""
+        """Return the key of YDB's sessions without a key: clients of one identity share it."""
         return self._key(f"ydb {identity.owner}")
 
     def of_dflockd(self) -> bytes:
-        """The key of sessions that dflockd's listeners attach, and take over from each other."""
+        """Return the key of sessions that dflockd's listeners attach and take over."""
         return self._key("dflockd")
 
     def _key(self, whose: str) -> bytes:

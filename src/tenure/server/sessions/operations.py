@@ -52,7 +52,7 @@ def _check_data(session: ServerSession, data: bytes, name: str | None) -> None:
     if len(data) > most:
         raise LimitReached(
             f"this server takes at most {most} bytes of data (its limit data_bytes), not "
-            f"{len(data)}; store it elsewhere and keep its address here",
+            f"{len(data)}; store it remote and keep its address here",
             "data_bytes",
             node=session.node,
             name=name,
@@ -234,7 +234,7 @@ async def _delete(session: ServerSession, message: DeleteSemaphore) -> Struct:
 async def _describe(
     session: ServerSession, message: DescribeSemaphore, connection: HolderConnection
 ) -> Struct | None:
-    """The description; ``None`` if the holder has left the connection on which it asked."""
+    """Return the description; ``None`` if the holder has left the connection of its request."""
     if not (message.owners or message.waiters):
         found, size = await _described_in_store(session, message)
         await connection.room(size)
@@ -251,7 +251,7 @@ async def _describe(
 async def _described_in_store(
     session: ServerSession, message: DescribeSemaphore
 ) -> tuple[SemaphoreDescription, int]:
-    """The description, and about how many bytes it takes in a message."""
+    """Return the description, and about how many bytes it takes in a message."""
     found = await session.store.describe_semaphore(
         message.name, owners=message.owners, waiters=message.waiters
     )

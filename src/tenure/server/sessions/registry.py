@@ -5,13 +5,13 @@ A session comes here in one of four ways (`Attach.kind`):
 * ``new``: the store begins it. If the answer was lost with its connection, the same request, sent
   again, finds it.
 * ``again``, and it is here: it moves from its former connection, which may be half open, to the new
-  one. The store is not asked; nothing is lost; no limit is looked at.
-* ``again``, and it is not here (this server was started anew, or it was at another one): it is
-  taken over from the store at once, because its own program comes back. It is counted, and no
+  one. Nothing is sent to the store, nothing is lost, no limit is checked.
+* ``again``, and it is not here (this server was restarted, or it was at another one): it is
+  taken over from the store at once, because its own program has reconnected. It is counted, and no
   limit refuses it.
 * ``resume``: another program takes it over. First the store does so, which checks the key and
   refuses what the former attachment still sends; then it is kept alive until no other program can
-  believe that it has the session.
+  consider it its own.
 
 Who owns what: the registry owns the sessions, the tasks of attaching and of what sessions have
 begun, and one timer. Listeners of the native protocol share one `SessionRegistry`: the first to
@@ -160,7 +160,7 @@ class SessionRegistry:
             now = self.context.clock.now()
             for each in list(self.unproven):
                 with self._failures.contained():
-                    each.give_up_old(now)
+                    each.drop_old(now)
 
     # What sessions do
 
@@ -178,7 +178,7 @@ class SessionRegistry:
         self._handoff.over(session)
         if hasattr(session, "store") and self.sessions.get(session.store.id) is session:
             del self.sessions[session.store.id]
-        self.context.counts.sessions.give_back()
+        self.context.counts.sessions.release()
         _count_down(self._programs, session.program)
 
     def recheck_former(self) -> None:
@@ -198,7 +198,7 @@ class SessionRegistry:
     def admits_returning(self, program: bytes) -> bool:
         """Return true if a connection is let in though there are as many as may be.
 
-        That is so where a program has sessions here and comes back for them, also when its former
+        That is so where a program has sessions here and returns for them, also when its former
         connections are half open and count still.
         """
         return program in self._programs and self._connections[program] < _CONNECTIONS
@@ -216,7 +216,7 @@ class SessionRegistry:
     # Attaching
 
     def attach(self, connection: AttachingConnection, message: Attach) -> PendingAttach | None:
-        """Attach a session to a channel of a connection, as it asks.
+        """Attach a session to a channel of a connection.
 
         Returns:
             the attaching that is under way; ``None`` when it has been answered.
@@ -240,9 +240,9 @@ class SessionRegistry:
         return pending
 
     def cancel(self, pending: PendingAttach) -> None:
-        """Cancel an attach that is not wanted any more, because its connection is lost, say."""
+        """Cancel an attach that is not needed any more, for example after a lost connection."""
         self._unbegin(pending)
-        pending.wanted = False
+        pending.active = False
         if not pending.uninterruptible:
             pending.task.cancel()
 
@@ -294,7 +294,7 @@ class SessionRegistry:
     def _deliver_end(
         self, connection: AttachingConnection, channel: int, session: ServerSession
     ) -> None:
-        """Send a former program that asks for its session the end, which it acknowledges."""
+        """Send a former program that returns for its session the end, which it acknowledges."""
         for former in session.former:
             if former.program == connection.program and former.connection is None:
                 former.connection, former.channel = connection, channel
@@ -307,7 +307,7 @@ class SessionRegistry:
         connection: AttachingConnection,
         message: Attach,
         session: ServerSession,
-        asked: float,
+        requested_at: float,
         *,
         kept: bool,
     ) -> None:
@@ -319,7 +319,7 @@ class SessionRegistry:
                 message.rid,
                 session.store.id,
                 session.store.attach_number,
-                session.renewals.age(asked),
+                session.renewals.age(requested_at),
                 kept,
                 session.requests.found() if comes_back else [],
                 session.requests.gone() if comes_back else [],
@@ -349,7 +349,7 @@ class SessionRegistry:
             else:
                 session = await self._attach_existing(pending)
         except Exception as error:
-            if not pending.wanted:
+            if not pending.active:
                 return  # no client waits, and the channel may be another session's
             if not isinstance(error, TenureError):
                 self.context.log(

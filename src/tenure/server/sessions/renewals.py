@@ -1,8 +1,8 @@
-"""The renewals of one session, and what its store has proven.
+"""Renewals of one session, and the latest proof of its store.
 
 The answer to a renewal waits for the store's proof, as long as that is worth anything: a third of
-the window. Its age is what it was when the renewal came: 0 when the server asked its store after
-that.
+the window. Its age is what it was when the renewal came: 0 when the server sent its own renewal
+after that.
 """
 
 from __future__ import annotations
@@ -41,45 +41,45 @@ class Renewals:
         self._unproven = unproven
         self._waiting: deque[tuple[HolderConnection, int, int, float]] = deque()
 
-    def age(self, asked: float) -> float | None:
+    def age(self, requested_at: float) -> float | None:
         """Return the age of the server's own proof at the renewal; ``None`` if it is too old."""
         if self._now() - self.proof > self._worth:
             return None
-        return max(0.0, asked - self.proof)
+        return max(0.0, requested_at - self.proof)
 
     def renew(
         self, store: EngineSession, connection: HolderConnection, channel: int, number: int
     ) -> None:
         """Renew the session, and answer on that connection with the proof."""
-        asked = self._now()
+        requested_at = self._now()
         store.renew()
-        if self.proof >= asked:
+        if self.proof >= requested_at:
             connection.send(Proven(channel, number, 0.0))
             return
         if len(self._waiting) >= _MOST:
-            self._give_up_first()
-        self._waiting.append((connection, channel, number, asked))
+            self._drop_first()
+        self._waiting.append((connection, channel, number, requested_at))
         self._unproven.add(self)
 
     def prove(self, at: float) -> None:
         """Take a proof that the store's session lived at that time; answer waiting renewals."""
         self.proof = max(self.proof, at)
         if self._waiting and self.age(self.proof) is not None:
-            for connection, channel, number, asked in self._waiting:
-                connection.send(Proven(channel, number, max(0.0, asked - self.proof)))
+            for connection, channel, number, requested_at in self._waiting:
+                connection.send(Proven(channel, number, max(0.0, requested_at - self.proof)))
             self.forget()
 
-    def give_up_old(self, now: float) -> None:
+    def drop_old(self, now: float) -> None:
         """Answer renewals that have waited for too long with `Unproven`."""
         while self._waiting and now - self._waiting[0][3] > self._worth:
-            self._give_up_first()
+            self._drop_first()
         if not self._waiting:
             self._unproven.discard(self)
 
-    def give_up(self) -> None:
+    def drop_all(self) -> None:
         """Answer all renewals with `Unproven`: the session is over."""
         while self._waiting:
-            self._give_up_first()
+            self._drop_first()
         self._unproven.discard(self)
 
     def forget(self) -> None:
@@ -87,6 +87,6 @@ class Renewals:
         self._waiting.clear()
         self._unproven.discard(self)
 
-    def _give_up_first(self) -> None:
+    def _drop_first(self) -> None:
         connection, channel, number, _ = self._waiting.popleft()
         connection.send(Unproven(channel, number))

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN", "ServerSession", "ServerSessionState", "SessionHost"]
 
 UNKNOWN = float("inf")
-"""Value of `ServerSession.elsewhere_until` while the former holder of the session is not known."""
+"""Value of `ServerSession.remote_until` while the former holder of the session is not known."""
 
 _Handler: TypeAlias = "Callable[[ServerSession, Any], None]"
 
@@ -124,14 +124,13 @@ class ServerSession:
         error: why it is over.
         renewals: its holder's renewals, and the latest proof.
         came_at: when its program came here from another server, or from this one's former life.
-        former: attachments from which it was taken over, whose programs may still believe that
-            they have it.
+        former: attachments from which it was taken over, whose programs may still consider it
+            theirs.
         requests: those that it has in queues.
         answers: those that are kept for it, and what is not answered yet.
         watches: what ends each, by its number.
         starting: an operation has been requested that the engine will get in a moment.
-        elsewhere_until: time until which programs that attached it elsewhere may believe that they
-            have it.
+        remote_until: time until which programs of other servers may consider it theirs.
     """
 
     __slots__ = (
@@ -145,13 +144,13 @@ class ServerSession:
         "channel",
         "connection",
         "context",
-        "elsewhere_until",
         "error",
         "former",
         "host",
         "key",
         "node",
         "program",
+        "remote_until",
         "renewals",
         "requests",
         "resumable",
@@ -184,7 +183,7 @@ class ServerSession:
         self.channel = 0
         self.error: SessionExpired | None = None
         self.former: list[ServerSession] = []
-        self.elsewhere_until = NEVER if message.kind == "new" else UNKNOWN
+        self.remote_until = NEVER if message.kind == "new" else UNKNOWN
         self.came_at = NEVER
         self.requests = SessionRequests(self.node, context.counts.semaphores, account)
         self.answers = Answers(self.node, context.limits.kept_answers)
@@ -228,7 +227,7 @@ class ServerSession:
     # Takeover
 
     def may_hold_until(self) -> float:
-        """Return the time until which its program may believe that it has the session.
+        """Return the time until which its program may consider the session its own.
 
         Proof that it got here is no younger than `Renewals.proof`. Proof that it got from another
         server before is no younger than its arrival from there.
@@ -339,7 +338,7 @@ class ServerSession:
         self._stop_watches()
         self.requests.clear()
         self.answers.clear()
-        self.renewals.give_up()
+        self.renewals.drop_all()
         self.host.forget(self)
         if error is not None and self.connection is not None:
             self.connection.send(Ended(self.channel, to_wire(error)))
@@ -378,15 +377,15 @@ class ServerSession:
         self.send(Removed(self.channel, request_id, self.requests.remove(request_id, request, why)))
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
-        """The contact to the store is broken."""
+        """Note the lost contact to the store."""
         self._store_there = False
         self.send(Contact(self.channel, False))
 
     def attached(self) -> None:
-        """The contact to the store is back."""
+        """Note the restored contact to the store."""
         self._store_there = True
         self.send(Contact(self.channel, True))
 
     def ended(self, error: SessionExpired) -> None:
-        """The session is over, by the store's word."""
+        """Note that the store has ended the session."""
         self.end(error)

@@ -28,20 +28,20 @@ __all__ = [
 
 
 def _result(
-    field: str, asked: int, status: int = Status.SUCCESS, text: str = "", **more: Any
+    field: str, req_id: int, status: int = Status.SUCCESS, text: str = "", **more: Any
 ) -> Any:
     """Make the result of a request.
 
     Args:
         field: where it is in the response.
-        asked: the request id.
+        req_id: the request id.
         status: of YDB.
         text: the reason of a status that is not success.
         more: the result's other fields.
     """
     kind = getattr(Response, _KINDS[field])
     issues = [issue(text)] if text else []
-    return Response(**{field: kind(req_id=asked, status=status, issues=issues, **more)})
+    return Response(**{field: kind(req_id=req_id, status=status, issues=issues, **more)})
 
 
 _KINDS = {
@@ -56,51 +56,53 @@ not_released = partial(_result, "release_semaphore_result")
 not_described = partial(_result, "describe_semaphore_result")
 
 
-def pending(asked: int) -> Any:
-    """An acquire waits."""
-    return Response(acquire_semaphore_pending=Response.AcquireSemaphorePending(req_id=asked))
+def pending(req_id: int) -> Any:
+    """Return an acquire waits."""
+    return Response(acquire_semaphore_pending=Response.AcquireSemaphorePending(req_id=req_id))
 
 
-def acquired(asked: int, yes: bool) -> Any:
-    """An acquire owns its tokens, or has timed out."""
-    return _result("acquire_semaphore_result", asked, acquired=yes)
+def acquired(req_id: int, yes: bool) -> Any:
+    """Return an acquire owns its tokens, or has timed out."""
+    return _result("acquire_semaphore_result", req_id, acquired=yes)
 
 
-def aborted(asked: int, text: str) -> Any:
-    """A waiting acquire comes to nothing."""
-    return not_acquired(asked, Status.ABORTED, text)
+def aborted(req_id: int, text: str) -> Any:
+    """Return a waiting acquire comes to nothing."""
+    return not_acquired(req_id, Status.ABORTED, text)
 
 
-def released(asked: int, yes: bool) -> Any:
-    """A release has removed a request, or has found none."""
-    return _result("release_semaphore_result", asked, released=yes)
+def released(req_id: int, yes: bool) -> Any:
+    """Return a release has removed a request, or has found none."""
+    return _result("release_semaphore_result", req_id, released=yes)
 
 
-def changed(asked: int, *, data: bool, owners: bool) -> Any:
-    """A watched semaphore has changed, or the watch was replaced."""
-    told = Response.DescribeSemaphoreChanged(req_id=asked, data_changed=data, owners_changed=owners)
-    return Response(describe_semaphore_changed=told)
+def changed(req_id: int, *, data: bool, owners: bool) -> Any:
+    """Return a watched semaphore has changed, or the watch was replaced."""
+    change = Response.DescribeSemaphoreChanged(
+        req_id=req_id, data_changed=data, owners_changed=owners
+    )
+    return Response(describe_semaphore_changed=change)
 
 
 def described(
-    asked: int,
+    req_id: int,
     found: SemaphoreDescription,
     timeouts: Mapping[tuple[int, str], int],
     *,
     owners: bool,
     watched: bool,
 ) -> Any:
-    """A semaphore as it is.
+    """Return a semaphore as it is.
 
     Args:
-        asked: the request id.
+        req_id: the request id.
         found: the semaphore.
         timeouts: those of waiters, in milliseconds, by session and name, as far as
             this server knows it.
         owners: whether the client wants to see the owners.
         watched: whether a watch was added.
     """
-    result = _bare(asked, found, watched=watched)
+    result = _bare(req_id, found, watched=watched)
     description = result.describe_semaphore_result.semaphore_description
     for field, each, data in _entries(found, timeouts, owners=owners):
         each.data = data
@@ -109,20 +111,20 @@ def described(
 
 
 def described_at_length(
-    asked: int,
+    req_id: int,
     found: SemaphoreDescription,
     timeouts: Mapping[tuple[int, str], int],
     *,
     owners: bool,
     watched: bool,
 ) -> LongReply:
-    """The same as `described`, made while it is sent."""
-    base = _bare(asked, found, watched=watched)
+    """Return the same as `described`, made while it is sent."""
+    base = _bare(req_id, found, watched=watched)
     return LongReply(base, list(_entries(found, timeouts, owners=owners)))
 
 
-def _bare(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
-    """A semaphore without owners and waiters."""
+def _bare(req_id: int, found: SemaphoreDescription, *, watched: bool) -> Any:
+    """Return a semaphore without owners and waiters."""
     description = coordination.SemaphoreDescription(
         name=found.name,
         data=found.data,
@@ -131,7 +133,7 @@ def _bare(asked: int, found: SemaphoreDescription, *, watched: bool) -> Any:
         ephemeral=found.ephemeral,
     )
     return _result(
-        "describe_semaphore_result", asked, semaphore_description=description, watch_added=watched
+        "describe_semaphore_result", req_id, semaphore_description=description, watch_added=watched
     )
 
 
@@ -142,8 +144,8 @@ def _entries(
     for each in found.owners if owners else ():
         yield "owners", _request(each, 0), each.data
     for each in found.waiters:
-        asked = timeouts.get((each.session_id, found.name))
-        yield "waiters", _request(each, asked or _asked(each)), each.data
+        req_id = timeouts.get((each.session_id, found.name))
+        yield "waiters", _request(each, req_id or _timeout_of(each)), each.data
 
 
 def _request(found: RequestDescription, timeout_millis: int) -> Any:
@@ -155,11 +157,11 @@ def _request(found: RequestDescription, timeout_millis: int) -> Any:
     )
 
 
-def _asked(waiter: RequestDescription) -> int:
-    """The timeout of a waiter; for ever where the store does not tell.
+def _timeout_of(waiter: RequestDescription) -> int:
+    """Return the timeout of a waiter; for ever where the store does not report it.
 
-    It is what is left and what has passed. A waiter that has asked again is said to wait longer
-    than it asked, by what had passed before.
+    It is the sum of what is left and what has passed. After a repeated acquire it is longer than
+    requested, by what had passed before.
     """
     if waiter.timeout is None:
         return EPHEMERAL_LIMIT

@@ -1,6 +1,6 @@
 """Attaching of a stream's session: a new one, or one that the store has already.
 
-A session that exists is taken over whatever its former stream believes: a client that has its key
+A session that exists is taken over without regard to its former stream: a client that has its key
 is the same program. Of two streams, the one with the higher sequence number has the session, else
 the later one.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tenure.server.ydb.registry import YdbSessionRegistry
     from tenure.server.ydb.returning import Client
 
-__all__ = ["AttachedSession", "AttachingStream", "attach", "check_number", "node_at"]
+__all__ = ["AttachingStream", "YdbAttachedSession", "attach", "check_number", "node_at"]
 
 
 class AttachingStream(SessionEvents, Protocol):
@@ -53,7 +53,7 @@ class AttachingStream(SessionEvents, Protocol):
     reader: Reader
 
 
-class AttachedSession(NamedTuple):
+class YdbAttachedSession(NamedTuple):
     """A session, and its timeout."""
 
     session: EngineSession
@@ -95,7 +95,7 @@ def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
 
 async def attach(
     context: Context, registry: YdbSessionRegistry, node: str, start: Any, stream: AttachingStream
-) -> AttachedSession:
+) -> YdbAttachedSession:
     """Attach the session that `start` names to `stream`.
 
     Raises:
@@ -125,16 +125,16 @@ async def attach(
 
 async def _new(
     context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
-) -> AttachedSession:
+) -> YdbAttachedSession:
     session = await stream.engine.attach(how, stream)
     context.counts.sessions.take_anyway()
     registry.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
-    return AttachedSession(session, start.timeout_millis)
+    return YdbAttachedSession(session, start.timeout_millis)
 
 
 async def _again(
     context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
-) -> AttachedSession:
+) -> YdbAttachedSession:
     number, node = start.session_id, how.node
     async with stream.reader.attaching(), registry.turn(node, number):
         member = registry.find(node, number)
@@ -161,7 +161,7 @@ async def _again(
         if registry.find(node, number) is None:
             context.counts.sessions.take_anyway()
         registry.join(node, number, millis, start.seq_no, stream)
-        return AttachedSession(session, millis)
+        return YdbAttachedSession(session, millis)
 
 
 async def _take_over(

@@ -2,7 +2,7 @@
 
 A message is handed to the call's `Receiver` within the connection's share of the loop's iteration,
 and each one counts, however many came in a frame. What the share, the receiver or the connection
-has no room for stays unread, and unacknowledged, so that HTTP/2's flow control tells the client.
+has no room for stays unread, and unacknowledged, so that HTTP/2's flow control stops the client.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Receiver(Protocol):
         ...
 
     def half_closed(self) -> None:
-        """The client sends no more."""
+        """Note that the client sends no more."""
 
     def broken(self, error: GrpcError) -> None:
         """End the call with this error, because its messages cannot be understood."""
@@ -90,7 +90,7 @@ class CallConnection(Protocol):
         """Count bytes of messages that have not come whole. Raises `GrpcError`."""
 
     def takes(self, stream_id: int, size: int) -> bool:
-        """Tell whether so many bytes can be sent on a stream at once."""
+        """Return true if so many bytes can be sent on a stream at once."""
         ...
 
     def cut_off(self, limit: str) -> None:
@@ -98,7 +98,7 @@ class CallConnection(Protocol):
 
 
 def frame(message: bytes) -> bytes:
-    """A message as it is on the wire."""
+    """Return a message as it is on the wire."""
     return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
@@ -160,7 +160,7 @@ class GrpcCall:
         self.more()
 
     def cancelled(self) -> None:
-        """The client has reset the stream; its task is being cancelled."""
+        """Note that the client has reset the stream; its task is being cancelled."""
         self._cancelled = True
 
     def unacked_size(self) -> int:
@@ -198,7 +198,7 @@ class GrpcCall:
             self.connection.postpone((self,))
 
     def more(self) -> None:
-        """Hand out what has come, as far as it is wanted; within the connection's share."""
+        """Pass on received messages, as far as they are read, within the connection's share."""
         if self._decoding or self._receiver is None or self._over or not self.connection.is_open:
             return
         self._decoding = True
@@ -209,7 +209,7 @@ class GrpcCall:
             self._receiver.broken(error)
         except Exception:
             self._over = True
-            self.connection.context.logger.exception("a call failed: %s", self.path)
+            self.connection.context.logger.exception("a call failed: operation=%s", self.path)
             text = "an error of this server; its log has more"
             self._receiver.broken(GrpcError(Status.INTERNAL, text))
         finally:
@@ -262,7 +262,7 @@ class GrpcCall:
         return message
 
     async def message(self) -> bytes | None:
-        """The first message, or ``None`` if the client sends none. `listen` takes over later.
+        """Return the first message; ``None`` if the client sends none. `listen` takes over later.
 
         Raises:
             GrpcError: what came cannot be understood, or nothing came in time.
@@ -319,7 +319,7 @@ class GrpcCall:
             raise StreamTerminatedError("the client does not read") from None
 
     def closed(self) -> None:
-        """The call is over, in whatever way."""
+        """End the call, for any reason."""
         self._over = True
         self._receiver = None
         self.connection.account(-len(self._partial))

@@ -4,8 +4,8 @@ The driver of a `Conversation` gives it the client's messages (`received`), the 
 (`answered`, `refused`) and its pushes (`granted`, `removed`, `ended`). After each of these it sends
 the messages in `replies`, in their order, and carries out the `operations`. Rules:
 
-* **One thing at a time for each name.** What is asked of one semaphore is done in the order in
-  which it was asked, each when the one before has been answered; different names do not wait for
+* **One thing at a time for each name.** Operations on one semaphore are carried out in the order
+  of their requests, each when the one before has been answered; different names do not wait for
   each other. So what a script knows of a request is true from one of its steps to the next.
 * **Replies keep the order of the requests**, also where their names differ (`Turns`).
 * **Pushes wait meanwhile.** A grant or a removal is noted, and sent after the reply to the
@@ -55,7 +55,7 @@ _PONGS_OWED = 16  # to a client that pings more often than its store answers; th
 
 
 class Job:
-    """An operation that is to be carried out, and the turn that goes on then."""
+    """An operation that is to be carried out, and the turn that continues then."""
 
     __slots__ = ("operation", "turn")
 
@@ -73,16 +73,16 @@ class Conversation:
         limits: what the client may make it hold.
         semaphores: where its requests are counted.
         start_watch: how a watch is started.
-        look: called when a change was noted; `tell_changes` is then to be called soon.
-        timeouts: what waiters have asked for, by session and name; all conversations share it.
+        look: called when a change was noted; `report_changes` is then to be called soon.
+        timeouts: of waiters, by session and name; all conversations share it.
         long_replies: the long descriptions that are being sent; shared as well.
         account: for which its requests count.
 
     Attributes:
         replies: what is to be sent, in order.
         operations: what is to be carried out, in order.
-        renew: the session is to be renewed at the store: the client was heard of.
-        stopped: the client has asked for the session's end.
+        renew: the session is to be renewed at the store: the client has sent something.
+        stopped: the client has requested the session's end.
         over: a Failure or SessionStopped has been said.
     """
 
@@ -134,7 +134,7 @@ class Conversation:
         self._requests.resumed(requests)
 
     def started(self, number: int, timeout_millis: int, first_id: int, opaque: int) -> None:
-        """The session is attached: say so, and ping.
+        """Answer that the session is attached, and ping.
 
         Args:
             number: the session's id.
@@ -161,7 +161,7 @@ class Conversation:
         return self._outstanding != 0
 
     def tick(self, opaque: int) -> None:
-        """It is time for a ping, with `opaque`; the one before must have been answered."""
+        """Send a ping with `opaque`; the one before must have been answered."""
         if self.over:
             return
         if self._outstanding:
@@ -171,22 +171,22 @@ class Conversation:
         self.replies.append(Response(ping=Response.PingPong(opaque=opaque)))
 
     def received(self, request: Any, now: float) -> None:
-        """The client says `request`; it came at `now`."""
+        """Process a request of the client, which came at `now`."""
         if self.over:
             return
         kind = request.WhichOneof("request")
         script = self._scripts.get(kind) if kind else None
         if script is not None:
-            asked = getattr(request, kind)
-            self._enter(asked.name, script(asked))
+            message = getattr(request, kind)
+            self._enter(message.name, script(message))
         elif kind == "ping":
-            self._heard(request.ping.opaque)
+            self._answers_ping(request.ping.opaque)
             self._pongs.append((now, request.ping.opaque))
             self.renew = True
         elif kind == "pong":
             if not self._outstanding:
                 return  # it answers no ping, and proves nothing
-            if not self._heard(request.pong.opaque):
+            if not self._answers_ping(request.pong.opaque):
                 self.fail(Status.BAD_REQUEST, "a pong that does not answer the ping")
             self.renew = True
         elif kind == "session_stop":
@@ -199,47 +199,47 @@ class Conversation:
             self.fail(Status.BAD_REQUEST, f"a request that cannot be served: {what}")
 
     def proven(self, at: float) -> None:
-        """The store had extended the session's expiry in answer to what was sent at `at`."""
+        """Note that the store has extended the session's expiry after a renewal sent at `at`."""
         while self._pongs and self._pongs[0][0] <= at and not self.over:
             _, opaque = self._pongs.popleft()
             self.replies.append(Response(pong=Response.PingPong(opaque=opaque)))
 
     def answered(self, job: Job, outcome: Any) -> None:
-        """An operation has been carried out."""
+        """Continue after an operation that was carried out."""
         if not self.over:
             self._go_on(job.turn, outcome, None)
 
     def refused(self, job: Job, error: TenureError) -> None:
-        """An operation could not be carried out."""
+        """Continue after an operation that failed."""
         if not self.over:
             self._go_on(job.turn, None, error)
 
     def granted(self, request_id: int) -> None:
-        """A request that waited owns its tokens."""
+        """Note that a request that waited owns its tokens."""
         self._pushed(self._requests.granted(request_id))
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """A request has left its queue, and the client did not ask for it."""
+        """Note that a request has left its queue without a release of the client."""
         self._pushed(self._requests.removed(request_id, why))
 
     def _pushed(self, name: str | None) -> None:
-        """The store has pushed something about the session's request for a name."""
+        """Report a push of the store about the session's request for a name."""
         if name is None:
             return
         if name not in self._busy:
-            self._requests.tell(name)
+            self._requests.report(name)
             self._turns.collect_push()
         elif (turn := self._unsettled.pop(name, None)) is not None:
             self._go_on(turn, None, None)
 
-    def tell_changes(self) -> None:
-        """Tell what has changed of what is watched, where nothing else is going on."""
+    def report_changes(self) -> None:
+        """Report changes of watched names, where no operation is under way."""
         for watch in [watch for watch in self._watches.noted if watch.name not in self._busy]:
             del self._watches.noted[watch]
-            self._enter(watch.name, self._watches.tell_change(watch))
+            self._enter(watch.name, self._watches.report_change(watch))
 
     def closed(self) -> None:
-        """The session that the client asked to stop is over."""
+        """Note that the session that the client stopped is over."""
         stopped = Response.SessionStopped(session_id=self._number)
         self.replies.append(Response(session_stopped=stopped))
 
@@ -250,7 +250,7 @@ class Conversation:
             self._end()
 
     def leave(self) -> None:
-        """The stream is over: nothing is watched or counted any more. Safe to call twice."""
+        """End all watches and counts: the stream is over. Safe to call twice."""
         self._end()
 
     def _end(self) -> None:
@@ -262,8 +262,8 @@ class Conversation:
         self._watches.stop_all()
         self._requests.forget_all()
 
-    def _heard(self, opaque: int) -> bool:
-        """Note a number of the client; tells whether it answers the outstanding ping."""
+    def _answers_ping(self, opaque: int) -> bool:
+        """Note a number of the client; return true if it answers the outstanding ping."""
         answers_it = opaque != 0 and opaque == self._outstanding
         if answers_it:
             self._outstanding = 0
@@ -313,7 +313,7 @@ class Conversation:
 
     def _ended(self, turn: Turn) -> None:
         name = turn.name
-        self._requests.tell(name)
+        self._requests.report(name)
         self._turns.collect(turn)
         if (first := self._turns.finish(turn)) is not None:
             self._ready.append(first)
@@ -326,51 +326,53 @@ class Conversation:
 
     # The semaphores themselves
 
-    def _create(self, ask: Any) -> Script:
-        text = what_is_wrong(ask.name, ask.data, self._node, self._limits)
-        if not text and ask.limit == 0:
+    def _create(self, message: Any) -> Script:
+        text = what_is_wrong(message.name, message.data, self._node, self._limits)
+        if not text and message.limit == 0:
             text = "a limit is at least 1"
         if text:
-            self._said.append(answers.created(ask.req_id, Status.BAD_REQUEST, text))
+            self._said.append(answers.created(message.req_id, Status.BAD_REQUEST, text))
             return
         try:
-            yield CreateOperation(ask.name, ask.limit, ask.data)
+            yield CreateOperation(message.name, message.limit, message.data)
         except InvalidArgument as error:  # an ephemeral one is there: all else has been checked
-            self._said.append(answers.created(ask.req_id, Status.PRECONDITION_FAILED, str(error)))
+            self._said.append(
+                answers.created(message.req_id, Status.PRECONDITION_FAILED, str(error))
+            )
         except TenureError as error:
-            self._said.append(answers.created(ask.req_id, status_of(error), str(error)))
+            self._said.append(answers.created(message.req_id, status_of(error), str(error)))
         else:
-            self._said.append(answers.created(ask.req_id))
+            self._said.append(answers.created(message.req_id))
 
-    def _update(self, ask: Any) -> Script:
-        text = what_is_wrong(ask.name, ask.data, self._node, self._limits)
-        if text and ask.name:  # the empty name is one that is not there
-            self._said.append(answers.updated(ask.req_id, Status.BAD_REQUEST, text))
+    def _update(self, message: Any) -> Script:
+        text = what_is_wrong(message.name, message.data, self._node, self._limits)
+        if text and message.name:  # the empty name is one that is not there
+            self._said.append(answers.updated(message.req_id, Status.BAD_REQUEST, text))
             return
-        if text := no_semaphore(ask.name):
-            self._said.append(answers.updated(ask.req_id, Status.NOT_FOUND, text))
+        if text := no_semaphore(message.name):
+            self._said.append(answers.updated(message.req_id, Status.NOT_FOUND, text))
             return
         try:
-            yield UpdateOperation(ask.name, ask.data)
+            yield UpdateOperation(message.name, message.data)
         except TenureError as error:
-            self._said.append(answers.updated(ask.req_id, status_of(error), str(error)))
+            self._said.append(answers.updated(message.req_id, status_of(error), str(error)))
         else:
-            self._said.append(answers.updated(ask.req_id))
+            self._said.append(answers.updated(message.req_id))
 
-    def _delete(self, ask: Any) -> Script:
-        if text := no_semaphore(ask.name):
-            self._said.append(answers.deleted(ask.req_id, Status.NOT_FOUND, text))
+    def _delete(self, message: Any) -> Script:
+        if text := no_semaphore(message.name):
+            self._said.append(answers.deleted(message.req_id, Status.NOT_FOUND, text))
             return
         try:
-            found: SemaphoreDescription = yield DescribeOperation(ask.name)
+            found: SemaphoreDescription = yield DescribeOperation(message.name)
             if found.ephemeral:
-                text = f"{ask.name!r} is ephemeral: it goes with its last request"
-                self._said.append(answers.deleted(ask.req_id, Status.PRECONDITION_FAILED, text))
+                text = f"{message.name!r} is ephemeral: it goes with its last request"
+                self._said.append(answers.deleted(message.req_id, Status.PRECONDITION_FAILED, text))
                 return
-            yield DeleteOperation(ask.name, ask.force)
+            yield DeleteOperation(message.name, message.force)
         except TenureError as error:
-            self._said.append(answers.deleted(ask.req_id, status_of(error), str(error)))
+            self._said.append(answers.deleted(message.req_id, status_of(error), str(error)))
             return
-        self._requests.deleted(ask.name)
-        self._watches.deleted(ask.name)
-        self._said.append(answers.deleted(ask.req_id))
+        self._requests.deleted(message.name)
+        self._watches.deleted(message.name)
+        self._said.append(answers.deleted(message.req_id))

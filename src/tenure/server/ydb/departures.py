@@ -1,6 +1,6 @@
 """Sessions that the client of one connection has left, until the store has detached them.
 
-A client that cancels or half-closes a session's stream and then asks for something else, such as to
+A client that cancels or half-closes a session's stream and then makes another call, for example to
 drop the session's node, expects the session to be detached by then. HTTP/2 keeps the order of the
 two, but each call has its own task: the later call waits here for what was left before it.
 """

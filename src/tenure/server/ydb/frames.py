@@ -47,7 +47,7 @@ class FrameScanner:
     """Finds the ends of the frames of one connection, and counts them.
 
     Args:
-        now: tells the time, in seconds.
+        now: the clock, in seconds.
     """
 
     __slots__ = ("_at", "_continuations", "_control", "_header", "_header_bytes", "_now", "_skip")

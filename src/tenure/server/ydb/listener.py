@@ -62,11 +62,11 @@ class YdbListener:
         sockets: bound already; then the URL says only how they are called.
         database: the database whose coordination nodes tenure's nodes are: the node ``/my-app``
             is ``/local/my-app`` in the database ``/local``.
-        advertise: ``host:port`` that discovery tells clients to connect to; by default the one
+        advertise: ``host:port`` that discovery returns to clients; by default the one
             under which each of them has reached this server.
 
     Raises:
-        InvalidArgument: the URL, the database or the address to advertise is none.
+        InvalidArgument: the URL, the database or the address to advertise is invalid.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class YdbListener:
         if self._door is not None:
             self._door.close()
         for stream in list(self._streams):
-            stream.go_elsewhere()
+            stream.redirect()
         for connection in list(self._connections):
             connection.drain()
 

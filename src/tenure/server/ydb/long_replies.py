@@ -48,7 +48,7 @@ class LongReply:
         self._entries = entries
 
     def pieces(self) -> Iterator[bytes]:
-        """The gRPC message, framed, in pieces."""
+        """Yield the gRPC message, framed, in pieces."""
         result = self._base.describe_semaphore_result
         description = result.semaphore_description.SerializeToString()
         rest = _Result()

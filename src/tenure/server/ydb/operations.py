@@ -154,7 +154,7 @@ class DescribeOperation:
 class Settled:
     """The store's push that a waiting request is granted or has left its queue.
 
-    The conversation waits for it; it is never carried out. A script asks for it only when the
+    The conversation waits for it; it is never carried out. A script yields it only when the
     store is certain to push one of the two.
     """
 
@@ -163,9 +163,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answers to every earlier request of the session, whatever their names.
+    """The answers to every earlier request of the session, for all names.
 
-    A script asks for it before it reads much: no more than one long reply waits for earlier ones.
+    A script yields it before it reads much: no more than one long reply waits for earlier ones.
     """
 
 
@@ -199,7 +199,7 @@ def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
 
 
 def data_fit(data: bytes, limits: Limits) -> bool:
-    """Tell whether data are not too long."""
+    """Return true if data are not too long."""
     return len(data) <= limits.data_bytes
 
 

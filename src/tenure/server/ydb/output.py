@@ -87,7 +87,7 @@ class Output:
                 finally:
                     self._count(-len(piece))
                 self._progressed()
-                await asyncio.sleep(0)  # other clients' work goes on between two pieces
+                await asyncio.sleep(0)  # other clients are served between two pieces
         finally:
             self.is_long = False
 

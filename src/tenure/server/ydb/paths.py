@@ -31,7 +31,7 @@ class Database:
         rules.check_path(self.path)
 
     def is_meant_by(self, header: str) -> bool:
-        """Tell whether a client that names this database, or none, means this one."""
+        """Return true if a client that names this database, or none, means this one."""
         return not header or normalized(header) == self.path
 
     def node(self, path: str) -> str | None:
@@ -39,5 +39,5 @@ class Database:
         return path[len(self.path) :] if self.has(path) else None
 
     def has(self, path: str) -> bool:
-        """Tell whether a path is inside the database, and not the database itself."""
+        """Return true if a path is inside the database, and not the database itself."""
         return path.startswith(self.path + "/")

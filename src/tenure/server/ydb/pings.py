@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Pings", "new_opaque"]
 
 _EVERY = 2.0  # seconds between two pings, at the most
-_PATIENCE = 5.0  # seconds without an answer, at the most
+_TIMEOUT = 5.0  # seconds without an answer, at the most
 
 
 class Pings:
@@ -38,7 +38,7 @@ class Pings:
         self._pump = pump
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._every, self._patience = _EVERY, _PATIENCE
+        self._every, self._timeout = _EVERY, _TIMEOUT
         self._sent = 0.0
 
     def start(self, timeout_millis: int) -> None:
@@ -48,7 +48,7 @@ class Pings:
             timeout_millis: the session's timeout.
         """
         third = max(1.0, timeout_millis / 1000) / 3
-        self._every, self._patience = min(_EVERY, third), min(_PATIENCE, third)
+        self._every, self._timeout = min(_EVERY, third), min(_TIMEOUT, third)
         self._sent = self._loop.time()
         self._set_timer()
 
@@ -60,7 +60,7 @@ class Pings:
 
     def _set_timer(self) -> None:
         now = self._loop.time()
-        due, deadline = now + self._every, self._sent + self._patience
+        due, deadline = now + self._every, self._sent + self._timeout
         if self._conversation.waits_for_pong and deadline > now:
             due = min(due, deadline)
         self._timer = self._loop.call_at(due, self._tick, due)
@@ -71,10 +71,10 @@ class Pings:
         try:
             if not self._conversation.waits_for_pong:
                 self._sent = now
-            elif late or now < self._sent + self._patience:
+            elif late or now < self._sent + self._timeout:
                 return  # it has time, or may have answered in time
             elif self._deaf():
-                self._sent = now  # it has time again when it is heard
+                self._sent = now  # it has time again after an answer
                 return
             self._conversation.tick(new_opaque())
             self._pump()

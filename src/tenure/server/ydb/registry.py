@@ -67,7 +67,7 @@ class YdbSessionRegistry:
     """The sessions of one listener.
 
     Attributes:
-        timeouts: what waiters have asked for, in milliseconds, by session and name; only of
+        timeouts: of waiters, in milliseconds, by session and name; only of
             sessions whose stream is here.
         long_replies: the long descriptions that are being sent.
         returning: the clients of the sessions.
@@ -149,11 +149,11 @@ class YdbSessionRegistry:
         heapq.heapify(self._ends)
 
     def over(self, node: str, number: int) -> None:
-        """The session is over."""
+        """Forget a session that is over."""
         member = self._sessions.pop((node, number), None)
         if member is not None:
             self.returning.count_session(member.client, -1, detached=member.stream is None)
-            self._context.counts.sessions.give_back()
+            self._context.counts.sessions.release()
 
     def _set_timer(self) -> None:
         if self._timer is None and self._ends:
@@ -221,14 +221,14 @@ class YdbSessionRegistry:
     async def timeout_of(self, node: str, number: int, reader: Reader) -> int | None:
         """Return the timeout of a session of the store, in milliseconds; ``None`` if there is none.
 
-        A store that lists in pages is asked for the one session. Elsewhere one look at the store
-        answers the many that ask at a time, as after a restart; but what a look has not found that
-        had begun before it was asked for may be there by now.
+        A store that lists in pages reads only the one session. Otherwise one look at the store
+        serves all concurrent callers, as after a restart. A session that is missing in a look that
+        started before the call may exist by now.
 
         Args:
             node: the path of the session's node.
             number: the session's id.
-            reader: turns of the reads of the client that asks.
+            reader: turns of the reads of the calling client.
         """
         engine = self._context.engine
         if engine.pages() is not None:

@@ -1,8 +1,8 @@
 """A session's requests: at most one for each name, as YDB has it.
 
-* `_Place.asked` is the one request id that still waits for the result of an acquire: each gets one
+* `_Place.req_id` is the one request id that still waits for the result of an acquire: each gets one
   result, and an acquire that another one replaces, or a release ends, is aborted first.
-* A push of the store (`granted`, `removed`) is noted here, and `tell` sends its result when no
+* A push of the store (`granted`, `removed`) is noted here, and `report` sends its result when no
   script of that name runs.
 """
 
@@ -42,19 +42,19 @@ class _Place:
     """The session's request for a name.
 
     Attributes:
-        asked: the request id that waits for the result; ``None`` if there is none.
+        req_id: the request id that waits for the result; ``None`` if there is none.
         granted: it owns its tokens.
         gone: why it has left the queue, if the store said so.
     """
 
-    __slots__ = ("asked", "count", "ephemeral", "gone", "granted", "name", "request_id")
+    __slots__ = ("count", "ephemeral", "gone", "granted", "name", "req_id", "request_id")
 
     def __init__(self, request_id: int, name: str, count: int, ephemeral: bool) -> None:
         self.request_id = request_id
         self.name = name
         self.count = count
         self.ephemeral = ephemeral
-        self.asked: int | None = None
+        self.req_id: int | None = None
         self.granted = False
         self.gone: Removal | None = None
 
@@ -123,7 +123,7 @@ class ConversationRequests:
         return place.name
 
     def is_settled(self, name: str) -> bool:
-        """Tell whether the session's request for a name waits no more."""
+        """Return true if the session's request for a name waits no more."""
         place = self._places.get(name)
         return place is None or self._is_settled(place)
 
@@ -139,25 +139,25 @@ class ConversationRequests:
         for place in list(self._places.values()):
             self._forget(place)
 
-    def tell(self, name: str) -> None:
+    def report(self, name: str) -> None:
         """Reply to an acquire that waited, if it has a result that was not sent yet."""
         place = self._places.get(name)
         if place is None:
             return
-        if place.asked is not None:
+        if place.req_id is not None:
             if place.granted:
-                self._replies.append(answers.acquired(place.asked, True))
-                place.asked = None
+                self._replies.append(answers.acquired(place.req_id, True))
+                place.req_id = None
             elif place.gone is not None:
-                self._tell_gone(place.asked, place.gone)
+                self._report_gone(place.req_id, place.gone)
         if place.gone is not None:
             self._forget(place)
 
-    def _tell_gone(self, asked: int, why: Removal) -> None:
+    def _report_gone(self, req_id: int, why: Removal) -> None:
         if why is Removal.TIMED_OUT:
-            self._replies.append(answers.acquired(asked, False))
+            self._replies.append(answers.acquired(req_id, False))
         else:
-            self._replies.append(answers.aborted(asked, f"the request was removed: {why.value}"))
+            self._replies.append(answers.aborted(req_id, f"the request was removed: {why.value}"))
 
     def _forget(self, place: _Place) -> None:
         del self._places[place.name]
@@ -167,35 +167,35 @@ class ConversationRequests:
 
     # The scripts
 
-    def acquire(self, ask: Any) -> Script:
+    def acquire(self, message: Any) -> Script:
         """Add a request, or change the one that the session has for the name."""
-        if ask.count == 0:
-            self._refuse_acquire(ask, Status.BAD_REQUEST, "a count is at least 1")
+        if message.count == 0:
+            self._refuse_acquire(message, Status.BAD_REQUEST, "a count is at least 1")
             return
-        if ask.timeout_millis > _LONGEST_WAIT and ask.timeout_millis != FOREVER:
+        if message.timeout_millis > _LONGEST_WAIT and message.timeout_millis != FOREVER:
             text = "a timeout is at most 24 hours, or 2^64-1 for ever"
-            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
+            self._refuse_acquire(message, Status.BAD_REQUEST, text)
             return
-        if text := what_is_wrong(ask.name, ask.data, self._node, self._limits):
+        if text := what_is_wrong(message.name, message.data, self._node, self._limits):
             status = Status.BAD_REQUEST
-            if not ask.ephemeral and data_fit(ask.data, self._limits):
+            if not message.ephemeral and data_fit(message.data, self._limits):
                 status = Status.NOT_FOUND  # no lasting semaphore can have that name
-            self._refuse_acquire(ask, status, text)
+            self._refuse_acquire(message, status, text)
             return
-        place = self._places.get(ask.name)
+        place = self._places.get(message.name)
         if place is None:
-            yield from self._enqueue(ask)
-        elif place.ephemeral != ask.ephemeral:
+            yield from self._enqueue(message)
+        elif place.ephemeral != message.ephemeral:
             kind = "ephemeral" if place.ephemeral else "lasting"
-            text = f"{ask.name!r} is {kind} and is used here as the other"
-            self._refuse_acquire(ask, Status.PRECONDITION_FAILED, text)
-        elif place.count < ask.count:
-            text = f"the session's request for {ask.name!r} cannot grow from {place.count}"
-            self._refuse_acquire(ask, Status.BAD_REQUEST, text)
+            text = f"{message.name!r} is {kind} and is used here as the other"
+            self._refuse_acquire(message, Status.PRECONDITION_FAILED, text)
+        elif place.count < message.count:
+            text = f"the session's request for {message.name!r} cannot grow from {place.count}"
+            self._refuse_acquire(message, Status.BAD_REQUEST, text)
         else:
-            yield from self._acquire_again(place, ask)
+            yield from self._acquire_again(place, message)
 
-    def _enqueue(self, ask: Any) -> Script:
+    def _enqueue(self, message: Any) -> Script:
         try:
             if len(self._places) >= self._limits.requests_per_session:
                 raise LimitReached(
@@ -204,74 +204,84 @@ class ConversationRequests:
                     "requests_per_session",
                 )
             self._semaphores.join(
-                self._node, ask.name, ephemeral=ask.ephemeral, account=self._account
+                self._node, message.name, ephemeral=message.ephemeral, account=self._account
             )
         except LimitReached as error:
-            self._refuse_acquire(ask, Status.OVERLOADED, str(error))
+            self._refuse_acquire(message, Status.OVERLOADED, str(error))
             return
-        place = _Place(self.next_id, ask.name, ask.count, ask.ephemeral)
+        place = _Place(self.next_id, message.name, message.count, message.ephemeral)
         self.next_id += 1
         self._places[place.name] = self._by_id[place.request_id] = place
         try:
             enqueued: Enqueued = yield EnqueueOperation(
-                place.request_id, ask.name, ask.count, ask.data, _seconds(ask), ask.ephemeral
+                place.request_id,
+                message.name,
+                message.count,
+                message.data,
+                _seconds(message),
+                message.ephemeral,
             )
         except TenureError as error:
             self._forget(place)
             status = status_of(error)
             if isinstance(error, InvalidArgument):
-                status = yield from self._why_invalid(ask)
-            self._refuse_acquire(ask, status, str(error))
+                status = yield from self._why_invalid(message)
+            self._refuse_acquire(message, status, str(error))
             return
         if enqueued.place is Place.REFUSED:
             self._forget(place)
-            self._replies.append(answers.acquired(ask.req_id, False))
+            self._replies.append(answers.acquired(message.req_id, False))
             return
-        place.asked = ask.req_id
+        place.req_id = message.req_id
         if enqueued.place is Place.GRANTED:
             place.granted = True
         if not self._is_settled(place):
-            self._waits(ask)
+            self._waits(message)
 
-    def _acquire_again(self, place: _Place, ask: Any) -> Script:
-        """The session has a request for that name already: it is changed in place."""
+    def _acquire_again(self, place: _Place, message: Any) -> Script:
+        """Yield the session has a request for that name already: it is changed in place."""
         waiting = not place.granted
         try:
             yield AlterOperation(
-                place.request_id, ask.name, ask.count, ask.data, waiting, _seconds(ask)
+                place.request_id,
+                message.name,
+                message.count,
+                message.data,
+                waiting,
+                _seconds(message),
             )
-        except LeaseReleased:  # it has left the queue, and the news of it is on its way, or here
+        except LeaseReleased:  # it has left the queue, and that event is on its way, or here
             self._abort(place, "it has left the queue")
             self._forget(place)
-            yield from self._enqueue(ask)
+            yield from self._enqueue(message)
             return
         except TenureError as error:
-            self._refuse_acquire(ask, status_of(error), str(error))
+            self._refuse_acquire(message, status_of(error), str(error))
             return
-        shrunk = ask.count < place.count
-        place.count = ask.count
+        shrunk = message.count < place.count
+        place.count = message.count
         if waiting:
             self._abort(place, "a later acquire of the session has taken its place")
-        place.asked = ask.req_id
+        place.req_id = message.req_id
         if self._is_settled(place):
             return
-        if not ask.timeout_millis or (shrunk and (yield from self._owns(place))):
+        if not message.timeout_millis or (shrunk and (yield from self._owns(place))):
             # The store has decided, and its push is on its way: the result, without a Pending.
-            # What the client asks next of this name is answered from that result.
-            yield Settled(ask.name)
+            # The next request for this name is answered from that result.
+            yield Settled(message.name)
         else:
-            self._waits(ask)
+            self._waits(message)
 
-    def _waits(self, ask: Any) -> None:
-        self._timeouts[self.session_id, ask.name] = ask.timeout_millis
-        self._replies.append(answers.pending(ask.req_id))
+    def _waits(self, message: Any) -> None:
+        self._timeouts[self.session_id, message.name] = message.timeout_millis
+        self._replies.append(answers.pending(message.req_id))
 
     @staticmethod
     def _is_settled(place: _Place) -> bool:
         return place.granted or place.gone is not None
 
     def _owns(self, place: _Place) -> Generator[Operation, Any, bool]:
-        """Tell whether a request that was waiting owns its tokens by now."""
+        """Return true if a request that was waiting owns its tokens by now."""
         try:
             found: SemaphoreDescription = yield DescribeOperation(place.name, owners=True)
         except TenureError:
@@ -280,43 +290,43 @@ class ConversationRequests:
 
     def _abort(self, place: _Place, why: str) -> None:
         """End the waiting acquire without a result of the store."""
-        if place.asked is not None:
+        if place.req_id is not None:
             if place.gone is Removal.TIMED_OUT:
-                self._tell_gone(place.asked, place.gone)
+                self._report_gone(place.req_id, place.gone)
             else:
-                self._replies.append(answers.aborted(place.asked, why))
-            place.asked = None
+                self._replies.append(answers.aborted(place.req_id, why))
+            place.req_id = None
 
-    def _why_invalid(self, ask: Any) -> Generator[Operation, Any, int]:
-        """The status for an acquire that the store found wrong."""
+    def _why_invalid(self, message: Any) -> Generator[Operation, Any, int]:
+        """Yield the status for an acquire that the store found wrong."""
         try:
-            found: SemaphoreDescription = yield DescribeOperation(ask.name)
+            found: SemaphoreDescription = yield DescribeOperation(message.name)
         except TenureError:
             return Status.BAD_REQUEST
-        mismatch = found.ephemeral != ask.ephemeral
+        mismatch = found.ephemeral != message.ephemeral
         return Status.PRECONDITION_FAILED if mismatch else Status.BAD_REQUEST
 
-    def _refuse_acquire(self, ask: Any, status: int, text: str) -> None:
-        self._replies.append(answers.not_acquired(ask.req_id, status, text))
+    def _refuse_acquire(self, message: Any, status: int, text: str) -> None:
+        self._replies.append(answers.not_acquired(message.req_id, status, text))
 
-    def release(self, ask: Any) -> Script:
+    def release(self, message: Any) -> Script:
         """Withdraw the session's request for the name, or release it."""
-        place = self._places.get(ask.name)
+        place = self._places.get(message.name)
         if place is None:
-            self._replies.append(answers.released(ask.req_id, False))
+            self._replies.append(answers.released(message.req_id, False))
             return
         try:
-            withdrawn: Withdrawn = yield WithdrawOperation(place.request_id, ask.name)
+            withdrawn: Withdrawn = yield WithdrawOperation(place.request_id, message.name)
         except TenureError as error:
-            self._replies.append(answers.not_released(ask.req_id, status_of(error), str(error)))
+            self._replies.append(answers.not_released(message.req_id, status_of(error), str(error)))
             return
         was_there = withdrawn is Withdrawn.LEFT and place.gone is None
         self._abort(place, "it was released while it waited")
         self._forget(place)
-        self._replies.append(answers.released(ask.req_id, was_there))
+        self._replies.append(answers.released(message.req_id, was_there))
 
 
-def _seconds(ask: Any) -> float | None:
+def _seconds(message: Any) -> float | None:
     """Return the timeout of an acquire in seconds; ``None`` for ever."""
-    timeout: int = ask.timeout_millis
+    timeout: int = message.timeout_millis
     return None if timeout == FOREVER else timeout / 1000

@@ -1,4 +1,4 @@
-"""Clients that come back for their sessions while the server has as many connections as may be.
+"""Clients that reconnect for their sessions while the server has all connections that it may have.
 
 YDB's clients have no name of their own before they attach a session. A client is therefore an
 identity at a source. It is let in while one of its sessions is detached here. It gets no more than
@@ -45,7 +45,7 @@ class ReturningClients:
         _count(self._detached, client, more)
 
     def let_in(self, client: Client) -> bool:
-        """Count a connection of a client that returns; false if it is none, or has enough."""
+        """Count a connection of a returning client; false if it is another, or has enough."""
         most = self._sessions[client] + _HALF_OPEN
         if not self._detached[client] or self._connections[client] >= most:
             return False

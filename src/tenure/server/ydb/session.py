@@ -134,7 +134,7 @@ class SessionStream:
         self._pings = Pings(self._conversation, self._is_deaf, self._pump)
 
     async def run(self, start: Any) -> None:
-        """Attach the session that `start` asks for, and serve it until the stream is over.
+        """Attach the session of `start`, and serve it until the stream is over.
 
         Raises:
             Refused: it cannot be attached.
@@ -187,7 +187,7 @@ class SessionStream:
         self._encode()
 
     def _leave(self) -> None:
-        """The stream is over: it speaks for the session no more. Safe to call twice."""
+        """Detach the stream, which is over, from the session. Safe to call twice."""
         self._pings.stop()
         self._conversation.leave()
         self._connection.operations(-self._counted)
@@ -205,8 +205,8 @@ class SessionStream:
             leaving = self._registry.detach(session, self._node, under_way)
         self._connection.departures.over(self._call, leaving)
 
-    def go_elsewhere(self) -> None:
-        """The server is going away: the client is to attach its session at another one."""
+    def redirect(self) -> None:
+        """Have the client attach its session at another server."""
         self._keep = True
         self._fail(Status.UNAVAILABLE, "this server is going away; attach at another one")
 
@@ -220,7 +220,7 @@ class SessionStream:
         return self._output.is_much
 
     def _is_deaf(self) -> bool:
-        """Tell whether a pong may have come unread, or the ping may be unread by the client."""
+        """Return true if a pong may have come unread, or the ping may be unread by the client."""
         return self.choked or self._connection.overloaded or self._output.is_long
 
     def received(self, message: bytes) -> None:
@@ -278,13 +278,13 @@ class SessionStream:
         self._pump()
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """The store is out of reach: nothing is proven to the client, and nothing lost yet."""
+        """Prove nothing to the client while the store is out of reach."""
 
     def attached(self) -> None:
-        """It is back."""
+        """Restore the contact."""
 
     def _pump(self) -> None:
-        """Do what the conversation asks for, and have its replies sent."""
+        """Carry out the operations of the conversation, and send its replies."""
         conversation, session = self._conversation, self._session
         if self._pumping or session is None:
             return
@@ -313,7 +313,7 @@ class SessionStream:
             self._wake.set()
 
     def _progressed(self) -> None:
-        """The client reads a long reply, and sees no ping before its end: it is alive."""
+        """Count a client as alive that reads a long reply, and sees no ping before its end."""
         if self._session is not None and self._loop.time() - self._renewed > _RENEW_EVERY:
             self._renewed = self._loop.time()
             self._session.renew()
@@ -391,9 +391,9 @@ class SessionStream:
     def _look(self) -> None:
         if not self._looking:
             self._looking = True
-            self._loop.call_soon(self._tell_changes)
+            self._loop.call_soon(self._report_changes)
 
-    def _tell_changes(self) -> None:
+    def _report_changes(self) -> None:
         self._looking = False
-        self._conversation.tell_changes()
+        self._conversation.report_changes()
         self._pump()

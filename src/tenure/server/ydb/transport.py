@@ -8,7 +8,7 @@ no bounds for what clients send and do not read, so that half is here and in
   iteration goes (`tenure.server.ydb.http2`). One task for each call does what has to wait.
 * **A client that does not read is not read from.** While the connection's transport is full, it is
   not read from. While a call has much to send, or its connection too many unanswered operations,
-  that call's messages stay unread and HTTP/2's flow control tells the client. Output that is not
+  that call's messages stay unread and HTTP/2's flow control stops the client. Output that is not
   read for `output_time`, or is more than `output_bytes`, ends the connection.
 * A connection that has made no authenticated call within `greeting_time` is closed.
 * Pings of HTTP/2 are answered whenever they come, as long as there are not too many.
@@ -62,7 +62,7 @@ class _Lost(AbstractHandler):
         """Its tasks are cancelled."""
 
     def close(self) -> None:
-        """It is closed."""
+        """Do nothing: it is closed."""
 
 
 _LOST = _Lost()
@@ -195,7 +195,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
     ) -> None:
         """Start a task for a new call."""
         call = GrpcCall(self, stream, headers)
-        stream.buffer = call  # type: ignore[assignment]  # it asks no more of one
+        stream.buffer = call  # type: ignore[assignment]  # it needs no more of one
         stream.wrapper = Wrapper()
         self._calls.add(call)
         task = asyncio.get_running_loop().create_task(
@@ -209,7 +209,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         cast(GrpcCall, stream.buffer).cancelled()
 
     def close(self) -> None:
-        """The connection is over: so are the streams, each of whose wrappers cancels its task."""
+        """End the streams of a closed connection; each wrapper cancels its task."""
         self.is_open = False
 
     async def _serve(self, call: GrpcCall, wrapper: Wrapper, release: Callable[[], None]) -> None:
@@ -245,7 +245,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         except (StreamTerminatedError, H2Error):
             raise
         except Exception:
-            self.context.logger.exception("a call failed: %s", call.path)
+            self.context.logger.exception("a call failed: operation=%s", call.path)
             return Status.INTERNAL, "an error of this server; its log has more"
         return Status.OK, ""
 
@@ -336,12 +336,12 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             self.cut_off("output_bytes")
 
     def takes(self, stream_id: int, size: int) -> bool:
-        """Tell whether so many bytes can be sent on a stream at once."""
+        """Return true if so many bytes can be sent on a stream at once."""
         ready = self.http2.write_ready.is_set()
         return ready and self.h2.local_flow_control_window(stream_id) >= size
 
     def cut_off(self, limit: str) -> None:
-        """The client does not read what it gets: it gets no more."""
+        """End the connection of a client that does not read."""
         if self._made and not self._cut_off:
             self._cut_off = True
             self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
@@ -395,5 +395,5 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         return self._greeting.peer
 
     def log(self, level: int, event: str, **facts: object) -> None:
-        """A line in the log, with the client's address."""
+        """Log an event, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)

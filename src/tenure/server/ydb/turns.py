@@ -1,4 +1,4 @@
-"""Replies in the order of the requests that they answer, whatever their names.
+"""Replies in the order of the requests that they answer, over all names.
 
 Requests for different names are carried out side by side; YDB answers all of a session in order.
 A reply that is ready too early waits here for those before it.
@@ -21,7 +21,7 @@ class Turn:
         name: the semaphore that the request is about.
         script: what is left to do; ``None`` when the request is answered.
         replies: those that wait.
-        parked: the script goes on when every earlier request is answered.
+        parked: the script continues when every earlier request is answered.
     """
 
     __slots__ = ("name", "parked", "replies", "script")
@@ -59,7 +59,7 @@ class Turns:
         self._open.append(turn)
 
     def is_first(self, turn: Turn) -> bool:
-        """Tell whether every earlier request is answered."""
+        """Return true if every earlier request is answered."""
         return self._open[0] is turn
 
     def collect(self, turn: Turn) -> None:

@@ -1,7 +1,7 @@
 """Descriptions and watches of a session: one watch for each name, which reports one change.
 
 A change is reported when the state differs from the one that the describe was answered with. So no
-change is reported twice, or that was known already, whatever the store says.
+change is reported twice, or that was known already, even if the store repeats it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["OneTimeWatch", "OneTimeWatches"]
 
 
 class OneTimeWatch:
-    """Watch that a describe asked for, and that reports one change.
+    """Watch that a describe has started, and that reports one change.
 
     Attributes:
-        seen: the state that the describe was answered with. Stores may tell of changes that are
-            in it already, and clients are not told of these.
+        seen: the state that the describe was answered with. Stores may report changes that are
+            in it already; clients do not get these.
     """
 
-    __slots__ = ("asked", "data", "name", "owners", "seen", "stop")
+    __slots__ = ("data", "name", "owners", "req_id", "seen", "stop")
 
-    def __init__(self, name: str, asked: int, data: bool, owners: bool) -> None:
+    def __init__(self, name: str, req_id: int, data: bool, owners: bool) -> None:
         """Start with nothing seen."""
         self.name = name
-        self.asked = asked
+        self.req_id = req_id
         self.data = data
         self.owners = owners
         self.seen = (0, 0)
@@ -64,7 +64,7 @@ class OneTimeWatches:
         start_watch: how a watch is started.
         look: called when a change was noted.
         replies: where what is to be said is put.
-        timeouts: what waiters have asked for, in milliseconds, by session and name.
+        timeouts: of waiters, in milliseconds, by session and name.
         long_replies: the long descriptions that are being sent.
 
     Attributes:
@@ -96,7 +96,7 @@ class OneTimeWatches:
         watch = self._watches.get(name)
         if watch is not None:
             self._drop(watch)
-            self._replies.append(answers.changed(watch.asked, data=True, owners=True))
+            self._replies.append(answers.changed(watch.req_id, data=True, owners=True))
 
     def stop_all(self) -> None:
         """Stop all watches: the conversation is over."""
@@ -105,26 +105,30 @@ class OneTimeWatches:
 
     # The scripts
 
-    def describe(self, ask: Any) -> Script:
-        """Answer a describe, and start the watch that it asks for."""
+    def describe(self, message: Any) -> Script:
+        """Answer a describe, and start the watch that it requests."""
         yield Answered()
-        if text := no_semaphore(ask.name):
-            self._replies.append(answers.not_described(ask.req_id, Status.NOT_FOUND, text))
+        if text := no_semaphore(message.name):
+            self._replies.append(answers.not_described(message.req_id, Status.NOT_FOUND, text))
             return
-        watches = ask.watch_data or ask.watch_owners
-        old = self._watches.get(ask.name) if watches else None
+        watches = message.watch_data or message.watch_owners
+        old = self._watches.get(message.name) if watches else None
         new = None  # in `_watches` from the beginning, unless it replaces one
         try:
             if watches:
-                new = self._watch(ask, old)
+                new = self._watch(message, old)
             found: SemaphoreDescription = yield DescribeOperation(
-                ask.name, ask.include_owners or ask.watch_owners, ask.include_waiters
+                message.name,
+                message.include_owners or message.watch_owners,
+                message.include_waiters,
             )
         except TenureError as error:
-            self._replies.append(answers.not_described(ask.req_id, status_of(error), str(error)))
+            self._replies.append(
+                answers.not_described(message.req_id, status_of(error), str(error))
+            )
             self._keep(old, new)
             return
-        described = self._described(ask, found, watched=watches)
+        described = self._described(message, found, watched=watches)
         if described is None:
             self._keep(old, new)
             return
@@ -132,25 +136,25 @@ class OneTimeWatches:
             new.seen = _state(found)
             if old is not None:
                 self._drop(old)
-                self._replies.append(answers.changed(old.asked, data=False, owners=False))
-            self._watches[ask.name] = new
+                self._replies.append(answers.changed(old.req_id, data=False, owners=False))
+            self._watches[message.name] = new
         self._replies.append(described)
 
-    def _described(self, ask: Any, found: SemaphoreDescription, *, watched: bool) -> Any:
+    def _described(self, message: Any, found: SemaphoreDescription, *, watched: bool) -> Any:
         """Return the reply; ``None`` if it is too long, and was refused."""
-        how: dict[str, bool] = {"owners": ask.include_owners, "watched": watched}
-        size = size_of(found, owners=ask.include_owners)
+        how: dict[str, bool] = {"owners": message.include_owners, "watched": watched}
+        size = size_of(found, owners=message.include_owners)
         if size <= self._limits.output_bytes // 2:
-            return answers.described(ask.req_id, found, self._timeouts, **how)
+            return answers.described(message.req_id, found, self._timeouts, **how)
         if text := self._long_replies.why_not(size):
             text += "; describe it without owners and waiters"
-            self._replies.append(answers.not_described(ask.req_id, Status.OVERLOADED, text))
+            self._replies.append(answers.not_described(message.req_id, Status.OVERLOADED, text))
             return None
-        reply = answers.described_at_length(ask.req_id, found, self._timeouts, **how)
+        reply = answers.described_at_length(message.req_id, found, self._timeouts, **how)
         self._long_replies.add(reply)
         return reply
 
-    def _watch(self, ask: Any, old: OneTimeWatch | None) -> OneTimeWatch:
+    def _watch(self, message: Any, old: OneTimeWatch | None) -> OneTimeWatch:
         if old is not None:
             old.stop()  # before the new one begins: the identity may be at its quota
         elif len(self._watches) >= self._limits.watches_per_session:
@@ -159,9 +163,9 @@ class OneTimeWatches:
                 f"{self._limits.watches_per_session} allows",
                 "watches_per_session",
             )
-        watch = OneTimeWatch(ask.name, ask.req_id, ask.watch_data, ask.watch_owners)
+        watch = OneTimeWatch(message.name, message.req_id, message.watch_data, message.watch_owners)
         self._start(watch)
-        self._watches.setdefault(ask.name, watch)
+        self._watches.setdefault(message.name, watch)
         self._begun.add(watch)
         return watch
 
@@ -180,7 +184,7 @@ class OneTimeWatches:
             self._start(old)
         except TenureError:  # the client looks itself, and may add another watch
             self._drop(old)
-            self._replies.append(answers.changed(old.asked, data=True, owners=True))
+            self._replies.append(answers.changed(old.req_id, data=True, owners=True))
         else:
             self._note(old)  # it may have changed while it was not watched
 
@@ -190,7 +194,7 @@ class OneTimeWatches:
             self.noted[watch] = None
             self._look()
 
-    def tell_change(self, watch: OneTimeWatch) -> Script:
+    def report_change(self, watch: OneTimeWatch) -> Script:
         """Report a change once, if the watched state has changed."""
         if self._watches.get(watch.name) is not watch:
             return
@@ -204,7 +208,7 @@ class OneTimeWatches:
             owners = watch.owners and now[1] != watch.seen[1]
         if data or owners:
             self._drop(watch)
-            self._replies.append(answers.changed(watch.asked, data=data, owners=owners))
+            self._replies.append(answers.changed(watch.req_id, data=data, owners=owners))
 
     def _drop(self, watch: OneTimeWatch) -> None:
         watch.stop()

@@ -147,7 +147,7 @@ def run_conformance(stores: Stores, names: Iterable[str] = BEHAVIOURS) -> Report
         RuntimeError: Python runs with ``-O``, which removes the assertions of the suite.
     """
     if not __debug__:
-        raise RuntimeError("the suite speaks through assertions, and python -O removes them")
+        raise RuntimeError("the suite reports by assertions, and python -O removes them")
     return Report(tuple(_result(BEHAVIOURS[name], stores) for name in names))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from tenure.errors import Unsupported
-from tenure.testing.recorder import PATIENCE
+from tenure.testing.recorder import TIMEOUT
 from tenure.testing.stage import Stage, Stores, new_loop
 
 __all__ = ["BEHAVIOURS", "Behaviour", "behaviour"]
@@ -63,12 +63,12 @@ class Behaviour:
         """
         unheard: list[str] = []
 
-        def hear(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        def note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             unheard.append(f"{context['message']}: {context.get('exception')!r}")
 
         async def perform() -> list[str]:
-            asyncio.get_running_loop().set_exception_handler(hear)
-            within = None if clock.virtual else 4 * PATIENCE
+            asyncio.get_running_loop().set_exception_handler(note)
+            within = None if clock.virtual else 4 * TIMEOUT
             async with asyncio.timeout(within), Stage(stores, url, clock) as stage:
                 self._skip_unless_possible(stage)
                 try:

@@ -1,7 +1,5 @@
 """Counts and limits: the owners are the longest prefix of the queue that fits, for any numbers."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 from tenure.engines.contract import Place
@@ -71,7 +69,7 @@ async def one_release_grants_all_that_fit(stage: Stage) -> None:
         [other.id for other in others[:4]],
         [others[4].id],
     )
-    assert not others[4].heard.grants
+    assert not others[4].recorder.grants
 
 
 @behaviour("lasting")
@@ -173,7 +171,7 @@ async def above_two_to_the_53_a_limit_is_no_bound_but_for_the_whole(stage: Stage
 
 
 @behaviour("lasting")
-async def above_two_to_the_53_only_the_whole_may_be_asked_for(stage: Stage) -> None:
+async def above_two_to_the_53_only_the_whole_may_be_requested(stage: Stage) -> None:
     program = await stage.program()
     for limit in (2**53 + 1, 2**64 - 1):
         name = f"of {limit}"

@@ -1,7 +1,5 @@
 """End of a session: closed by its program, ended by an administrator, or with its connection."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -56,14 +54,14 @@ async def closing_a_session_that_has_ended_by_itself_is_no_error(stage: Stage) -
 
 
 @behaviour()
-async def a_program_that_closes_its_session_is_not_told_that_it_ended(stage: Stage) -> None:
+async def a_program_that_closes_its_session_gets_no_end(stage: Stage) -> None:
     program, other = await stage.programs(2)
     await program.lock("m")
     waiting = await other.lock("m")
     await program.close()
     await waiting.granted()
-    assert program.heard.end is None
-    assert not program.heard.removals
+    assert program.recorder.end is None
+    assert not program.recorder.removals
 
 
 @behaviour()
@@ -135,7 +133,7 @@ async def _leaves_in_one_step(stage: Stage, leave: Callable[[Program], Awaitable
     for name, request in zip(names, following, strict=True):
         await request.granted()
         assert await follower.queue(name) == ([follower.id], [])
-    assert not [request for request in own if request.request_id in leaver.heard.grants]
+    assert not [request for request in own if request.request_id in leaver.recorder.grants]
 
 
 @behaviour()
@@ -158,7 +156,7 @@ async def a_closed_connection_takes_its_session_out_of_all_queues(stage: Stage) 
 
 
 @behaviour()
-async def an_ended_session_is_told_so_and_what_it_held_goes_to_the_next(stage: Stage) -> None:
+async def an_ended_session_is_notified_and_the_next_is_granted(stage: Stage) -> None:
     doomed, other = await stage.programs(2)
     await doomed.lock("m")
     waiting = await other.lock("m")
@@ -169,7 +167,7 @@ async def an_ended_session_is_told_so_and_what_it_held_goes_to_the_next(stage: S
 
 
 @behaviour()
-async def ending_a_session_that_is_not_there_tells_so(stage: Stage) -> None:
+async def ending_a_missing_session_returns_false(stage: Stage) -> None:
     program = await stage.program()
     await program.close()
     assert await stage.eye.end_session(DEFAULT_NODE, program.id) is False
@@ -185,7 +183,7 @@ async def ending_one_session_does_not_touch_the_others_of_its_connection(stage: 
     await stage.eye.end_session(DEFAULT_NODE, doomed.id)
     await doomed.ended()
     assert (await spared.lock("another")).place is Place.GRANTED
-    assert spared.heard.end is None
+    assert spared.recorder.end is None
 
 
 @behaviour()

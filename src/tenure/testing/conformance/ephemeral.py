@@ -1,7 +1,5 @@
 """Ephemeral semaphores: created by their first request, and deleted with their last one."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 from tenure.engines.contract import Place
@@ -78,7 +76,7 @@ async def a_new_ephemeral_semaphore_knows_nothing_of_the_old_one(stage: Stage) -
 
 
 @behaviour()
-async def an_ephemeral_semaphore_in_use_cannot_be_asked_for_as_a_lasting_one(
+async def an_ephemeral_semaphore_in_use_cannot_be_used_as_a_lasting_one(
     stage: Stage,
 ) -> None:
     owner, other = await stage.programs(2)
@@ -104,7 +102,7 @@ async def an_ephemeral_semaphore_in_use_cannot_be_created_as_a_lasting_one(stage
 
 
 @behaviour("lasting")
-async def a_lasting_semaphore_cannot_be_asked_for_as_an_ephemeral_one(stage: Stage) -> None:
+async def a_lasting_semaphore_cannot_be_used_as_an_ephemeral_one(stage: Stage) -> None:
     maker, other = await stage.programs(2)
     for name, limit in (("pool", 1), ("wide", EPHEMERAL_LIMIT)):
         await maker.create(name, limit)

@@ -5,8 +5,6 @@ time. The tests assert that a session has *not* expired only if its renewals wer
 clock, so a busy machine makes no test fail.
 """
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -23,7 +21,7 @@ SHORT = 1.0
 
 
 def _not_before(stage: Stage, program: Program, window: float = SHORT) -> None:
-    silent = stage.clock.now() - program.heard.proofs[-1]
+    silent = stage.clock.now() - program.recorder.proofs[-1]
     assert silent >= window - 1e-6, f"it ended {silent:.3f} s after its last proof, not {window:g}"
 
 
@@ -72,9 +70,9 @@ async def renewals_keep_a_session_alive(stage: Stage) -> None:
         while stage.clock.now() < began + 2 * window:
             await asyncio.sleep(window / 10)
             program.session.renew()
-            silent = stage.clock.now() - program.heard.proofs[-1]
+            silent = stage.clock.now() - program.recorder.proofs[-1]
             in_time = in_time and silent < window / 2
-        alive = program.heard.end is None
+        alive = program.recorder.end is None
         if alive:
             assert await other.queue("m") == ([program.id], [])
             await program.close()
@@ -91,7 +89,7 @@ async def a_session_expires_alone(stage: Stage) -> None:
     await silent.lock("mine")
     await neighbour.lock("m")
     await silent.ended()
-    assert neighbour.heard.end is None
+    assert neighbour.recorder.end is None
     assert await neighbour.queue("m") == ([neighbour.id], [])
 
 
@@ -108,7 +106,7 @@ async def an_expired_session_leaves_all_its_queues_in_one_step(stage: Stage) -> 
         for each in names:
             owners, waiters = await stage.queue(each)
             assert silent.id not in owners + waiters, f"{each}, when {name} has been granted"
-    assert not [request for request in own if request.request_id in silent.heard.grants]
+    assert not [request for request in own if request.request_id in silent.recorder.grants]
 
 
 @behaviour()
@@ -121,7 +119,7 @@ async def a_detached_session_keeps_its_places_until_its_window_is_over(stage: St
     waiting = await other.lock("m")
     await leaver.detach()
     found = await stage.queue("m"), await stage.queue("awaited")
-    if stage.clock.now() - leaver.heard.proofs[-1] < window:  # otherwise the machine is too busy
+    if stage.clock.now() - leaver.recorder.proofs[-1] < window:  # otherwise the machine is too busy
         assert found == (([leaver.id], [other.id]), ([other.id], [leaver.id]))
     await waiting.granted()
     _not_before(stage, leaver, window)
@@ -137,7 +135,7 @@ async def a_detached_session_lives_for_its_window_from_when_it_was_left(stage: S
     await asyncio.sleep(window / 2)
     leaving = stage.clock.now()
     await leaver.detach()
-    in_time = stage.clock.now() - leaver.heard.proofs[-1] < window
+    in_time = stage.clock.now() - leaver.recorder.proofs[-1] < window
     await waiting.granted()
     if in_time:  # otherwise the machine is too busy
         assert stage.clock.now() - leaving >= window
@@ -161,13 +159,13 @@ async def a_detached_session_expires_although_nobody_is_left_to_see_it(stage: St
 @behaviour("virtual")
 async def a_session_lives_exactly_until_its_window_is_over(stage: Stage) -> None:
     silent, other = await stage.program(window=20.0), await stage.program()
-    last = silent.heard.proofs[-1]
+    last = silent.recorder.proofs[-1]
     await silent.lock("m")
     waiting = await other.lock("m")
     await asyncio.sleep(19.99)
-    assert silent.heard.end is None
+    assert silent.recorder.end is None
     assert (await silent.lock("another")).place is Place.GRANTED
-    last = silent.heard.proofs[-1]
+    last = silent.recorder.proofs[-1]
     await waiting.granted()
     assert 20.0 <= stage.clock.now() - last <= 21.1
 
@@ -179,7 +177,7 @@ async def a_session_that_is_renewed_lives_for_as_long_as_one_likes(stage: Stage)
     for _ in range(1000):
         await asyncio.sleep(0.9)
         program.session.renew()
-    assert program.heard.end is None
+    assert program.recorder.end is None
     assert await other.queue("m") == ([program.id], [])
 
 
@@ -192,6 +190,6 @@ async def a_wall_clock_that_jumps_ends_no_session(stage: Stage) -> None:
     for seconds in (1e6, -2e6):
         stage.clock.set_wall(stage.clock.wall() + seconds)
         await asyncio.sleep(2)
-    assert program.heard.end is None
+    assert program.recorder.end is None
     assert await other.queue("m") == ([program.id], [other.id])
-    assert not waiting.program.heard.removals
+    assert not waiting.program.recorder.removals

@@ -1,7 +1,5 @@
 """Descriptions: their contents; an engine may omit facts that its store does not know."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -15,21 +13,21 @@ from tenure.testing.stage import Stage
 
 
 @behaviour()
-async def an_engine_tells_where_its_store_is_by_what_clock_and_what_it_can(stage: Stage) -> None:
+async def an_engine_has_a_url_a_clock_and_capabilities(stage: Stage) -> None:
     assert "://" in stage.eye.url
     assert stage.eye.clock is stage.clock
     assert isinstance(stage.eye.capabilities, Capabilities)
 
 
 @behaviour()
-async def a_store_tells_its_wall_clock_in_seconds_since_1970(stage: Stage) -> None:
+async def a_store_returns_its_wall_clock_in_seconds_since_1970(stage: Stage) -> None:
     before = stage.clock.wall()
-    told = [await stage.eye.store_time() for _ in range(3)]
+    times = [await stage.eye.store_time() for _ in range(3)]
     after = stage.clock.wall()
     # The stores of a conformance run are on this machine, so the wall clocks agree.
-    assert told == sorted(told)
-    assert before - 1 <= told[0]
-    assert told[-1] <= after + 1
+    assert times == sorted(times)
+    assert before - 1 <= times[0]
+    assert times[-1] <= after + 1
 
 
 @behaviour("lasting")
@@ -57,7 +55,7 @@ async def owners_and_waiters_are_described_in_the_order_of_the_queue(stage: Stag
 
 
 @behaviour("lasting")
-async def owners_and_waiters_are_described_only_if_asked_for(stage: Stage) -> None:
+async def owners_and_waiters_are_described_only_if_requested(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     await owner.create("pool", 1)
     await owner.enqueue("pool")

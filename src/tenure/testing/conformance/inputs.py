@@ -1,7 +1,5 @@
 """Invalid values: every engine rejects them with the same kind of error, and changes nothing."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping

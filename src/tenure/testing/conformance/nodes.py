@@ -1,7 +1,5 @@
 """Nodes: namespaces with a configuration."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 from tenure.engines.contract import Attach, Place
@@ -119,7 +117,7 @@ async def a_path_may_be_as_long_as_the_rules_allow(stage: Stage) -> None:
 
 
 @behaviour()
-async def whoever_asks_for_a_missing_node_is_told_so(stage: Stage) -> None:
+async def operations_on_a_missing_node_are_refused(stage: Stage) -> None:
     eye, missing = stage.eye, "/missing"
     with raises(NodeNotFound, "describe_node"):
         await eye.describe_node(missing)
@@ -189,18 +187,18 @@ async def an_attached_session_keeps_its_node_from_being_dropped(stage: Stage) ->
 async def a_node_dropped_by_force_ends_its_sessions_as_expired(stage: Stage) -> None:
     await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
     owner, waiter = await stage.programs(2, "/n")
-    elsewhere = await stage.program()
+    other_program = await stage.program()
     await owner.lock("m")
     await waiter.lock("m")
-    untouched = await elsewhere.lock("m")
+    untouched = await other_program.lock("m")
     await stage.eye.drop_node("/n", force=True)
     for program in (owner, waiter):
         await program.ended()
         with raises(SessionExpired):
             await program.lock("other")
-    assert not waiter.heard.grants
-    assert elsewhere.heard.end is None
-    assert await elsewhere.queue("m") == ([untouched.program.id], [])
+    assert not waiter.recorder.grants
+    assert other_program.recorder.end is None
+    assert await other_program.queue("m") == ([untouched.program.id], [])
 
 
 @behaviour()
@@ -225,13 +223,13 @@ async def one_name_on_two_nodes_is_two_semaphores(stage: Stage) -> None:
 
 
 @behaviour()
-async def a_node_tells_how_many_sessions_and_semaphores_it_has_if_it_tells_at_all(
+async def a_node_counts_its_sessions_and_semaphores_if_it_counts_any(
     stage: Stage,
 ) -> None:
     await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
     one, two = await stage.programs(2, "/n")
-    elsewhere = await stage.program()
-    for program in (one, two, elsewhere):
+    other_program = await stage.program()
+    for program in (one, two, other_program):
         await program.lock("m")
     await one.lock("another")
     described = await stage.eye.describe_node("/n")

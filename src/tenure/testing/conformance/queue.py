@@ -1,7 +1,5 @@
 """The queue: first come, first served, one hand-over at a time, with order ids that only rise."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -75,15 +73,15 @@ async def grants_are_handed_out_in_the_order_of_the_queue(stage: Stage) -> None:
 
 
 @behaviour()
-async def a_grant_is_told_to_the_one_granted_and_to_nobody_else(stage: Stage) -> None:
+async def a_grant_is_reported_only_to_its_session(stage: Stage) -> None:
     owner, first, second = await stage.programs(3)
     held = await owner.lock("m")
     ahead, behind = await first.lock("m"), await second.lock("m")
     await owner.withdraw(held)
     await ahead.granted()
     await stage.settle()
-    assert behind.request_id not in second.heard.grants
-    assert held.request_id not in owner.heard.grants
+    assert behind.request_id not in second.recorder.grants
+    assert held.request_id not in owner.recorder.grants
 
 
 @behaviour()
@@ -95,8 +93,8 @@ async def a_waiter_that_withdraws_is_never_granted(stage: Stage) -> None:
     assert await stage.queue("m") == ([owner.id], [last.id])
     await owner.withdraw(held)
     await waiting.granted()
-    assert not leaver.heard.grants
-    assert not leaver.heard.removals
+    assert not leaver.recorder.grants
+    assert not leaver.recorder.removals
 
 
 @behaviour()
@@ -289,7 +287,7 @@ async def who_no_longer_wants_the_answer_does_not_stop_the_request(stage: Stage)
     async def joined() -> bool:
         return await stage.queue("m") == ([program.id], [])
 
-    await stage.until(joined, "a request is carried out although its answer is not wanted")
+    await stage.until(joined, "a request is carried out although its answer is not needed")
 
     answer = program.send_withdrawal(request)
     if isinstance(answer, asyncio.Future):

@@ -57,7 +57,7 @@ async def a_waiter_whose_time_was_over_was_not_there(stage: Stage) -> None:
 
 
 @behaviour("fencing")
-async def what_was_evicted_was_not_there_whether_or_not_its_session_was_told(
+async def an_evicted_request_is_missing_at_its_release(
     stage: Stage,
 ) -> None:
     owner, waiter = await stage.programs(2)
@@ -116,7 +116,7 @@ async def a_withdrawal_after_the_store_has_ended_the_session_fails_with_it(stage
     with raises(SessionExpired, "a release"):
         await program.withdraw(held)
     await program.ended()
-    with raises(SessionExpired, "a release after the news"):
+    with raises(SessionExpired, "a release after the event"):
         await program.withdraw(held)
 
 

@@ -1,7 +1,5 @@
 """One request: withdrawn, altered in place, evicted."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 from tenure.engines.contract import Place, Removal
@@ -175,7 +173,7 @@ async def a_request_that_is_not_in_the_queue_cannot_be_altered(stage: Stage) -> 
     await owner.withdraw(released)
     with raises(LeaseReleased, "released"):
         await owner.alter(released, data=b"late")
-    with raises(LeaseReleased, "never asked for"):
+    with raises(LeaseReleased, "never sent"):
         await answer_of(owner.session.alter(12345, count=None, data=b"late"))
     mine = await other.lock("m", data=b"mine")
     with raises(LeaseReleased, "another session's"):
@@ -187,14 +185,14 @@ async def a_request_that_is_not_in_the_queue_cannot_be_altered(stage: Stage) -> 
 
 
 @behaviour("fencing")
-async def an_evicted_owner_is_told_so_and_the_next_is_granted(stage: Stage) -> None:
+async def an_evicted_owner_is_notified_and_the_next_is_granted(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     held, waiting = await owner.lock("m"), await waiter.lock("m")
     assert held.order_id is not None
     assert await stage.eye.evict(DEFAULT_NODE, "m", held.order_id) is True
     assert await held.removed() is Removal.EVICTED
     await waiting.granted()
-    assert owner.heard.end is None
+    assert owner.recorder.end is None
     with raises(LeaseReleased):
         await owner.alter(held, data=b"still here?")
     await owner.withdraw(held)
@@ -202,7 +200,7 @@ async def an_evicted_owner_is_told_so_and_the_next_is_granted(stage: Stage) -> N
 
 
 @behaviour("fencing")
-async def an_evicted_waiter_is_told_so_and_passed_over(stage: Stage) -> None:
+async def an_evicted_waiter_is_notified_and_passed_over(stage: Stage) -> None:
     owner, waiter, last = await stage.programs(3)
     held, evicted, waiting = await owner.lock("m"), await waiter.lock("m"), await last.lock("m")
     first = (await owner.describe("m")).waiters[0]
@@ -211,23 +209,23 @@ async def an_evicted_waiter_is_told_so_and_passed_over(stage: Stage) -> None:
     assert await stage.queue("m") == ([owner.id], [last.id])
     await owner.withdraw(held)
     await waiting.granted()
-    assert not waiter.heard.grants
+    assert not waiter.recorder.grants
 
 
 @behaviour("fencing")
 async def evicting_takes_one_request_and_leaves_the_others_of_its_session(stage: Stage) -> None:
     program = await stage.program()
     first, second = await program.lock("m"), await program.lock("m")
-    elsewhere = await program.lock("another")
+    other_program = await program.lock("another")
     assert first.order_id is not None
     await stage.eye.evict(DEFAULT_NODE, "m", first.order_id)
     await second.granted()
     assert await stage.queue("m") == ([program.id], [])
-    assert await stage.queue("another") == ([elsewhere.program.id], [])
+    assert await stage.queue("another") == ([other_program.program.id], [])
 
 
 @behaviour("fencing")
-async def evicting_what_is_not_there_tells_so(stage: Stage) -> None:
+async def evicting_a_missing_request_returns_false(stage: Stage) -> None:
     program = await stage.program()
     held, other = await program.lock("m"), await program.lock("another")
     assert held.order_id is not None

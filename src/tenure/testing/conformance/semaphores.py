@@ -1,7 +1,5 @@
 """Operations on semaphores: create, update, describe, list, delete."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 from tenure.engines.contract import Place, Removal
@@ -48,7 +46,7 @@ async def a_semaphore_stays_when_nobody_uses_it(stage: Stage) -> None:
 
 
 @behaviour("lasting")
-async def creating_a_semaphore_that_exists_fails_and_tells_its_limit(stage: Stage) -> None:
+async def creating_a_semaphore_that_exists_fails_with_its_limit(stage: Stage) -> None:
     maker, other = await stage.programs(2)
     await maker.create("pool", 4, b"first")
     for limit in (4, 5):
@@ -108,7 +106,7 @@ async def updating_replaces_the_data_and_needs_no_ownership(stage: Stage) -> Non
 
 
 @behaviour()
-async def whoever_asks_for_a_missing_semaphore_is_told_so(stage: Stage) -> None:
+async def operations_on_a_missing_semaphore_are_refused(stage: Stage) -> None:
     program = await stage.program()
     session = program.session
     with raises(SemaphoreNotFound, "describe"):
@@ -135,7 +133,7 @@ async def an_error_says_on_which_semaphore_of_which_node(stage: Stage) -> None:
 
 
 @behaviour("lasting")
-async def names_are_told_apart_by_every_byte(stage: Stage) -> None:
+async def names_are_compared_byte_by_byte(stage: Stage) -> None:
     writer, reader = await stage.programs(2)
     for number, name in enumerate(AWKWARD_NAMES):
         await writer.create(name, number + 1, name.encode())
@@ -163,7 +161,7 @@ async def ephemeral_semaphores_may_have_awkward_names_too(stage: Stage) -> None:
 
 
 @behaviour("lasting")
-async def semaphores_are_listed_by_name_with_owners_and_waiters_if_asked(stage: Stage) -> None:
+async def semaphores_are_listed_by_name_with_owners_and_waiters_if_requested(stage: Stage) -> None:
     one, two = await stage.programs(2)
     for name in ("b", "a", "C"):
         await one.create(name, 1, name.encode())
@@ -209,7 +207,7 @@ async def a_semaphore_in_use_is_not_deleted(stage: Stage) -> None:
 
 
 @behaviour("lasting")
-async def deleting_by_force_tells_owners_and_waiters(stage: Stage) -> None:
+async def deleting_by_force_notifies_owners_and_waiters(stage: Stage) -> None:
     owner, waiter, other = await stage.programs(3)
     await owner.create("pool", 1)
     held = await owner.enqueue("pool")
@@ -217,14 +215,14 @@ async def deleting_by_force_tells_owners_and_waiters(stage: Stage) -> None:
     await other.session.delete_semaphore("pool", force=True)
     assert await held.removed() is Removal.DELETED
     assert await waiting.removed() is Removal.DELETED
-    assert not waiter.heard.grants
+    assert not waiter.recorder.grants
     with raises(SemaphoreNotFound):
         await owner.describe("pool")
     for program, request in ((owner, held), (waiter, waiting)):
         with raises(LeaseReleased):
             await program.alter(request, data=b"still here?")
         await program.withdraw(request)
-        assert program.heard.end is None
+        assert program.recorder.end is None
 
 
 @behaviour()
@@ -265,7 +263,7 @@ async def a_semaphore_that_is_created_again_knows_nothing_of_the_old_one(stage: 
 
 @behaviour("lasting")
 async def the_limit_of_a_semaphore_is_not_a_matter_of_opinion(stage: Stage) -> None:
-    """Reject a request for more than the semaphore's limit, whatever limit the program expects."""
+    """Reject a request for more than the limit, for any limit that the program expects."""
     program = await stage.program()
     await program.create("pool", 4)
     with raises(InvalidArgument):

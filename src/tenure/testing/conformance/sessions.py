@@ -1,7 +1,5 @@
 """Sessions: attaching, renewing with proofs, and descriptions."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -22,16 +20,16 @@ async def attaching_proves_the_session(stage: Stage) -> None:
     before = stage.clock.now()
     program = await stage.program(engine=engine)
     after = stage.clock.now()
-    assert program.heard.proofs
-    assert before <= program.heard.proofs[0] <= after
+    assert program.recorder.proofs
+    assert before <= program.recorder.proofs[0] <= after
 
 
 async def _proof_after(program: Program, renew: Callable[[], object]) -> float:
     """Return the first proof that is received after calling `renew`."""
-    known = len(program.heard.proofs)
+    known = len(program.recorder.proofs)
     renew()
-    await program.heard.wait_for(lambda heard: len(heard.proofs) > known, "a proof")
-    return program.heard.proofs[known]
+    await program.recorder.wait_for(lambda recorder: len(recorder.proofs) > known, "a proof")
+    return program.recorder.proofs[known]
 
 
 @behaviour()
@@ -64,11 +62,11 @@ async def a_renewal_of_a_session_that_is_over_proves_nothing_and_does_not_raise(
     await closed.close()
     await stage.eye.end_session(DEFAULT_NODE, ended.id)
     await ended.ended()
-    proofs = [len(program.heard.proofs) for program in (closed, ended)]
+    proofs = [len(program.recorder.proofs) for program in (closed, ended)]
     for program in (closed, ended):
         program.session.renew()
     await _proof_after(other, other.session.renew)
-    assert [len(program.heard.proofs) for program in (closed, ended)] == proofs
+    assert [len(program.recorder.proofs) for program in (closed, ended)] == proofs
 
 
 @behaviour()
@@ -104,7 +102,7 @@ async def sessions_are_listed_by_id_with_what_they_said_of_themselves(stage: Sta
         await stage.program("/n", window=1.5, description="ü" * 512, engine=engine),
         await stage.program("/n", window=1800, engine=engine),
     ]
-    await stage.program(DEFAULT_NODE, description="elsewhere")
+    await stage.program(DEFAULT_NODE, description="other_program")
     found = await stage.eye.list_sessions("/n")
     assert [each.id for each in found] == sorted(program.id for program in here)
     by_id = {each.id: each for each in found}

@@ -1,7 +1,5 @@
 """Takeover of sessions: a program resumes the session of another one."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +31,9 @@ async def a_resumed_session_finds_every_request_in_its_place(stage: Stage) -> No
     assert successor.session.attach_number > predecessor.session.attach_number
     assert await other.queue("owned") == ([successor.id], [other.id])
     assert await other.queue("awaited") == ([other.id], [successor.id])
-    assert [(each.request_id, each.order_id, each.granted) for each in successor.heard.found] == [
+    assert [
+        (each.request_id, each.order_id, each.granted) for each in successor.recorder.found
+    ] == [
         (owned.request_id, owned.order_id, True),
         (waiting.request_id, waiting.order_id, False),
     ]
@@ -106,14 +106,14 @@ async def a_session_lives_for_the_window_that_it_has_adopted(stage: Stage) -> No
 
 
 @behaviour("resume")
-async def a_resumed_session_is_proven_anew(stage: Stage) -> None:
+async def a_resumed_session_is_proven_again(stage: Stage) -> None:
     predecessor = await _predecessor(stage)
     await predecessor.detach()
     engine = await stage.engine()
     before = stage.clock.now()
     successor = await stage.program(engine=engine, liveness="window", resume=predecessor)
-    assert successor.heard.proofs
-    assert before <= successor.heard.proofs[0]
+    assert successor.recorder.proofs
+    assert before <= successor.recorder.proofs[0]
 
 
 @behaviour("resume")
@@ -122,8 +122,8 @@ async def of_two_attachments_the_earlier_one_is_ended(stage: Stage) -> None:
     owned = await predecessor.lock("m")
     successor = await stage.program(liveness="window", resume=predecessor)
     await predecessor.ended()
-    assert predecessor.heard.end is not None
-    assert predecessor.heard.end.taken_over
+    assert predecessor.recorder.end is not None
+    assert predecessor.recorder.end.taken_over
     with raises(SessionExpired):
         await predecessor.lock("another")
     with contextlib.suppress(SessionExpired):
@@ -142,7 +142,7 @@ async def a_request_says_what_it_was_when_its_session_is_resumed(stage: Stage) -
     await predecessor.alter(shrunk, count=1, data=b"one")
     await predecessor.lock("m", data=b"whole")
     successor = await stage.program(liveness="window", resume=predecessor)
-    found = successor.heard.found
+    found = successor.recorder.found
     assert [(each.name, each.count, each.data, each.ephemeral) for each in found] == [
         ("pool", 2, b"two", False),
         ("pool", 1, b"one", False),
@@ -152,11 +152,11 @@ async def a_request_says_what_it_was_when_its_session_is_resumed(stage: Stage) -
 
 
 @behaviour("resume")
-async def a_take_over_is_complete_when_the_other_side_has_been_told(stage: Stage) -> None:
+async def a_takeover_is_complete_when_the_former_program_is_notified(stage: Stage) -> None:
     for _ in range(5):
         predecessor = await _predecessor(stage)
         successor = await stage.program(liveness="window", resume=predecessor)
-        assert predecessor.heard.end is not None
+        assert predecessor.recorder.end is not None
         await successor.close()
 
 
@@ -217,12 +217,12 @@ async def watches_end_with_the_attachment_that_began_them(stage: Stage) -> None:
     await writer.create("pool", 1)
     watching = await predecessor.watch("pool")
     successor = await stage.program(liveness="window", resume=predecessor)
-    heard = watching.calls
+    recorder = watching.calls
     seen = await successor.watch("pool")
     await writer.session.update_semaphore("pool", b"new")
     await seen.called()
     await successor.fence(writer)
-    assert watching.calls == heard
+    assert watching.calls == recorder
 
 
 @behaviour("resume")
@@ -249,7 +249,7 @@ async def a_wrong_key_takes_nothing_over_and_disturbs_nobody(stage: Stage) -> No
         with raises(AuthenticationFailed, f"attach with {key!r}"):
             await stage.program(liveness="window", resume=predecessor, key=key)
     assert (await predecessor.lock("another")).place is Place.GRANTED
-    assert predecessor.heard.end is None
+    assert predecessor.recorder.end is None
 
 
 @behaviour("resume")

@@ -1,7 +1,5 @@
 """Requests with a timeout."""
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -39,8 +37,8 @@ async def a_request_that_does_not_wait_never_joins_the_queue(stage: Stage) -> No
     assert await stage.queue("m") == ([owner.id], [])
     await owner.withdraw(held)
     assert await stage.queue("m") == ([], [])
-    assert not other.heard.grants
-    assert not other.heard.removals
+    assert not other.recorder.grants
+    assert not other.recorder.removals
 
 
 @behaviour("lasting")
@@ -75,24 +73,24 @@ async def a_waiter_leaves_when_its_time_is_over(stage: Stage) -> None:
     with raises(LeaseReleased):
         await waiter.alter(waiting, data=b"still here?")
     await waiter.withdraw(waiting)
-    assert not waiter.heard.grants
+    assert not waiter.recorder.grants
 
 
 @behaviour()
-async def a_waiter_that_gave_up_is_passed_over(stage: Stage) -> None:
+async def a_waiter_that_timed_out_is_passed_over(stage: Stage) -> None:
     owner, impatient, patient = await stage.programs(3)
     held = await owner.lock("m")
-    gave_up = await impatient.lock("m", timeout=SOON)
+    timed_out = await impatient.lock("m", timeout=SOON)
     waiting = await patient.lock("m")
-    await gave_up.removed()
+    await timed_out.removed()
     assert await stage.queue("m") == ([owner.id], [patient.id])
     await owner.withdraw(held)
     await waiting.granted()
-    assert not impatient.heard.grants
+    assert not impatient.recorder.grants
 
 
 @behaviour("lasting")
-async def who_waited_behind_a_waiter_that_gave_up_is_granted_if_it_fits(stage: Stage) -> None:
+async def a_waiter_behind_one_that_timed_out_is_granted_if_it_fits(stage: Stage) -> None:
     owner, large, small = await stage.programs(3)
     await owner.create("pool", 3)
     await owner.enqueue("pool", 1)
@@ -142,16 +140,18 @@ async def the_time_to_wait_is_over_with_the_grant(stage: Stage) -> None:
     held = await owner.lock("m")
     waiting = await waiter.lock("m", timeout=5 * SOON)
     await owner.withdraw(held)
-    await waiter.heard.wait_for(
-        lambda heard: waiting.request_id in heard.grants or waiting.request_id in heard.removals,
+    await waiter.recorder.wait_for(
+        lambda recorder: (
+            waiting.request_id in recorder.grants or waiting.request_id in recorder.removals
+        ),
         "an answer",
     )
-    granted = waiting.request_id in waiter.heard.grants  # otherwise the machine is very slow
+    granted = waiting.request_id in waiter.recorder.grants  # otherwise the machine is very slow
     at_once = await owner.lock("another", timeout=5 * SOON)
     later = await sentinel.lock("another", timeout=10 * SOON)
     await later.removed()
     assert await stage.queue("m") == ([waiter.id] * granted, [])
-    assert at_once.request_id not in owner.heard.removals
+    assert at_once.request_id not in owner.recorder.removals
     assert await stage.queue("another") == ([owner.id], [])
 
 
@@ -170,7 +170,7 @@ async def each_waiter_has_its_own_time(stage: Stage) -> None:
 
 
 @behaviour()
-async def a_request_is_granted_or_gives_up_and_never_both(stage: Stage) -> None:
+async def a_request_is_granted_or_times_out_and_never_both(stage: Stage) -> None:
     owner = await stage.program()
     engine = await stage.engine()
     others = [await stage.program(engine=engine) for _ in range(10)]
@@ -181,17 +181,17 @@ async def a_request_is_granted_or_gives_up_and_never_both(stage: Stage) -> None:
     await asyncio.sleep(SOON + 0.01)
     await owner.withdraw(held)
     for request in waiting:
-        heard = request.program.heard
+        recorder = request.program.recorder
         number = request.request_id
-        await heard.wait_for(
-            lambda heard: number in heard.grants or number in heard.removals,  # noqa: B023  awaited here
+        await recorder.wait_for(
+            lambda recorder: number in recorder.grants or number in recorder.removals,  # noqa: B023  awaited here
             "a grant or the end of the time",
         )
-        if request.request_id in heard.grants:
+        if request.request_id in recorder.grants:
             await request.program.withdraw(request)
     for request in waiting:
-        heard = request.program.heard
-        assert (request.request_id in heard.grants) != (request.request_id in heard.removals)
+        recorder = request.program.recorder
+        assert (request.request_id in recorder.grants) != (request.request_id in recorder.removals)
     assert await stage.queue("m") == ([], [])
 
 
@@ -207,7 +207,7 @@ async def a_try_for_a_new_mutex_that_is_withdrawn_leaves_nothing(stage: Stage) -
 
 
 @behaviour()
-async def a_waiter_that_is_given_less_time_gives_up_sooner(stage: Stage) -> None:
+async def a_waiter_with_a_shorter_timeout_times_out_sooner(stage: Stage) -> None:
     owner, waiter, other = await stage.programs(3)
     await owner.lock("m")
     for timeout in (None, 3600.0):
@@ -218,7 +218,7 @@ async def a_waiter_that_is_given_less_time_gives_up_sooner(stage: Stage) -> None
         assert await waiting.removed() is Removal.TIMED_OUT
         assert stage.clock.now() - began >= SOON - 1e-6
     assert await stage.queue("m") == ([owner.id], [other.id, other.id])
-    assert not waiter.heard.grants
+    assert not waiter.recorder.grants
 
 
 @behaviour()
@@ -261,7 +261,7 @@ async def a_waiter_left_without_time_goes_at_once_and_those_behind_it_move_up(
     assert await stage.queue("pool") == ([owner.id, small.id], [])
     with raises(LeaseReleased):
         await large.alter(blocking, timeout=None)
-    assert not large.heard.grants
+    assert not large.recorder.grants
 
 
 @behaviour("lasting")
@@ -273,7 +273,7 @@ async def a_waiter_left_without_time_is_granted_if_what_it_wants_now_fits(stage:
     await other.alter(waiting, count=1, timeout=0)
     await waiting.granted()
     assert await stage.queue("pool") == ([owner.id, other.id], [])
-    assert not other.heard.removals
+    assert not other.recorder.removals
 
 
 @behaviour()
@@ -284,11 +284,11 @@ async def an_owner_does_not_mind_a_timeout(stage: Stage) -> None:
         await owner.alter(held, timeout=timeout)
     await (await sentinel.lock("m", timeout=2 * SOON)).removed()
     assert await stage.queue("m") == ([owner.id], [])
-    assert not owner.heard.removals
+    assert not owner.recorder.removals
 
 
 @behaviour()
-async def what_was_only_just_asked_for_may_be_given_up_at_once(stage: Stage) -> None:
+async def a_request_may_be_withdrawn_at_once_after_it_was_sent(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     held = await owner.lock("m")
     waiting = waiter.send("m", EPHEMERAL_LIMIT, ephemeral=True)
@@ -298,11 +298,11 @@ async def what_was_only_just_asked_for_may_be_given_up_at_once(stage: Stage) -> 
     assert await waiting.removed() is Removal.TIMED_OUT
     await owner.withdraw(held)
     assert await stage.queue("m") == ([], [])
-    assert not waiter.heard.grants
+    assert not waiter.recorder.grants
 
 
 @behaviour("waiter_timeout")
-async def a_description_tells_the_time_that_a_waiter_was_given_last(stage: Stage) -> None:
+async def a_description_has_the_latest_timeout_of_a_waiter(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     await owner.lock("m")
     waiting = await waiter.lock("m", timeout=3600)

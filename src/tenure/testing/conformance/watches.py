@@ -3,8 +3,6 @@
 A fence distinguishes a call that must not happen from one that is late: see `Program.fence`.
 """
 
-# ruff: noqa: D103  a behaviour's name is its sentence
-
 from __future__ import annotations
 
 import asyncio
@@ -13,7 +11,7 @@ from tenure.errors import SemaphoreNotFound
 from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.testing.conformance.behaviour import behaviour
 from tenure.testing.program import Program, Watching, raises
-from tenure.testing.recorder import PATIENCE
+from tenure.testing.recorder import TIMEOUT
 from tenure.testing.stage import Stage
 
 
@@ -156,7 +154,7 @@ async def many_changes_may_become_one_call_but_the_last_state_is_seen(stage: Sta
                 await asyncio.sleep(0)
             await writer.session.update_semaphore("pool", b"%d" % number)
 
-    async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(2 * TIMEOUT), asyncio.TaskGroup() as group:
         group.create_task(write())
         seen = b""
         while seen != last:
@@ -290,12 +288,12 @@ async def an_eviction_is_noticed(stage: Stage) -> None:
 async def other_names_and_other_nodes_are_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     await stage.eye.create_node("/n", NodeConfig(), exist_ok=False)
-    elsewhere = await stage.program("/n")
+    other_program = await stage.program("/n")
     watching = await watcher.watch("pool")
     await watcher.fence(writer)
     calls = watching.calls
-    await elsewhere.create("pool", 1)
-    await elsewhere.enqueue("pool")
+    await other_program.create("pool", 1)
+    await other_program.enqueue("pool")
     for name in ("poo", "pool ", "pool/a", "POOL"):
         await writer.create(name, 1)
         await writer.enqueue(name)

@@ -20,7 +20,7 @@ A program that holds leases has to tolerate all of that::
 
 * `Way.cut` in both directions: the store is silent, and no session is notified.
 * `Way.cut` in one direction: a half-open connection. Either requests arrive and take effect, but
-  no answer comes back. Or no request arrives, while earlier answers still come back.
+  no answer returns. Or no request arrives, while earlier answers still return.
 * `Way.lose`: a cut in both directions, of which the session is notified: it is detached.
 
 The inner engine may belong to another event loop of the same thread (``store_loop``), and to

@@ -97,9 +97,9 @@ class Exchange:
             self._reply(answer, None if error else done.result(), error)
 
     def _reply(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self.tell(partial(settle, answer, result, error))
+        self.deliver(partial(settle, answer, result, error))
 
-    def tell(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
         """Send a message back; it is called on the program's loop when it arrives."""
         if self._io_loop is None:
             self.way.back.send(message)

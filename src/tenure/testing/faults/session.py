@@ -58,7 +58,7 @@ class FaultySession(SessionDefaults):
         self.how = how
         self.inner: EngineSession | None = None
         self.exchange = exchange
-        self.tell = exchange.tell
+        self.deliver = exchange.deliver
         self.way = exchange.way
         self._engine = engine
         self._clock = clock
@@ -70,7 +70,7 @@ class FaultySession(SessionDefaults):
         self._attaching: asyncio.Task[Any] | None = None
         self._unwanted = False
         # For each renewal: its arrival on the store's clock, and its departure on the program's.
-        self._asked = deque([(float("-inf"), clock.now())])
+        self._renewals = deque([(float("-inf"), clock.now())])
 
     # The program's end
 
@@ -104,7 +104,7 @@ class FaultySession(SessionDefaults):
             loop.call_soon_threadsafe(self.way.there.send, message)
 
     def _renew(self, sent: float) -> None:
-        self._asked.append((self._engine.clock.now(), sent))
+        self._renewals.append((self._engine.clock.now(), sent))
         self.store.renew()
 
     async def close(self) -> None:
@@ -229,13 +229,13 @@ class FaultySession(SessionDefaults):
 
     def proven(self, at: float) -> None:
         """Send the time of the newest renewal that a proof of `at` covers."""
-        while len(self._asked) > 1 and self._asked[1][0] <= at:
-            self._asked.popleft()
-        self.way.back.send(partial(self._events.proven, self._asked[0][1]))
+        while len(self._renewals) > 1 and self._renewals[1][0] <= at:
+            self._renewals.popleft()
+        self.way.back.send(partial(self._events.proven, self._renewals[0][1]))
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Report the recovered requests, over the way."""
-        self.tell(partial(self._events.resumed, requests))
+        self.deliver(partial(self._events.resumed, requests))
 
     def granted(self, request_id: int, order_id: int | None) -> None:
         """Report a grant, over the way; sometimes twice."""
@@ -244,27 +244,27 @@ class FaultySession(SessionDefaults):
             self._report_granted(request_id, order_id)
 
     def _report_granted(self, request_id: int, order_id: int | None) -> None:
-        self.tell(partial(self._heard_granted, request_id, order_id))
+        self.deliver(partial(self._deliver_granted, request_id, order_id))
 
-    def _heard_granted(self, request_id: int, order_id: int | None) -> None:
+    def _deliver_granted(self, request_id: int, order_id: int | None) -> None:
         if self._over is None:
             self._events.granted(request_id, order_id)
 
     def removed(self, request_id: int, why: Removal) -> None:
         """Report a removal, over the way."""
-        self.tell(partial(self._events.removed, request_id, why))
+        self.deliver(partial(self._events.removed, request_id, why))
 
     def detached(self, cause: BaseException | None = None) -> None:
         """Report the loss of contact, over the way."""
-        self.tell(partial(self._events.detached, cause))
+        self.deliver(partial(self._events.detached, cause))
 
     def attached(self) -> None:
         """Report the return of contact, over the way."""
-        self.tell(self._events.attached)
+        self.deliver(self._events.attached)
 
     def ended(self, error: SessionExpired) -> None:
         """Report the end of the session, over the way."""
-        self.tell(partial(self._end, error))
+        self.deliver(partial(self._end, error))
 
 
 class _Watch:
@@ -288,9 +288,9 @@ class _Watch:
     def _happened(self) -> None:
         if not self._on_its_way:
             self._on_its_way = True
-            self._session.tell(self._tell)
+            self._session.deliver(self._notify)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._on_its_way = False
         if not self._stopped:
             self._changed()

@@ -2,7 +2,7 @@
 
 `check` returns the contradictions. The rules, by the names that a `Violation` has:
 
-* ``limit``: the leases of a semaphore that are believed to be held never exceed its limit.
+* ``limit``: the leases of a semaphore that are held_between to be held never exceed its limit.
 * ``order``: a request is granted only if it fits beside all requests that precede it in the
   queue. A request with a smaller order id entered the queue earlier. It counts only if it is
   certain to be in the queue still.
@@ -14,7 +14,7 @@
   and does not hold the lease beyond the deadline.
 * ``data``: a single order of the calls on a semaphore's data explains all their results.
 * ``observers``: observers see the final state, and never data that was not written.
-* ``end``: when the store has settled, it has the requests that processes believe they have, no
+* ``end``: when the store has settled, it has the requests that processes consider theirs, no
   others, and has granted every request that can be granted.
 
 The rules use only what is certain. So a slow machine, a late message or an administrator's action
@@ -29,9 +29,9 @@ from itertools import islice
 from math import inf
 
 from tenure.testing.history.ending import end, observers
+from tenure.testing.history.index import ROUNDING, HistoryIndex, Place, RequestEntry, listed
 from tenure.testing.history.linear import Operated, is_linearizable, shortest_contradiction
 from tenure.testing.history.records import History, Leaves, Outcome, Record, Truth
-from tenure.testing.history.story import ROUNDING, Life, Place, Story, listed
 from tenure.testing.history.timeline import Violation
 
 __all__ = ["RULES", "check"]
@@ -50,155 +50,161 @@ def check(history: History) -> list[Violation]:
         ValueError: the history is malformed: two requests share a label, or a record names a
             request that was never made.
     """
-    story = Story(history)
-    return [violation for rule in RULES.values() for violation in islice(rule(story), _MOST)]
+    index = HistoryIndex(history)
+    return [violation for rule in RULES.values() for violation in islice(rule(index), _MOST)]
 
 
 # limit
 
 
-def _limit(story: Story) -> Iterator[Violation]:
-    for place, lives in story.places.items():
-        yield from _limit_of(story, place, lives)
+def _limit(index: HistoryIndex) -> Iterator[Violation]:
+    for place, entries in index.places.items():
+        yield from _limit_of(index, place, entries)
 
 
-def _limit_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violation]:
-    changes: list[tuple[float, int, int, bool]] = []  # instant, added count, life's index, is end
-    for number, life in enumerate(lives):
-        believed = life.believed
-        if believed is None:
+def _limit_of(
+    index: HistoryIndex, place: Place, entries: list[RequestEntry]
+) -> Iterator[Violation]:
+    changes: list[tuple[float, int, int, bool]] = []  # instant, added count, entry's index, is end
+    for number, entry in enumerate(entries):
+        held_between = entry.held_between
+        if held_between is None:
             continue
-        start, end = believed[0], believed[1] - story.history.skew
+        start, end = held_between[0], held_between[1] - index.history.skew
         if end <= start:
             continue
-        count = life.count
+        count = entry.count
         changes.append((start, count, number, False))
-        for at, left in life.shrinks:
+        for at, left in entry.shrinks:
             if at < end:
                 changes.append((at, left - count, number, False))
                 count = left
         changes.append((end, -count, number, True))
     changes.sort()  # at equal instants, releases come before grants
-    least = min(life.asked.limit for life in lives)
-    held, told = 0, False
-    holders: dict[int, Life] = {}
+    least = min(entry.requested.limit for entry in entries)
+    held, reported = 0, False
+    holders: dict[int, RequestEntry] = {}
     for _, more, number, last in changes:
         held += more
         if more > 0:
-            holders[number] = lives[number]
+            holders[number] = entries[number]
         elif last:
             del holders[number]
         if held <= least:
-            told = False
-        elif more > 0 and not told:
-            limit = max(life.asked.limit for life in holders.values())
+            reported = False
+        elif more > 0 and not reported:
+            limit = max(entry.requested.limit for entry in holders.values())
             if held > limit:
-                told = True
-                yield _too_many(story, place, [*holders.values()], held, limit)
+                reported = True
+                yield _too_many(index, place, [*holders.values()], held, limit)
 
 
-def _too_many(story: Story, place: Place, holders: list[Life], held: int, limit: int) -> Violation:
+def _too_many(
+    index: HistoryIndex, place: Place, holders: list[RequestEntry], held: int, limit: int
+) -> Violation:
     node, name = place
-    what = f"{listed(holders)} believe at once that they hold {name!r} on {node}"
-    if any(life.asked.count != limit for life in holders):
+    what = f"{listed(holders)} hold {name!r} on {node} at once"
+    if any(entry.requested.count != limit for entry in holders):
         what += f", {held} tokens of a limit of {limit}"
-    return story.accuse("limit", place, what, holders, *(life.granted for life in holders))
+    return index.accuse("limit", place, what, holders, *(entry.granted for entry in holders))
 
 
 # order
 
 
-def _order(story: Story) -> Iterator[Violation]:
-    for place, lives in story.places.items():
-        yield from _order_of(story, place, lives)
+def _order(index: HistoryIndex) -> Iterator[Violation]:
+    for place, entries in index.places.items():
+        yield from _order_of(index, place, entries)
 
 
-def _order_of(story: Story, place: Place, lives: list[Life]) -> Iterator[Violation]:
-    queue = [(life.order_id, life) for life in lives if life.order_id is not None]
+def _order_of(
+    index: HistoryIndex, place: Place, entries: list[RequestEntry]
+) -> Iterator[Violation]:
+    queue = [(entry.order_id, entry) for entry in entries if entry.order_id is not None]
     queue.sort(key=lambda each: each[0])
     # For each position, the earliest instant at which a request from there on is granted.
     first_behind = [inf] * (len(queue) + 1)
-    for index in range(len(queue) - 1, -1, -1):
-        believed = queue[index][1].believed
-        told = inf if believed is None else believed[0]
-        first_behind[index] = min(told, first_behind[index + 1])
-    ahead: list[tuple[float, int, Life]] = []  # in the queue until then, order id, request
-    for index, (order_id, life) in enumerate(queue):
-        believed = life.believed
-        if believed is not None and ahead:
+    for number in range(len(queue) - 1, -1, -1):
+        held_between = queue[number][1].held_between
+        reported = inf if held_between is None else held_between[0]
+        first_behind[number] = min(reported, first_behind[number + 1])
+    ahead: list[tuple[float, int, RequestEntry]] = []  # in the queue until then, order id, request
+    for number, (order_id, entry) in enumerate(queue):
+        held_between = entry.held_between
+        if held_between is not None and ahead:
             before = {
                 other_id: other
                 for until, other_id, other in ahead
-                if until > believed[0] and other_id != order_id
+                if until > held_between[0] and other_id != order_id
             }
-            needed = life.count + sum(other.least_count for other in before.values())
-            if needed > max(each.asked.limit for each in (life, *before.values())):
-                yield _out_of_turn(story, place, life, [*before.values()], needed)
-        behind = first_behind[index + 1]
+            needed = entry.count + sum(other.least_count for other in before.values())
+            if needed > max(each.requested.limit for each in (entry, *before.values())):
+                yield _out_of_turn(index, place, entry, [*before.values()], needed)
+        behind = first_behind[number + 1]
         ahead = [each for each in ahead if each[0] > behind]
-        if life.end - story.history.skew > behind:
-            until = story.in_queue_until(life) - story.history.skew
+        if entry.end - index.history.skew > behind:
+            until = index.in_queue_until(entry) - index.history.skew
             if until > behind:
-                ahead.append((until, order_id, life))
+                ahead.append((until, order_id, entry))
 
 
 def _out_of_turn(
-    story: Story, place: Place, life: Life, before: list[Life], needed: int
+    index: HistoryIndex, place: Place, entry: RequestEntry, before: list[RequestEntry], needed: int
 ) -> Violation:
     node, name = place
     what = (
-        f"{listed([life])} was granted {name!r} on {node} while {listed(before)} stood before it, "
+        f"{listed([entry])} was granted {name!r} on {node} while {listed(before)} stood before it, "
         "which left no room for it"
     )
-    if life.asked.limit != life.asked.count:
-        what += f": {needed} tokens of a limit of {life.asked.limit}"
-    return story.accuse("order", place, what, [*before, life], life.granted)
+    if entry.requested.limit != entry.requested.count:
+        what += f": {needed} tokens of a limit of {entry.requested.limit}"
+    return index.accuse("order", place, what, [*before, entry], entry.granted)
 
 
 # fencing
 
 
-def _fencing(story: Story) -> Iterator[Violation]:
-    for life, granted in story.replaced:
-        what = f"{listed([life])} was granted with another order id, {granted.order_id}"
-        yield story.accuse("fencing", life.place, what, [life], granted)
-    owners: dict[int, Life] = {}
-    for life in story.lives.values():
-        order_id, floor = life.order_id, life.floor
+def _fencing(index: HistoryIndex) -> Iterator[Violation]:
+    for entry, granted in index.replaced:
+        what = f"{listed([entry])} was granted with another order id, {granted.order_id}"
+        yield index.accuse("fencing", entry.place, what, [entry], granted)
+    owners: dict[int, RequestEntry] = {}
+    for entry in index.entries.values():
+        order_id, floor = entry.order_id, entry.floor
         if order_id is None:
             continue
-        other = owners.setdefault(order_id, life)
-        if other is not life and _origin(story, other) != _origin(story, life):
-            what = f"{listed([other])} and {listed([life])} have one order id"
-            yield story.accuse("fencing", life.place, what, [other, life], life.granted)
-        elif life.asked.recovers is not None:
-            former = story.lives.get(life.asked.recovers)
+        other = owners.setdefault(order_id, entry)
+        if other is not entry and _origin(index, other) != _origin(index, entry):
+            what = f"{listed([other])} and {listed([entry])} have one order id"
+            yield index.accuse("fencing", entry.place, what, [other, entry], entry.granted)
+        elif entry.requested.recovers is not None:
+            former = index.entries.get(entry.requested.recovers)
             if former is not None and former.order_id not in (None, order_id):
-                what = f"{listed([life])} goes on with {listed([former])}, which it is not"
-                yield story.accuse("fencing", life.place, what, [former, life], life.granted)
+                what = f"{listed([entry])} continues {listed([former])}, which it is not"
+                yield index.accuse("fencing", entry.place, what, [former, entry], entry.granted)
         elif floor is not None and floor.order_id is not None and order_id < floor.order_id:
-            what = f"{listed([floor])} was known before {listed([life])} was asked for"
-            yield story.accuse("fencing", life.place, what, [floor, life], life.asked)
+            what = f"{listed([floor])} was known before {listed([entry])} was sent"
+            yield index.accuse("fencing", entry.place, what, [floor, entry], entry.requested)
 
 
-def _origin(story: Story, life: Life) -> str:
+def _origin(index: HistoryIndex, entry: RequestEntry) -> str:
     """Return the label of the first request in the chain of recoveries that leads to this one."""
-    while life.asked.recovers is not None:
-        former = story.lives.get(life.asked.recovers)
+    while entry.requested.recovers is not None:
+        former = index.entries.get(entry.requested.recovers)
         if former is None:
-            return life.asked.recovers or life.asked.request
-        life = former
-    return life.asked.request
+            return entry.requested.recovers or entry.requested.request
+        entry = former
+    return entry.requested.request
 
 
 # never again
 
 
-def _never_again(story: Story) -> Iterator[Violation]:
-    for life, record in story.again:
-        what = f"{listed([life])} is held again after it had been given up or was over"
-        yield story.accuse("never again", life.place, what, [life], life.ended_by, record)
-    for (observer, place), shown in story.observed.items():
+def _never_again(index: HistoryIndex) -> Iterator[Violation]:
+    for entry, record in index.again:
+        what = f"{listed([entry])} is held again after it had been withdrawn or was over"
+        yield index.accuse("never again", entry.place, what, [entry], entry.ended_by, record)
+    for (observer, place), shown in index.observed.items():
         was: set[int] = set()
         left: set[int] = set()
         for record in shown:
@@ -215,70 +221,70 @@ def _never_again(story: Story) -> Iterator[Violation]:
 # loss
 
 
-def _loss(story: Story) -> Iterator[Violation]:
-    for life, record in story.late:
-        what = f"{listed([life])} was held after its deadline"
-        yield story.accuse("loss", life.place, what, [life], record)
-    for life in story.lives.values():
-        gone, left = life.gone, life.ended_by
-        if gone is None or life.granted is None or life.deadline == inf:
+def _loss(index: HistoryIndex) -> Iterator[Violation]:
+    for entry, record in index.late:
+        what = f"{listed([entry])} was held after its deadline"
+        yield index.accuse("loss", entry.place, what, [entry], record)
+    for entry in index.entries.values():
+        gone, left = entry.gone, entry.ended_by
+        if gone is None or entry.granted is None or entry.deadline == inf:
             continue
         if gone.why == "released" and isinstance(left, Leaves):
-            if left.at > life.deadline + ROUNDING:
-                what = f"{listed([life])} was held to its end, and its deadline had passed by then"
-                yield story.accuse("loss", life.place, what, [life], left)
+            if left.at > entry.deadline + ROUNDING:
+                what = f"{listed([entry])} was held to its end, and its deadline had passed by then"
+                yield index.accuse("loss", entry.place, what, [entry], left)
         elif gone.why == "lost":
-            grace = life.grace + story.history.slack
-            due = story.excused_until(life.asked.process, life.deadline + grace, grace)
+            grace = entry.grace + index.history.slack
+            due = index.excused_until(entry.requested.process, entry.deadline + grace, grace)
             if gone.at > due + ROUNDING:
-                late = gone.at - life.deadline
-                what = f"{listed([life])} was lost, and its holder learned it {late:.3f} s late"
-                yield story.accuse("loss", life.place, what, [life], gone)
+                late = gone.at - entry.deadline
+                what = f"{listed([entry])} was lost, and its holder learned it {late:.3f} s late"
+                yield index.accuse("loss", entry.place, what, [entry], gone)
 
 
 # data
 
 
-def _data(story: Story) -> Iterator[Violation]:
-    for place in story.calls:
-        calls = _calls_on(story, place)
+def _data(index: HistoryIndex) -> Iterator[Violation]:
+    for place in index.calls:
+        calls = _calls_on(index, place)
         if is_linearizable(calls):
             continue
         *before, culprit = shortest_contradiction(calls)
         records = tuple(
             record for call in (*before[-_CONTEXT:], culprit) for record in call.records
         )
-        told = culprit.records[-1]
-        answer = "what was found at the end" if isinstance(told, Truth) else "what it answered"
+        reported = culprit.records[-1]
+        answer = "what was found at the end" if isinstance(reported, Truth) else "what it answered"
         what = f"no order of the calls on {place[1]!r} on {place[0]} explains {answer}"
-        yield Violation("data", *place, what, records, (told,))
+        yield Violation("data", *place, what, records, (reported,))
 
 
-def _calls_on(story: Story, place: Place) -> list[Operated]:
+def _calls_on(index: HistoryIndex, place: Place) -> list[Operated]:
     """Return the calls on the data of a semaphore, and its final states (`Truth`) as reads.
 
     Without skew, records of the same instant happened in the order of the history. Clocks that
     may disagree give no such order.
     """
-    skew = story.history.skew
+    skew = index.history.skew
 
     def when(number: int, record: Record) -> float:
         return record.at if skew else float(number)
 
     calls: list[Operated] = []
-    for number, called in story.calls[place]:
+    for number, called in index.calls[place]:
         start, end = when(number, called), inf
         outcome: Outcome = "unknown"
         result = None
         records: tuple[Record, ...] = (called,)
-        ended = story.returned.get(called.call)
+        ended = index.returned.get(called.call)
         if ended is not None:
             returned = ended[1]
             outcome, result, records = returned.outcome, returned.result, (called, returned)
             if outcome != "unknown":
                 end = when(*ended) + skew
         calls.append(Operated(start, end, called.op, called.argument, outcome, result, records))
-    for number, truth in story.truths:
+    for number, truth in index.truths:
         if (truth.node, truth.name) == place:
             start = when(number, truth)
             outcome = "missing" if truth.data is None else "ok"
@@ -286,7 +292,7 @@ def _calls_on(story: Story, place: Place) -> list[Operated]:
     return calls
 
 
-RULES: dict[str, Callable[[Story], Iterator[Violation]]] = {
+RULES: dict[str, Callable[[HistoryIndex], Iterator[Violation]]] = {
     "limit": _limit,
     "order": _order,
     "fencing": _fencing,

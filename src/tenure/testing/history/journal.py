@@ -6,7 +6,7 @@ is killed. A workload of tasks uses the asynchronous context managers (`lock`, `
 `try_lock`, `campaign`, `enqueue`, `recover`). Anything else, such as threads, uses their parts::
 
     with (
-        journal.asks(mutex, timeout=5) as request,  # records how it ended
+        journal.request(mutex, timeout=5) as request,  # records how it ended
         mutex.lock(timeout=5) as lease,
         request.holds(lease),  # records that it is held, and from when it may not be held
     ):
@@ -39,12 +39,12 @@ from tenure.errors import (
 )
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history.records import (
-    Asked,
     Called,
     Observed,
     Operation,
     Outcome,
     Record,
+    Requested,
     Returned,
     Revokes,
     Unobserved,
@@ -111,7 +111,7 @@ class Journal:
 
     # Requests
 
-    def asks(
+    def request(
         self,
         primitive: Primitive,
         count: int | None = None,
@@ -135,25 +135,25 @@ class Journal:
         Raises:
             Misuse: `limit` is omitted for a lasting semaphore.
         """
-        twin: Any = getattr(primitive, "_wrapped", primitive)
-        if isinstance(twin, Mutex):
+        wrapped: Any = getattr(primitive, "_wrapped", primitive)
+        if isinstance(wrapped, Mutex):
             count = limit = EPHEMERAL_LIMIT
-        elif isinstance(twin, Election):
+        elif isinstance(wrapped, Election):
             count = limit = 1
-        elif twin.ephemeral:
+        elif wrapped.ephemeral:
             limit = EPHEMERAL_LIMIT
         elif limit is None:
-            raise Misuse(f"tell the journal the limit of semaphore {twin.name!r}", name=twin.name)
-        source = source_of(twin)
+            raise Misuse(f"the limit of semaphore {wrapped.name!r} is missing", name=wrapped.name)
+        source = source_of(wrapped)
         request = Request(self, self.label() if label is None else label, source)
         self._open[request.label] = request
         self.record(
-            Asked(
+            Requested(
                 self.now(),
                 self.process,
                 request.label,
                 source.node,
-                twin.name,
+                wrapped.name,
                 1 if count is None else count,
                 limit,
                 source.recovery_window,
@@ -206,7 +206,7 @@ class Journal:
         self, mutex: Mutex, *, timeout: float | None = None, **options: Any
     ) -> AsyncIterator[Request]:
         """Enter ``async with mutex.lock(...)``, and record it."""
-        with self.asks(mutex, timeout=timeout) as request:
+        with self.request(mutex, timeout=timeout) as request:
             async with mutex.lock(timeout=timeout, **options) as lease:
                 with request.holds(lease):
                     yield request
@@ -230,7 +230,7 @@ class Journal:
             timeout: seconds to wait for the grant.
             options: further arguments of `Semaphore.acquire`.
         """
-        with self.asks(semaphore, count, limit=limit, timeout=timeout) as request:
+        with self.request(semaphore, count, limit=limit, timeout=timeout) as request:
             async with semaphore.acquire(count, timeout=timeout, **options) as lease:
                 with request.holds(lease):
                     yield request
@@ -245,7 +245,7 @@ class Journal:
         **options: Any,
     ) -> AsyncIterator[Request]:
         """Enter ``async with election.campaign(data, ...)``, and record it."""
-        with self.asks(election, timeout=timeout) as request:
+        with self.request(election, timeout=timeout) as request:
             async with election.campaign(data, timeout=timeout, **options) as lease:
                 with request.holds(lease):
                     yield request
@@ -256,7 +256,7 @@ class Journal:
 
         The block receives ``None`` if there is no lease.
         """
-        with self.asks(mutex, timeout=0.0) as request:
+        with self.request(mutex, timeout=0.0) as request:
             lease = await mutex.try_lock(**options)
             if lease is None:
                 request.gone("refused")
@@ -271,7 +271,7 @@ class Journal:
         self, semaphore: Semaphore, count: int = 1, *, limit: int | None = None, **options: Any
     ) -> AsyncIterator[Place]:
         """Enter ``async with semaphore.enqueue(count, ...)``, and record it."""
-        with self.asks(semaphore, count, limit=limit) as request:
+        with self.request(semaphore, count, limit=limit) as request:
             async with semaphore.enqueue(count, **options) as ticket:
                 with self._place(request, ticket) as place:
                     yield place
@@ -300,7 +300,7 @@ class Journal:
             yield None
             return
         count = lease_of(ticket).count
-        with self.asks(primitive, count, limit=limit, recovers=recovers) as request:
+        with self.request(primitive, count, limit=limit, recovers=recovers) as request:
             async with ticket:
                 with self._place(request, ticket) as place:
                     yield place
@@ -330,9 +330,9 @@ class Journal:
 
         ``with journal.call(config, "read") as call: call.result = (await config.describe()).data``
         """
-        twin: Any = getattr(semaphore, "_wrapped", semaphore)
+        wrapped: Any = getattr(semaphore, "_wrapped", semaphore)
         label = self.label()
-        node, name = source_of(twin).node, twin.name
+        node, name = source_of(wrapped).node, wrapped.name
         self.record(Called(self.now(), self.process, label, node, name, op, argument))
         call = DataCall()
         outcome: Outcome = "unknown"
@@ -380,8 +380,8 @@ class Journal:
             primitive: the watched primitive.
             value: the data, the owners' order ids, or ``None`` if there is no such semaphore.
         """
-        twin: Any = getattr(primitive, "_wrapped", primitive)
-        node, name = source_of(twin).node, twin.name
+        wrapped: Any = getattr(primitive, "_wrapped", primitive)
+        node, name = source_of(wrapped).node, wrapped.name
         self.record(Observed(self.now(), self.process, observer, node, name, value))
 
 

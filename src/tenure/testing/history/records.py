@@ -5,7 +5,7 @@ a simulation's true time, or the boot-time clock of the one host (`tenure.clock.
 `process` is an incarnation: a restarted process gets another label. A `request` is a label that is
 unique in the whole history, and is used for one request.
 
-The instants are conservative. A beginning is recorded before it happens (`Asked`, `Called`) or
+The instants are conservative. A beginning is recorded before it happens (`Requested`, `Called`) or
 once it is certain (`Granted`, `Returned`). An end is recorded before it can have happened
 (`Leaves`, `Revokes`, `Paused`, `Crashed`). So everything that a history states was true, and a
 checker that finds a contradiction has found a defect.
@@ -20,13 +20,12 @@ from typing import Literal
 
 __all__ = [
     "KINDS",
-    "Asked",
-    "Believes",
     "Called",
     "Continued",
     "Crashed",
     "Gone",
     "Granted",
+    "Held",
     "History",
     "Leaves",
     "Observed",
@@ -35,6 +34,7 @@ __all__ = [
     "Paused",
     "Queued",
     "Record",
+    "Requested",
     "Returned",
     "Revokes",
     "Shrinks",
@@ -59,7 +59,7 @@ nothing. A call whose outcome is ``unknown`` may have taken effect, or may take 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """Record that a request is about to be sent.
 
     Attributes:
@@ -108,7 +108,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Believes:
+class Held:
     """Record that the program found its lease held. `deadline` was read again."""
 
     at: float
@@ -274,10 +274,10 @@ class Truth:
 
 
 Record = (
-    Asked
+    Requested
     | Queued
     | Granted
-    | Believes
+    | Held
     | Shrinks
     | Leaves
     | Gone
@@ -293,7 +293,7 @@ Record = (
 )
 
 KINDS: tuple[type[Record], ...] = (
-    *(Asked, Queued, Granted, Believes, Shrinks, Leaves, Gone, Revokes),
+    *(Requested, Queued, Granted, Held, Shrinks, Leaves, Gone, Revokes),
     *(Paused, Continued, Crashed, Called, Returned, Observed, Unobserved, Truth),
 )
 """All types of records."""

@@ -4,8 +4,8 @@ Rules:
 
 * Nothing here waits except `Place.held`, so a cancellation leaves no record half done.
 * Instants are conservative: the clock is read before an act that may end a request, and after an
-  act that begins it. A `Believes` record has the instant before the lease was checked.
-* After `Leaves` no `Believes` is recorded until the end, and the end is recorded once.
+  act that begins it. A `Held` record has the instant before the lease was checked.
+* After `Leaves` no `Held` is recorded until the end, and the end is recorded once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tenure._client.source import SessionSource
 from tenure._client.ticket import Ticket
 from tenure.errors import AcquireTimeout, LeaseLost
 from tenure.testing.history.records import (
-    Believes,
     Gone,
     Granted,
+    Held,
     Leaves,
     Queued,
     Record,
@@ -69,7 +69,7 @@ class _Journal(Protocol):
 
 
 class Request:
-    """Recorder of one request. `Journal.asks` returns one.
+    """Recorder of one request. `Journal.request` returns one.
 
     As a context manager around acquiring and holding, it records how the request ended. Each part
     may be recorded by hand instead.
@@ -114,7 +114,7 @@ class Request:
         if lease is None or not lease.held:
             return False
         if self._over or not self._left:  # a lease held after its end is a violation: record it
-            journal.record(Believes(at, self.label, journal.to_common(lease.deadline)))
+            journal.record(Held(at, self.label, journal.to_common(lease.deadline)))
         return True
 
     def shrinks(self, count: int) -> None:

@@ -3,11 +3,11 @@
 Each record is one line: the time relative to the first record, the process, and the fact. The
 records that contradict each other are marked with ``>``::
 
-    limit: 'm' on /default has a limit of 1, and 2 tokens are believed to be held
-         0.000 s  a  a-1 asks for 1 (limit 1)
-         0.002 s  a  a-1 is granted, fencing token 7, believed until 9.502 s
-         1.000 s  b  b-1 asks for 1 (limit 1)
-    >    1.003 s  b  b-1 is granted, fencing token 8, believed until 10.503 s
+    limit: 'm' on /default has a limit of 1, and 2 tokens are held_between to be held
+         0.000 s  a  a-1 requests 1 (limit 1)
+         0.002 s  a  a-1 is granted, fencing token 7, held until 9.502 s
+         1.000 s  b  b-1 requests 1 (limit 1)
+    >    1.003 s  b  b-1 is granted, fencing token 8, held until 10.503 s
          2.000 s  a  a-1 may leave from here
 """
 
@@ -20,18 +20,18 @@ from typing import assert_never
 
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history.records import (
-    Asked,
-    Believes,
     Called,
     Continued,
     Crashed,
     Gone,
     Granted,
+    Held,
     Leaves,
     Observed,
     Paused,
     Queued,
     Record,
+    Requested,
     Returned,
     Revokes,
     Shrinks,
@@ -82,7 +82,7 @@ class Violation:
         width = max((len(who) for who in processes.values()), default=1)
         lines = [
             f"{'>' if id(record) in marked else ' '} {record.at - start:11.6f} s  "
-            f"{_who(record, processes):{width}}  {_tell(record, start)}"
+            f"{_who(record, processes):{width}}  {_describe(record, start)}"
             for record in records
         ]
         return [head, *_shortened(lines)]
@@ -112,7 +112,7 @@ def _processes(records: Iterable[Record]) -> dict[str, str]:
     """Return the process of each request label, call label and process label."""
     known: dict[str, str] = {}
     for record in records:
-        if isinstance(record, Asked):
+        if isinstance(record, Requested):
             known[record.request] = record.process
         elif isinstance(record, Called):
             known[record.call] = record.process
@@ -124,18 +124,18 @@ def _processes(records: Iterable[Record]) -> dict[str, str]:
 def _who(record: Record, processes: dict[str, str]) -> str:
     if isinstance(record, Returned):
         return processes.get(record.call, "")
-    if isinstance(record, Queued | Granted | Believes | Shrinks | Leaves | Gone):
+    if isinstance(record, Queued | Granted | Held | Shrinks | Leaves | Gone):
         return processes.get(record.request, "")
     if isinstance(record, Revokes | Truth):
         return ""
     return record.process
 
 
-def _tell(record: Record, start: float) -> str:
+def _describe(record: Record, start: float) -> str:
     match record:
-        case Asked():
+        case Requested():
             return (
-                f"{record.request} asks for {_tokens(record.count)} of {record.name!r}"
+                f"{record.request} requests {_tokens(record.count)} of {record.name!r}"
                 f"{_limit(record)}"
                 f"{'' if record.timeout is None else f', for {record.timeout:g} s'}"
                 f"{_former(record.recovers)}"
@@ -145,8 +145,8 @@ def _tell(record: Record, start: float) -> str:
         case Granted():
             token = "" if record.order_id is None else f", fencing token {record.order_id}"
             return f"{record.request} is granted{token}, {_until(record.deadline, start)}"
-        case Believes():
-            return f"{record.request} is held, {_until(record.deadline, start)}"
+        case Held():
+            return f"{record.request} is {_until(record.deadline, start)}"
         case Shrinks():
             return f"{record.request} may have only {record.count} from here"
         case Leaves():
@@ -159,7 +159,7 @@ def _tell(record: Record, start: float) -> str:
         case Paused():
             return "is paused"
         case Continued():
-            return "goes on"
+            return "continues"
         case Crashed():
             return "crashes"
         case Called():
@@ -183,16 +183,16 @@ def _tokens(count: int) -> str:
     return "all" if count >= EPHEMERAL_LIMIT else str(count)
 
 
-def _limit(record: Asked) -> str:
+def _limit(record: Requested) -> str:
     return "" if record.limit >= EPHEMERAL_LIMIT else f" (limit {record.limit})"
 
 
 def _former(recovers: str | None) -> str:
-    return "" if recovers is None else f", going on with {recovers or 'what it had'}"
+    return "" if recovers is None else f", continuing {recovers or 'what it had'}"
 
 
 def _until(deadline: float, start: float) -> str:
-    return f"believed until {'the end' if deadline == inf else f'{deadline - start:.6f} s'}"
+    return f"held until {'the end' if deadline == inf else f'{deadline - start:.6f} s'}"
 
 
 def _revoked(record: Revokes) -> str:

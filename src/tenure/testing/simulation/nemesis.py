@@ -2,7 +2,7 @@
 
 Each fault of a plan is carried out at its time, or somewhat later if it has no target yet; only
 faults that took effect count. A fault of a process affects the incarnation that lives then. It is
-recorded in the history before or after the act, whichever is conservative.
+recorded in the history before or after the act, the conservative one of the two.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Surroundings(Protocol):
         """Return the label of a request; a new one if its program never learned the order id."""
 
     def complain(self, who: str, what: str) -> None:
-        """Report an event that must not happen, whatever the faults are."""
+        """Report an event that must not happen, under any faults."""
 
     def look_whether_done(self) -> None:
         """End the history if all faults are over and all processes are done."""
@@ -229,12 +229,12 @@ class Incarnation:
                 self.world.complain(self.label, what)
             self.doing[number] = None
 
-    def _asks(self, number: int, primitive: Primitive, step: Step, **known: Any) -> Request:
+    def _recorded(self, number: int, primitive: Primitive, step: Step, **known: Any) -> Request:
         """Record that a task is about to make a request."""
         timeout = step.timeout
         if timeout is not None:
             timeout /= self.plan.rate  # the timeout runs on the process's own clock
-        request = self.journal.asks(primitive, timeout=timeout, **known)
+        request = self.journal.request(primitive, timeout=timeout, **known)
         doing = self.doing[number]
         assert doing is not None
         self.doing[number] = (doing[0], request)
@@ -274,19 +274,21 @@ class Incarnation:
                 self.world.complain(self.label, f"{found} was said and cannot be recovered")
                 continue
             semaphore = session.semaphore(found.name, ephemeral=found.ephemeral)
-            asking = self.journal.asks(
+            recording = self.journal.request(
                 semaphore,
                 found.count,
                 limit=self.world.limit(found.name),
                 timeout=None if found.granted else 0.0,  # the former timeout is unknown
                 recovers=self.world.label_of(found.order_id),
             )
-            group.create_task(self._go_on_with(found, ticket, asking))
+            group.create_task(self._continue_with(found, ticket, recording))
         if self.revoked is not None:
             self._record(Revokes(self.world.scheduler.now, None, self.label, since=self.revoked))
 
-    async def _go_on_with(self, found: Recovered, ticket: Ticket[Any], asking: Request) -> None:
-        with contextlib.suppress(*EXPECTED), asking as request:
+    async def _continue_with(
+        self, found: Recovered, ticket: Ticket[Any], recording: Request
+    ) -> None:
+        with contextlib.suppress(*EXPECTED), recording as request:
             request.queued(found.order_id)
             await self._hold_ticket(ticket, request, Step("ticket", found.name, hold=0.2))
 
@@ -299,20 +301,20 @@ class Incarnation:
             await session.aclose()
         elif step.kind in {"lock", "try"}:
             mutex = session.mutex(step.name)
-            with self._asks(number, mutex, step) as request:
+            with self._recorded(number, mutex, step) as request:
                 if step.kind == "try":
                     await self._hold_loosely(request, await mutex.try_lock(), step)
                 else:
                     await self._hold(request, mutex.lock(timeout=step.timeout), step)
         elif step.kind == "campaign":
             election = session.election(step.name)
-            with self._asks(number, election, step) as request:
+            with self._recorded(number, election, step) as request:
                 candidacy = election.campaign(b"first", timeout=step.timeout)
                 await self._hold(request, candidacy, step)
         elif step.kind == "acquire":
             pool = session.semaphore(step.name)
             await pool.create(LIMIT, exist_ok=True)
-            with self._asks(number, pool, step, count=step.count, limit=LIMIT) as request:
+            with self._recorded(number, pool, step, count=step.count, limit=LIMIT) as request:
                 await self._hold(request, pool.acquire(step.count, timeout=step.timeout), step)
         elif step.kind == "ticket":
             await self._queue(number, session, step)
@@ -326,7 +328,7 @@ class Incarnation:
         else:  # all of its tokens, as for a mutex
             semaphore, count = session.semaphore(step.name, ephemeral=True), EPHEMERAL_LIMIT
         for_ever = replace(step, timeout=None)  # the ticket keeps its place
-        with self._asks(number, semaphore, for_ever, count=count, limit=LIMIT) as request:
+        with self._recorded(number, semaphore, for_ever, count=count, limit=LIMIT) as request:
             await self._hold_ticket(await semaphore.enqueue(count), request, step)
 
     async def _hold_ticket(self, ticket: Ticket[Any], request: Request, step: Step) -> None:

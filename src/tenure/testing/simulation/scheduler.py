@@ -94,7 +94,7 @@ class Scheduler:
                 if handle.callback is None:
                     continue
                 if when > horizon:
-                    raise OutOfTime(f"it goes on beyond {horizon:g} s")
+                    raise OutOfTime(f"it continues beyond {horizon:g} s")
                 if when > self.now:  # noqa: PLR1730  a call costs more
                     self.now = when
                 loop = handle.loop

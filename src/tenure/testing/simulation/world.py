@@ -23,7 +23,6 @@ from tenure.errors import SemaphoreNotFound
 from tenure.model import DEFAULT_NODE
 from tenure.testing.faults import FaultyEngine, Way, at_once
 from tenure.testing.history import (
-    Asked,
     Called,
     Gone,
     Granted,
@@ -31,6 +30,7 @@ from tenure.testing.history import (
     Observed,
     Queued,
     Record,
+    Requested,
     Truth,
     Violation,
     check,
@@ -133,7 +133,7 @@ class World:
         return f"unknown-{order_id}"
 
     def complain(self, who: str, what: str) -> None:
-        """Report an event that must not happen, whatever the faults are."""
+        """Report an event that must not happen, under any faults."""
         self.complaints.append(
             Violation("error", DEFAULT_NODE, who, f"at {self.scheduler.now:.6f} s: {what}", ())
         )
@@ -260,7 +260,7 @@ def run(plan: Plan, new_world: Callable[[Plan], World] = World) -> Outcome:
         log.disabled = before
     history = History(world.records)
     operations = sum(
-        isinstance(record, Asked | Called)
+        isinstance(record, Requested | Called)
         or (isinstance(record, Gone) and record.why in {"released", "withdrawn"})
         for record in world.records
     )

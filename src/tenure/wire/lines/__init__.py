@@ -9,6 +9,6 @@ one that is longer nothing can be read. Rules:
   `BadReply`.
 * A reader keeps no more than the beginning of one request or reply.
 
-A server needs `requests`, to read, and the words in `replies`; a client needs `asking`, and to
+A server needs `requests`, to read, and the words in `replies`; a client needs `requesting`, and to
 read, `replies`.
 """

@@ -50,17 +50,17 @@ _DIGITS = 19  # of a lease: Python refuses to read thousands of them
 
 
 def grant(word: str, token: str, lease: int) -> bytes:
-    """The reply that a lock is held: ``ok`` to who asked for it, ``acquired`` to who enqueued."""
+    """Return the reply that a lock is held: ``ok`` after a lock, ``acquired`` after an enqueue."""
     return f"{word} {token} {lease}\n".encode()
 
 
 def make_token(fence: int, salt: str) -> str:
-    """A token: the fencing token, then what cannot be guessed, which is 16 hex digits."""
+    """Return a token: the fencing token, then what cannot be guessed, which is 16 hex digits."""
     return fence.to_bytes(8, "big").hex() + salt
 
 
 def fence_of(token: str) -> int | None:
-    """The fencing token in a token, of a server that puts one there; ``None`` in what has none.
+    """Return the fencing token inside a token; ``None`` if the server puts none there.
 
     Before 2.0, tokens looked the same and were random.
     """
@@ -77,7 +77,7 @@ class Reply(NamedTuple):
     Attributes:
         status: its first word: ``ok``, ``acquired``, ``queued``, ``timeout``, or an ``error…``.
         token: of what is held now; else empty.
-        lease: seconds, where the reply tells them.
+        lease: seconds, where the reply has them.
         body: what follows ``ok `` in the answer to `STATS`; else empty.
     """
 
@@ -107,7 +107,7 @@ class ReplyReader:
         return sum(map(len, self._rest))
 
     def feed(self, data: bytes) -> list[str]:
-        """The replies that this piece completes, in order.
+        """Return the replies that this piece completes, in order.
 
         Raises:
             BadReply: one is too long, or no text; those before it in this piece are lost.
@@ -131,7 +131,7 @@ def read_reply(line: str) -> Reply:
     """Understand a reply.
 
     Raises:
-        BadReply: it is none of the protocol's.
+        BadReply: it is not a reply of the protocol.
     """
     status, _, rest = line.partition(" ")
     if not rest:

@@ -54,7 +54,7 @@ class RequestReader:
         return sum(map(len, self._beginning)) + len(self._rest)
 
     def alone(self, data: bytes) -> RawRequest | None:
-        """The one request that this piece is, as most are; ``None`` if it has to be fed."""
+        """Return the one request that this piece is, as most are; ``None`` if it has to be fed."""
         if not self.between or len(data) > LINE_BYTES:
             return None
         text = data.decode("utf-8", "surrogateescape")
@@ -65,7 +65,7 @@ class RequestReader:
         return None if rest or "\r" in text else (command, key, argument)
 
     def feed(self, data: bytes) -> list[RawRequest]:
-        """The requests that this piece completes, in order."""
+        """Return the requests that this piece completes, in order."""
         found = self._cut(data)
         self.between = not (self._beginning or self._rest or self._overlong or self.failed)
         return found
@@ -151,7 +151,7 @@ def renew_terms(argument: str) -> tuple[str, int | None] | None:
 
 
 def _numbers(argument: str) -> list[int] | None:
-    """The numbers in an argument; ``None`` if anything else is in it."""
+    """Return the numbers in an argument; ``None`` if anything else is in it."""
     if _NO_SPACE.search(argument):
         return None
     numbers = []

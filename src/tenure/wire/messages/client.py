@@ -24,10 +24,10 @@ __all__ = [
     "DescribeSemaphore",
     "Detach",
     "DropNode",
+    "EndReceived",
     "EndSession",
     "Enqueue",
     "Evict",
-    "Heard",
     "Hello",
     "ListNodes",
     "ListSemaphores",
@@ -81,7 +81,8 @@ class Attach(ChannelRequest, array_like=True, tag=2, frozen=True):
 
     ``resume``: take over the session of another program. Unless `assume_dead`, the answer comes
     when that program certainly considers nothing held any more: it has sent `Detach`, `Close` or
-    `Heard`, or the window has passed since its last message. Meanwhile the session is kept alive.
+    `EndReceived`, or the window has passed since its last message. Meanwhile the session is kept
+    alive.
 
     `Failed` with `SessionExpired` or `AuthenticationFailed` means that the session is over for
     this program. Any other error of ``again`` means that this server cannot attach it now: the
@@ -147,7 +148,7 @@ class Acknowledge(ChannelMessage, array_like=True, tag=5, frozen=True):
     acknowledged: Number
 
 
-class Heard(ChannelMessage, array_like=True, tag=6, frozen=True):
+class EndReceived(ChannelMessage, array_like=True, tag=6, frozen=True):
     """Acknowledgement of `Ended`: the program no longer considers anything there held.
 
     The channel is over with it.
@@ -242,7 +243,7 @@ class Watch(ChannelMessage, array_like=True, tag=16, frozen=True):
     """`EngineSession.watch`: from now on `Changed` is sent with this number.
 
     It is no request: it is not answered, unless it is refused. Every attaching begins without
-    watches, and the client sends them anew.
+    watches, and the client sends them again.
 
     Attributes:
         number: names the watch; not used twice on one channel.
@@ -344,7 +345,7 @@ ClientMessage: TypeAlias = (
     | Renew
     | RenewAside
     | Acknowledge
-    | Heard
+    | EndReceived
     | Detach
     | Close
     | Enqueue

@@ -210,8 +210,8 @@ class Contact(ChannelMessage, array_like=True, tag=18, frozen=True):
 class Ended(ChannelMessage, array_like=True, tag=19, frozen=True):
     """`SessionEvents.ended`: the session has ended in the store, or another program has it.
 
-    It is the last message on the channel. The client answers `Heard` once its program considers
-    nothing held any more.
+    It is the last message on the channel. The client answers `EndReceived` once its program
+    considers nothing held any more.
     """
 
     error: WireError

@@ -27,7 +27,7 @@ __all__ = ["Cgroup", "NoCgroup", "end_abandoned", "make", "own_cgroup", "parent_
 
 PREFIX = "tenure-run-"
 
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 """Seconds to wait for the end of killed processes that had no holder."""
 
 
@@ -122,7 +122,7 @@ def own_cgroup(mounts: str, cgroups: str) -> Path | None:
 
 
 def _unescaped(field: str) -> str:
-    """A field of mountinfo, in which blanks are in octal."""
+    """Return a field of mountinfo, in which blanks are in octal."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
@@ -185,7 +185,7 @@ def end_abandoned(parent: Path) -> list[str]:
 
 
 def _end(cgroup: Cgroup) -> None:
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _TIMEOUT
     cgroup.kill()
     while cgroup.populated and time.monotonic() < until:
         time.sleep(0.005)
@@ -194,7 +194,7 @@ def _end(cgroup: Cgroup) -> None:
 
 
 def _locked(path: Path) -> Cgroup | None:
-    """The cgroup at `path`, locked; ``None`` when another process has it, or it is gone."""
+    """Return the cgroup at `path`, locked; ``None`` when another process has it, or it is gone."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -210,7 +210,7 @@ def _locked(path: Path) -> Cgroup | None:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """The cgroups below one, the deepest first."""
+    """Yield the cgroups below one, the deepest first."""
     with contextlib.suppress(OSError):
         for each in sorted(folder.iterdir()):
             if each.is_dir() and not each.is_symlink():

@@ -8,7 +8,7 @@ Rules:
 
 * Guarded are the command and all its descendants. Daemons (they called setsid() and have outlived
   their parents) are left alone when the command ends by itself, and guarded when the lock is lost.
-  (Linux; elsewhere, the command's process group is guarded.)
+  (Linux; on other systems the command's process group is guarded.)
 * At `deadline - grace` the guarded get SIGTERM, at the deadline SIGKILL, until none is left.
   The lock counts as lost from the first of these on, and later deadlines are ignored.
 * When the socket closes, `tenure run` is dead: SIGKILL at once. When the guardian dies, the kernel
@@ -89,7 +89,7 @@ class Guardian:
     ) -> None:
         """Start without a command."""
         self.control = control
-        self.heard: bytes | None = b""  # the beginning of a line; None when the socket is closed
+        self.received: bytes | None = b""  # the beginning of a line; None when the socket is closed
         self.deadline = deadline
         self.grace = grace
         self.foreground = foreground
@@ -99,7 +99,7 @@ class Guardian:
         self.guarded: set[int] = set()  # what has got a signal to end, as long as it lives
         self.lost = False
         self.kill_at = float("inf")  # set when the command ends, or must
-        self.asked = False  # SIGTERM has been sent
+        self.terminated = False  # SIGTERM has been sent
         self.killing_since: float | None = None
         self.reported_stuck = False
 
@@ -213,7 +213,7 @@ class Guardian:
         send(left, signal.SIGCONT)  # what is stopped could not act on SIGTERM
         return bool(left)
 
-    # What `tenure run` says, and hears
+    # Lines to and from `tenure run`
 
     def say(self, line: str) -> None:
         """Send a line to `tenure run`; `listen` notices when it is gone."""
@@ -222,16 +222,16 @@ class Guardian:
 
     def listen(self) -> None:
         """Receive lines from `tenure run`; the end of the stream means that it is gone."""
-        assert self.heard is not None
+        assert self.received is not None
         try:
             said = self.control.recv(4096)
         except OSError:
             said = b""
         if not said:
-            self.heard = None
+            self.received = None
             self.lose()
             return
-        *lines, self.heard = (self.heard + said).split(b"\n")
+        *lines, self.received = (self.received + said).split(b"\n")
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "deadline" and not self.lost:
@@ -244,7 +244,7 @@ class Guardian:
     # Time
 
     def lose(self, kill_at: float = 0.0) -> None:
-        """The lock is gone, or must be taken for it; the command ends by `kill_at`."""
+        """Count the lock as lost; the command ends by `kill_at`."""
         self.lost = True
         self.kill_at = min(self.kill_at, kill_at)
 
@@ -263,8 +263,8 @@ class Guardian:
             self._kill(at)
             return SWEEP
         if self.kill_at < float("inf"):
-            if not self.asked:
-                self.asked = True
+            if not self.terminated:
+                self.terminated = True
                 self.end(signal.SIGTERM)
             return SWEEP
         return min(TICK, deadline - self.grace - at)
@@ -280,8 +280,8 @@ class Guardian:
     def watch_over(self, wake: int) -> None:
         """Until the command, and all that it left running, is gone."""
         while (pause := self.look()) is not None:
-            hearing = [] if self.heard is None else [self.control.fileno()]
-            ready, _, _ = select.select([wake, *hearing], [], [], max(pause, 0.0))
+            control = [] if self.received is None else [self.control.fileno()]
+            ready, _, _ = select.select([wake, *control], [], [], max(pause, 0.0))
             if wake in ready:
                 os.read(wake, 4096)
             if self.control.fileno() in ready:

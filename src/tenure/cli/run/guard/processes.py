@@ -39,7 +39,7 @@ def now() -> float:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process. Linux only; elsewhere it does nothing."""
+    """Set an attribute of this process. Do nothing on other systems than Linux."""
     if sys.platform.startswith("linux"):
         import ctypes
 
@@ -60,7 +60,7 @@ def descendants(
         root: the process, which is not in the result.
         session: leave out daemons: children of `root` outside this session, with their
             descendants. ``None`` leaves out none.
-        known: processes that are no daemons, whatever their session is.
+        known: processes that are no daemons, in any session.
 
     Raises:
         OSError: there is no /proc here.

@@ -1,7 +1,7 @@
 """The watchdog: the guardian's parent, which ends the command when the guardian cannot.
 
-A guardian that is killed leaves its descendants to the watchdog, which is a subreaper, whatever
-process group or session they are in. A guardian that is stopped misses the deadline, which both
+A guardian that is killed leaves its descendants to the watchdog, which is a subreaper, in any
+process group or session. A guardian that is stopped misses the deadline, which both
 share in memory. In both cases the watchdog kills everything and reports the end in the guardian's
 place. Until then it keeps the descriptors that both inherited, and with them the lock by which an
 SQLite store sees that the holder is alive.

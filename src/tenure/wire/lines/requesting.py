@@ -1,4 +1,4 @@
-"""Requests as a client makes them: one function for each, named like what it asks for.
+"""Requests of a client: one function for each, named like its operation.
 
 Each gives the bytes to send, or raises `InvalidArgument`.
 """
@@ -31,7 +31,7 @@ STATS = b"stats\n_\n_\n"
 
 
 def acquire(key: str, timeout: int, lease: int | None = None, *, limit: int | None = None) -> bytes:
-    """Ask for a lock, or with a limit for one of so many, and wait for it.
+    """Request a lock, or with a limit one of so many, and wait for it.
 
     Answered ``ok`` with token and lease, ``timeout``, or an error.
     """
@@ -60,7 +60,7 @@ def release(key: str, token: str, *, counted: bool = False) -> bytes:
 
 
 def auth(token: str) -> bytes:
-    """Say who one is; the first request where the server asks for it. Answered ``ok``.
+    """Authenticate; the first request where the server requires it. Answered ``ok``.
 
     Raises:
         InvalidArgument: it cannot be sent.
@@ -74,7 +74,7 @@ def auth(token: str) -> bytes:
 
 
 def check_key(key: str) -> bytes:
-    """The line of a key.
+    """Return the line of a key.
 
     Raises:
         InvalidArgument: a dflockd server would not take it.
@@ -98,21 +98,21 @@ def check_key(key: str) -> bytes:
 
 
 def check_limit(limit: int) -> int:
-    """A semaphore's limit. Raises `InvalidArgument`."""
+    """Return a semaphore's limit. Raises `InvalidArgument`."""
     if not 1 <= limit <= MOST:
         raise InvalidArgument(f"a limit on a dflockd server is from 1 to 2^63-1, not {limit}")
     return limit
 
 
 def check_token(token: str) -> str:
-    """A token as servers give them. Raises `InvalidArgument`."""
+    """Return a token as servers give them. Raises `InvalidArgument`."""
     if not token or not token.isascii() or not token.isalnum() or len(token) > LINE_BYTES // 2:
         raise InvalidArgument(f"no token of a dflockd server looks like {token[:40]!r}")
     return token
 
 
 def seconds(what: str, number: int, *, least: int) -> int:
-    """A time as the protocol has it: whole seconds. Raises `InvalidArgument`."""
+    """Return a time as the protocol has it: whole seconds. Raises `InvalidArgument`."""
     if not least <= number <= MOST_SECONDS:
         raise InvalidArgument(
             f"a {what} on a dflockd server is from {least} to {MOST_SECONDS} whole seconds, "

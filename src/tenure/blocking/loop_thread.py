@@ -1,16 +1,16 @@
-"""The thread that turns the event loop behind `tenure.blocking`, and when there is one.
+"""Thread that runs the event loop of `tenure.blocking`, as long as the portal needs it.
 
-It runs as long as the loop is needed, by the word of the portal that has the loop. Rules:
+Rules:
 
 * A lock guards whether the thread runs. A caller announces itself before it looks for the thread;
   ending the thread happens in the other order. So no caller is left waiting.
-* One thread at a time turns the loop: the next waits for the end of the one before.
+* One thread at a time runs the loop: the next waits for the end of the one before.
 * The thread is a daemon.
 
-Threads that compute in short slices would starve this one: Python lets a thread that waits for the
-interpreter ask for it only after the switch interval, and a thread that lets go and comes back
-each millisecond is mostly there first. Renewals have been seen to be seconds late. So the switch
-interval is at most `SWITCH_INTERVAL` while the thread runs, and what it was afterwards.
+Threads that compute in short slices would starve this one: a thread that waits for the interpreter
+may request it only after the switch interval, and a thread that releases and takes it each
+millisecond is mostly faster. Renewals were seconds late in such a program. So the switch interval
+is at most `SWITCH_INTERVAL` while the thread runs, and is restored afterwards.
 
 A signal handler may raise between any two lines of what runs in a program's thread.
 """
@@ -23,9 +23,9 @@ import threading
 from collections.abc import Callable
 
 from tenure import fork
-from tenure.blocking.agent import Call
+from tenure.blocking.worker import Call
 
-__all__ = ["SWITCH_INTERVAL", "Loop", "LoopThread", "Turning"]
+__all__ = ["SWITCH_INTERVAL", "Loop", "LoopRunner", "LoopThread"]
 
 SWITCH_INTERVAL = 0.0005
 """Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
@@ -70,7 +70,7 @@ class LoopThread(threading.Thread):
     def begins(self, begun: bool) -> bool:
         """Settle whether it runs the loop: the first call decides, and each returns the decision.
 
-        A caller that is interrupted while it starts the thread cannot tell whether it started.
+        A caller that is interrupted while it starts the thread cannot know whether it started.
         """
         with self._beginning:
             if self._begun is None:
@@ -88,7 +88,7 @@ class LoopThread(threading.Thread):
             self._loop.run_forever()
 
 
-class Turning:
+class LoopRunner:
     """Start and end of the threads of one loop.
 
     Args:

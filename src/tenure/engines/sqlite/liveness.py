@@ -1,9 +1,9 @@
 """Liveness of participants: the liveness file of each, and the functions that read it.
 
 A participant (one open engine) has a file in the store's folder. The file is locked as long as
-the participant lives: the kernel takes the lock away when its process dies, whatever the process
-died of. The file contains one heartbeat for each session: the time of its last renewal. Writing
-it needs neither a transaction nor the turn.
+the participant lives: the kernel releases the lock when its process ends for any reason. The file
+contains one heartbeat for each session: the time of its last renewal. Writing it needs neither a
+transaction nor the turn.
 
 Rules:
 
@@ -30,7 +30,7 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-__all__ = ["Life", "Lives", "boot_id", "is_stopped", "started"]
+__all__ = ["LivenessFile", "LivenessFiles", "boot_id", "is_stopped", "started"]
 
 _CHUNK = mmap.ALLOCATIONGRANULARITY
 _SLOTS = _CHUNK // 8
@@ -84,8 +84,8 @@ def _status(pid: int, field: int) -> str:
         return ""
 
 
-class Life:
-    """This participant's own sign of life.
+class LivenessFile:
+    """Liveness file of this participant.
 
     Args:
         path: of the file, which must not exist.
@@ -117,14 +117,14 @@ class Life:
             self.close()
 
     def _grow(self) -> None:
-        """Room for more heartbeats. Written, not just made longer: see `Turn`."""
+        """Add room for more heartbeats. It is written, not just made longer: see `Turn`."""
         size = len(self._maps) * _CHUNK
         os.pwrite(self.fd, struct.pack("d", _NEVER) * _SLOTS, size)
         self._maps.append(mmap.mmap(self.fd, _CHUNK, offset=size))
         self._beats.append(memoryview(self._maps[-1]).cast("d"))
 
     def new_slot(self, at: float) -> int:
-        """A heartbeat for a new session."""
+        """Return a slot for the heartbeats of a new session."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -136,16 +136,16 @@ class Life:
         return slot
 
     def free_slot(self, slot: int) -> None:
-        """The session is over, in the store as well."""
+        """Free the slot of a session that is over in the store."""
         self.stop_beating(slot)
         self._free.append(slot)
 
     def beat(self, slot: int, at: float) -> None:
-        """The session lives. One store into memory: from any thread, and others see it whole."""
+        """Write a heartbeat. One store into memory: from any thread, and others see it whole."""
         self._beats[slot // _SLOTS][slot % _SLOTS] = at
 
     def stop_beating(self, slot: int) -> None:
-        """The session is over as soon as anyone looks at it."""
+        """Mark the session as over for every participant that checks it."""
         self.beat(slot, _NEVER)
 
     def last_beat(self, slot: int) -> float:
@@ -163,16 +163,16 @@ class Life:
         return (status.st_dev, status.st_ino) == self._identity
 
     def remove(self) -> None:
-        """Remove the file: the store knows this participant no more."""
+        """Remove the file, after the store has removed this participant."""
         with contextlib.suppress(OSError):
             if self.in_place:
                 os.unlink(self.path)
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock, so that others find it free. Safe to call twice.
+        """Close the file, which releases the lock. Safe to call twice.
 
-        A forked child does so with its parent's, which the parent keeps.
+        In a forked child this closes the copy; the parent keeps the lock.
         """
         for beats, mapped in zip(self._beats, self._maps, strict=True):
             beats.release()
@@ -182,8 +182,8 @@ class Life:
             self.fd = -1
 
 
-class Lives:
-    """The signs of life of other participants.
+class LivenessFiles:
+    """Liveness files of other participants.
 
     Args:
         folder: of the store.
@@ -241,14 +241,14 @@ class Lives:
         return fd
 
     def forget(self, participant: int) -> None:
-        """Close what is open of a participant."""
+        """Close the file of a participant."""
         self._missing.pop(participant, None)
         fd = self._files.pop(participant, None)
         if fd is not None:
             os.close(fd)
 
     def remove(self, participant: int) -> None:
-        """Remove what a dead participant has left in the folder."""
+        """Remove the files of a dead participant."""
         self.forget(participant)
         for name in (f"{participant}.live", f"{participant}.sock"):
             with contextlib.suppress(OSError):

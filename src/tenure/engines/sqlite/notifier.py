@@ -7,7 +7,7 @@ is made good by the next, or by the participant's own tick.
 
 A waiting participant also needs to know when the process of a request before it dies. The kernel
 reports the end of a process through a pidfd. This is a hint as well: the lock of the participant's
-liveness file decides (`Lives.is_dead`).
+liveness file decides (`LivenessFiles.is_dead`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 
-from tenure.engines.sqlite.life import started
+from tenure.engines.sqlite.liveness import started
 
-__all__ = ["Bell", "Deathwatch"]
+__all__ = ["DatagramNotifier", "ProcessWatch"]
 
-_RING = b"!"
+_DATAGRAM = b"!"
 _LONGEST = 100  # bytes of a socket path that every system accepts
 
 
-class Bell:
+class DatagramNotifier:
     """Notification socket of one participant, which also sends to those of the others.
 
     Args:
@@ -49,39 +49,39 @@ class Bell:
             self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._prefix = f"/proc/self/fd/{self._directory}/"
 
-    def hang(self, participant: int) -> None:
-        """Bind the socket, so that other participants can notify this one.
+    def bind(
+        self, participant: int, loop: asyncio.AbstractEventLoop, notified: Callable[[], None]
+    ) -> None:
+        """Call `notified` on the loop after each notification. Several may share one call.
 
-        Where that fails (the path is too long for this system), only the tick remains.
+        Where the socket cannot be bound (the path is too long for this system), only the tick
+        remains.
         """
         path = f"{self._folder}/{participant}.sock"
         with contextlib.suppress(OSError):
             self._socket.bind(f"{self._prefix}{participant}.sock")
             self._path = path
             os.chmod(path, self._mode)
+        if self._path:
+            loop.add_reader(self._socket.fileno(), self._receive, notified)
 
-    def ring(self, participants: Iterable[int]) -> list[int]:
+    def notify(self, participants: Iterable[int]) -> list[int]:
         """Notify participants; return those whose sockets have no receiver."""
         silent = []
         for participant in participants:
             try:
-                self._socket.sendto(_RING, f"{self._prefix}{participant}.sock")
+                self._socket.sendto(_DATAGRAM, f"{self._prefix}{participant}.sock")
             except (ConnectionRefusedError, FileNotFoundError):
                 silent.append(participant)
             except OSError:  # full: an earlier notification has not been received yet
                 continue
         return silent
 
-    def listen(self, loop: asyncio.AbstractEventLoop, rung: Callable[[], None]) -> None:
-        """Call `rung` on the loop after each notification. Several may share one call."""
-        if self._path:
-            loop.add_reader(self._socket.fileno(), self._hear, rung)
-
-    def _hear(self, rung: Callable[[], None]) -> None:
+    def _receive(self, notified: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             while self._socket.recv(8):
                 pass
-        rung()
+        notified()
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop listening, remove the socket from the folder, and close it."""
@@ -100,8 +100,8 @@ class Bell:
             self._directory = -1
 
 
-class Deathwatch:
-    """Notices the end of other processes through pidfds, where the kernel has them.
+class ProcessWatch:
+    """Watch of other processes through pidfds, where the kernel has them.
 
     Args:
         died: called with the participant, once for each that is watched.
@@ -137,9 +137,9 @@ class Deathwatch:
             os.close(fd)
             return
         self._watched[participant] = fd
-        self._loop.add_reader(fd, self._gone, participant)
+        self._loop.add_reader(fd, self._end, participant)
 
-    def _gone(self, participant: int) -> None:
+    def _end(self, participant: int) -> None:
         self.forget(participant)
         self._died(participant)
 

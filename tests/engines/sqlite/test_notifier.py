@@ -1,4 +1,4 @@
-"""Bells, and hearing of deaths."""
+"""Notifications, and the reported end of processes."""
 
 # ruff: noqa: ASYNC220, ASYNC240  nothing else runs on the loop meanwhile
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tenure.engines.contract import Place
-from tenure.engines.sqlite.bell import Bell, Deathwatch
-from tenure.engines.sqlite.life import started
+from tenure.engines.sqlite.liveness import started
+from tenure.engines.sqlite.notifier import DatagramNotifier, ProcessWatch
 from tests.engines.sqlite.helpers import program
 
 
-class Rung:
+class Notified:
     """How often it was."""
 
     def __init__(self) -> None:
@@ -37,38 +37,42 @@ class Rung:
 
 
 @pytest.mark.parametrize("depth", [1, 200])
-async def test_a_bell_is_heard_however_long_its_path(tmp_path: Path, depth: int) -> None:
+async def test_a_notification_arrives_however_long_the_path(tmp_path: Path, depth: int) -> None:
     folder = tmp_path / ("x" * depth)
     os.mkdir(folder)
     loop = asyncio.get_running_loop()
-    bell, other, rung = Bell(str(folder), 0o660), Bell(str(folder), 0o600), Rung()
-    bell.hang(1)
-    bell.listen(loop, rung)
+    notifier, other = (DatagramNotifier(str(folder), mode) for mode in (0o660, 0o600))
+    notified = Notified()
+    notifier.bind(1, loop, notified)
     assert stat.S_IMODE(os.stat(folder / "1.sock").st_mode) == 0o660
-    assert other.ring([1]) == []
-    await rung.wait()
-    bell.close(loop)
+    assert other.notify([1]) == []
+    await notified.wait()
+    notifier.close(loop)
     assert not os.path.exists(folder / "1.sock")
     other.close(loop)
 
 
-async def test_a_bell_that_nobody_answers_is_reported_and_a_full_one_is_not(tmp_path: Path) -> None:
+async def test_a_notification_without_a_receiver_is_reported_and_a_full_socket_is_not(
+    tmp_path: Path,
+) -> None:
     loop = asyncio.get_running_loop()
-    bell, other, rung = Bell(str(tmp_path), 0o600), Bell(str(tmp_path), 0o600), Rung()
-    bell.hang(1)
-    assert other.ring([1] * 1000) == []
-    bell.listen(loop, rung)
-    await rung.wait()
-    assert rung.times == 1, "all that has come is one call"
-    bell.abandon()
-    assert other.ring([1, 2]) == [1, 2]
+    notifier, other = (DatagramNotifier(str(tmp_path), 0o600) for _ in range(2))
+    notified = Notified()
+    notifier.bind(1, loop, notified)
+    assert other.notify([1] * 1000) == []
+    await notified.wait()
+    assert notified.times == 1, "all that has come is one call"
+    notifier.abandon()
+    assert other.notify([1, 2]) == [1, 2]
     other.close(loop)
 
 
 async def test_without_a_socket_the_tick_must_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.engines.sqlite.bell._LONGEST", 10**6)  # as if there were no /proc
+    monkeypatch.setattr(
+        "tenure.engines.sqlite.notifier._LONGEST", 10**6
+    )  # as if there were no /proc
     folder = tmp_path / ("x" * 200)
     folder.mkdir()
     url = f"sqlite:///{folder}/store.db"
@@ -82,13 +86,13 @@ async def test_without_a_socket_the_tick_must_do(
 
 async def test_a_death_is_heard_of_at_once() -> None:
     dead: list[int] = []
-    heard = Rung()
+    heard = Notified()
 
     def died(participant: int) -> None:
         dead.append(participant)
         heard()
 
-    watch = Deathwatch(asyncio.get_running_loop(), died)
+    watch = ProcessWatch(asyncio.get_running_loop(), died)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         watch.watch(7, process.pid, started(process.pid))
         watch.watch(7, process.pid, started(process.pid))
@@ -100,7 +104,7 @@ async def test_a_death_is_heard_of_at_once() -> None:
 
 
 async def test_who_cannot_be_watched_is_not() -> None:
-    watch = Deathwatch(asyncio.get_running_loop(), lambda _: None)
+    watch = ProcessWatch(asyncio.get_running_loop(), lambda _: None)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         watch.watch(1, process.pid, "another start")
         watch.watch(2, os.getpid(), started(os.getpid()))
@@ -112,11 +116,11 @@ async def test_who_cannot_be_watched_is_not() -> None:
     assert 3 not in watch
 
 
-def test_sockets_are_closed_with_the_bell(tmp_path: Path) -> None:
+def test_sockets_are_closed_with_the_notifier(tmp_path: Path) -> None:
     loop = asyncio.new_event_loop()
-    bell = Bell(str(tmp_path), 0o600)
-    bell.hang(1)
+    notifier = DatagramNotifier(str(tmp_path), 0o600)
+    notifier.bind(1, loop, lambda: None)
     before = len(os.listdir("/proc/self/fd"))
-    bell.close(loop)
+    notifier.close(loop)
     assert len(os.listdir("/proc/self/fd")) == before - 1
     loop.close()

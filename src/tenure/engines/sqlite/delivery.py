@@ -1,16 +1,17 @@
-"""Delivery of news to an engine's sessions, from the file and from its own commits.
+"""Delivery of events to an engine's sessions, from the file and from its own commits.
 
-Everything goes to the sessions on the loop, in order, and never from inside the operation that
-caused it. News of a request whose place is not known yet wait until it is.
+All events are delivered on the loop, in order, and never from inside the operation that caused
+them. Events of a request whose place is not known yet wait until it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tenure.background import BackgroundQueue, Failures
 from tenure.engines.contract import Removal
-from tenure.engines.sqlite.over import Attachment
+from tenure.engines.sqlite.expiry import Attachment
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
 from tenure.engines.sqlite.transaction import (
@@ -30,14 +31,14 @@ from tenure.engines.sqlite.transaction import (
 )
 from tenure.engines.sqlite.watches import SqliteWatches
 
-__all__ = ["Newsroom"]
+__all__ = ["EventDelivery"]
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _KINDS = {CHANGED_DATA: DATA, CHANGED_OWNERS: OWNERS}
 
 
-class Newsroom:
-    """Passes on what concerns an engine's sessions.
+class EventDelivery:
+    """Delivery of events to the sessions of one engine.
 
     Args:
         over: called with a session and a request's number when a request does not wait any more.
@@ -67,7 +68,7 @@ class Newsroom:
         self._last = 0
 
     def read(self, tx: Transaction) -> None:
-        """Read what others have written for this engine."""
+        """Read the events that other participants have written for this engine."""
         if not tx.participant:
             return
         rows = tx.execute(
@@ -84,14 +85,14 @@ class Newsroom:
                     for _, kind, session, request_id, order_id, why, node, name in rows
                 ]
             )
-            self._last = self._store.tx.news_read = rows[-1][0]
+            self._last = self._store.tx.events_read = rows[-1][0]
 
     def pass_on(self, pushes: list[Push]) -> None:
-        """Tell the sessions, soon."""
+        """Deliver events to the sessions, soon."""
         self._pushes.put(pushes)
 
     def answered(self) -> None:
-        """Places have become known."""
+        """Deliver the events that have waited for a place."""
         if self._early:
             early, self._early = self._early, []
             self.pass_on(early)
@@ -99,20 +100,20 @@ class Newsroom:
     def _deliver(self, push: Push) -> None:
         kind, number, request_id, order_id, why = push
         if kind in _KINDS:
-            self._watches.tell((number, why), _KINDS[kind])
+            self._watches.changed((number, why), _KINDS[kind])
             return
         session = self.sessions.get(number)
         if kind == TAKEN_OVER:
-            self._tell_superseded(session, (number, request_id))
+            self._supersede(session, (number, request_id))
         elif session is None:
             return
         elif kind == ENDED:
             session.end(why)
         elif kind == ACKNOWLEDGED:
-            session.look.set()
-        elif session.put_by is not None:
-            session.put_by.append(push)
-        elif request_id in session.asked:
+            session.recheck.set()
+        elif session.early is not None:
+            session.early.append(partial(self.pass_on, [push]))
+        elif request_id in session.pending:
             self._early.append(push)
         elif session.known is None or request_id in session.known:
             self._over(number, request_id)
@@ -121,7 +122,7 @@ class Newsroom:
             else:
                 session.events.removed(request_id, _REMOVALS[kind])
 
-    def _tell_superseded(self, session: SqliteSession | None, former: Attachment) -> None:
+    def _supersede(self, session: SqliteSession | None, former: Attachment) -> None:
         if session is not None and session.attach_number <= former[1]:
             session.superseded()
         else:  # that attachment has already ended here

@@ -1,15 +1,15 @@
-"""Checks for sessions and waits that are over but still in the store.
+"""Expiry of sessions and waits: checks for those that are over but still in the store.
 
 Rules:
 
-* A session of liveness ``process`` is over when its process has ended, and when nothing was heard
-  of it for its window. One of liveness ``window`` is over only then, whatever became of the
-  process: that is what lets another one take it up.
+* A session of liveness ``process`` is over when its process has ended, and when it was not renewed
+  for its window. One of liveness ``window`` is over only when it was not renewed: another process
+  may take it over.
 * A waiter's time is over at its deadline. The program that made the request ends its wait on time.
-  If that program is detached, stopped or dead, any other program that looks at the queue does
+  If that program is detached, stopped or dead, any other program that reads the queue does
   (`requests.time_out`).
-* It is *ended* by a transaction alone, which judges again. As long as none has, nothing of what it
-  holds has been granted to others, so that it may still be given more time (`sessions.reopen`).
+* Only a transaction *ends* a session, and it checks again. Until then, nothing that the session
+  holds has been granted to others, so that its time can be extended (`participants.reopen`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import SessionExpired
 from tenure.model import Liveness
@@ -54,7 +54,7 @@ Suspect = tuple[int, int, int | None, int | None, float, float, Liveness]
 
 
 def standing_before(tx: Transaction, node: int, name: str, order_id: int, most: int) -> list[Any]:
-    """The last requests (`most` of them) before a place, nearest first: (order id, *suspect)."""
+    """Return the last `most` requests before a place, nearest first: (order id, *suspect)."""
     return tx.execute(
         "SELECT r.order_id, "
         "s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
@@ -81,7 +81,7 @@ def why_over(tx: Transaction, suspect: Suspect) -> str:
     if liveness == "process" and is_dead(tx, participant):
         return "its process has ended"
     if is_silent(tx, suspect):
-        return f"nothing was heard of it for its window of {window:g} s"
+        return f"it was silent for its recovery window of {window:g} s"
     return ""
 
 
@@ -117,7 +117,7 @@ def last_contact(
 
 
 def over_among(tx: Transaction, suspects: Iterable[Suspect]) -> tuple[list[int], list[int]]:
-    """(participants that are dead, sessions that are silent) among suspects."""
+    """Return the dead participants and the silent sessions among suspects."""
     living = {tx.participant: True}
     silent = []
     for suspect in suspects:
@@ -137,7 +137,7 @@ def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
     """Return the error for a session that has ended, or was taken over."""
     if tx.execute("SELECT 1 FROM sessions WHERE id = ?", me[:1]).fetchone() is not None:
         return rules.taken_over(path)
-    return SessionExpired(f"the session on {path} is over", node=path)
+    return refusals.session_over(path)
 
 
 def is_current(tx: Transaction, me: Attachment) -> bool:

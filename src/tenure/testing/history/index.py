@@ -1,11 +1,11 @@
 """Index over a history by request and process, built once for all rules.
 
-A `Life` is the index entry of one request, from the instant at which it was made. It states only
-what is certain at an instant:
+A `RequestEntry` has what is known of one request, from the instant at which it was made. It states
+only what is certain at an instant:
 
-* The request is *believed* to be held from the instant at which its program was notified of the
-  grant. That ends when the request may leave (it is about to be withdrawn, released or revoked,
-  or its process killed), or at its deadline, the latest that is known.
+* The request is *held* from the instant at which its program was notified of the grant
+  (`RequestEntry.held_between`). That ends when the request may leave (it is about to be withdrawn,
+  released or revoked, or its process killed), or at its deadline, the latest that is known.
 * The request is *in its queue* until it may leave, until its timeout has passed without a grant,
   or until its process was paused for so long that its session may have ended meanwhile.
 
@@ -22,19 +22,19 @@ from typing import Any
 
 from tenure.core.rules import EXACT
 from tenure.testing.history.records import (
-    Asked,
-    Believes,
     Called,
     Continued,
     Crashed,
     Gone,
     Granted,
+    Held,
     History,
     Leaves,
     Observed,
     Paused,
     Queued,
     Record,
+    Requested,
     Returned,
     Revokes,
     Shrinks,
@@ -43,7 +43,7 @@ from tenure.testing.history.records import (
 )
 from tenure.testing.history.timeline import Violation
 
-__all__ = ["ROUNDING", "Life", "Place", "Story", "listed"]
+__all__ = ["ROUNDING", "HistoryIndex", "Place", "RequestEntry", "listed"]
 
 Place = tuple[str, str]
 """Node and name of a semaphore."""
@@ -55,11 +55,11 @@ _SHORT_PAUSE = 1 / 3
 """Fraction of the recovery window for which a paused process certainly keeps its session."""
 
 
-class Life:
+class RequestEntry:
     """Everything that is known about one request.
 
     Attributes:
-        asked, granted, gone: the first record of each kind, if there is one.
+        requested, granted, gone: the first record of each kind, if there is one.
         order_id, placed_at: its order id, and the instant since which that is known.
         count: its share of the limit: its tokens. One, if the limit is so high that it stands for
             "unbounded" and the request does not take all of it.
@@ -71,7 +71,6 @@ class Life:
     """
 
     __slots__ = (
-        "asked",
         "count",
         "deadline",
         "end",
@@ -81,13 +80,14 @@ class Life:
         "granted",
         "order_id",
         "placed_at",
+        "requested",
         "shrinks",
     )
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, requested: Requested) -> None:
         """Start with the record of the request alone."""
-        self.asked = asked
-        self.count = _share(asked.count, asked.limit)
+        self.requested = requested
+        self.count = _share(requested.count, requested.limit)
         self.granted: Granted | None = None
         self.gone: Gone | None = None
         self.order_id: int | None = None
@@ -96,16 +96,16 @@ class Life:
         self.ended_by: Record | None = None
         self.deadline = inf
         self.shrinks: list[tuple[float, int]] = []
-        self.floor: Life | None = None
+        self.floor: RequestEntry | None = None
 
     @property
     def place(self) -> Place:
         """Node and name of the semaphore."""
-        return self.asked.node, self.asked.name
+        return self.requested.node, self.requested.name
 
     @property
-    def believed(self) -> tuple[float, float] | None:
-        """Start and end of the time in which its program rightly believed it held, if ever."""
+    def held_between(self) -> tuple[float, float] | None:
+        """Start and end of the time in which its program rightly held_between it held, if ever."""
         if self.granted is None:
             return None
         end = min(self.end, self.deadline)
@@ -114,7 +114,7 @@ class Life:
     @property
     def grace(self) -> float:
         """Seconds after a deadline within which its program must be notified of the loss."""
-        return max(0.05 * self.asked.window, 0.1)
+        return max(0.05 * self.requested.window, 0.1)
 
     @property
     def least_count(self) -> int:
@@ -140,12 +140,12 @@ class Pause:
     end: float
 
 
-class Story:
+class HistoryIndex:
     """Index over one history.
 
     Attributes:
         history: the history.
-        lives: the requests, by label.
+        entries: the requests, by label.
         places: the requests of each place, in the order in which they were made.
         again: requests that were granted or held after their end, with the record of that.
         replaced: requests that were granted with a second order id, with the record of that.
@@ -162,11 +162,11 @@ class Story:
     def __init__(self, history: History) -> None:
         """Index the records of `history` in order."""
         self.history = history
-        self.lives: dict[str, Life] = {}
-        self.places: dict[Place, list[Life]] = {}
-        self.again: list[tuple[Life, Record]] = []
-        self.replaced: list[tuple[Life, Granted]] = []
-        self.late: list[tuple[Life, Believes]] = []
+        self.entries: dict[str, RequestEntry] = {}
+        self.places: dict[Place, list[RequestEntry]] = {}
+        self.again: list[tuple[RequestEntry, Record]] = []
+        self.replaced: list[tuple[RequestEntry, Granted]] = []
+        self.late: list[tuple[RequestEntry, Held]] = []
         self.pauses: dict[str, list[Pause]] = {}
         self.crashed: dict[str, Crashed] = {}
         self.calls: dict[Place, list[tuple[int, Called]]] = {}
@@ -175,14 +175,14 @@ class Story:
         self.unobserved: dict[tuple[str, str], float] = {}
         self.truths: list[tuple[int, Truth]] = []
         self._index = 0
-        self._greatest: Life | None = None  # among those known for at least the skew
-        self._lately: deque[tuple[float, Life]] = deque()  # instant from which it counts
-        self._present: dict[str, dict[str, Life]] = {}  # of each process, not gone
-        hear: dict[type, Callable[[Any], None]] = {
-            Asked: self._asked,
+        self._greatest: RequestEntry | None = None  # among those known for at least the skew
+        self._lately: deque[tuple[float, RequestEntry]] = deque()  # instant from which it counts
+        self._present: dict[str, dict[str, RequestEntry]] = {}  # of each process, not gone
+        handlers: dict[type, Callable[[Any], None]] = {
+            Requested: self._requested,
             Queued: self._queued,
             Granted: self._granted,
-            Believes: self._believes,
+            Held: self._held,
             Shrinks: self._shrinks,
             Leaves: self._leaves,
             Gone: self._gone,
@@ -197,23 +197,23 @@ class Story:
             Truth: self._truth,
         }
         for self._index, record in enumerate(history.records):
-            hear[type(record)](record)
+            handlers[type(record)](record)
 
     # Queries
 
-    def in_queue_until(self, life: Life) -> float:
+    def in_queue_until(self, entry: RequestEntry) -> float:
         """Return the instant until which it certainly was in its queue, if it ever was."""
-        asked, end = life.asked, life.end
-        gone = life.gone
+        requested, end = entry.requested, entry.end
+        gone = entry.gone
         if gone is not None and gone.deadline is not None:
             end = min(end, gone.deadline)  # after its deadline the session may have expired
         elif gone is not None and gone.why == "failed":
-            return asked.at  # it may never have entered the queue
-        if life.granted is None and asked.timeout is not None:
-            end = min(end, asked.at + asked.timeout)
-        if asked.process in self.pauses:
-            most = asked.window * _SHORT_PAUSE
-            for pause in self._long_pauses(asked.process, asked.at, most):
+            return requested.at  # it may never have entered the queue
+        if entry.granted is None and requested.timeout is not None:
+            end = min(end, requested.at + requested.timeout)
+        if requested.process in self.pauses:
+            most = requested.window * _SHORT_PAUSE
+            for pause in self._long_pauses(requested.process, requested.at, most):
                 return min(end, pause.start)
         return end
 
@@ -223,10 +223,8 @@ class Story:
         for pause in self.pauses.get(process, ()):
             if pause.end < since:
                 continue
-            if whole is not None and pause.start - whole.end < most:
-                whole = Pause(whole.start, pause.end)
-            else:
-                whole = pause
+            near = whole is not None and pause.start - whole.end < most
+            whole = Pause(whole.start if whole and near else pause.start, pause.end)
             if whole.end - whole.start > most:
                 yield whole
 
@@ -238,14 +236,19 @@ class Story:
         return due
 
     def accuse(
-        self, rule: str, place: Place, what: str, lives: Sequence[Life], *conflict: Record | None
+        self,
+        rule: str,
+        place: Place,
+        what: str,
+        entries: Sequence[RequestEntry],
+        *conflict: Record | None,
     ) -> Violation:
         """Return a violation with all records about some requests and their processes."""
-        labels = {life.asked.request for life in lives}
-        processes = {life.asked.process for life in lives}
-        others = {id(life.ended_by) for life in lives} | {id(record) for record in conflict}
-        start = min((life.asked.at for life in lives), default=inf)
-        ends = (life.end if life.gone is None else life.gone.at for life in lives)
+        labels = {entry.requested.request for entry in entries}
+        processes = {entry.requested.process for entry in entries}
+        others = {id(entry.ended_by) for entry in entries} | {id(record) for record in conflict}
+        start = min((entry.requested.at for entry in entries), default=inf)
+        ends = (entry.end if entry.gone is None else entry.gone.at for entry in entries)
         end = max(ends, default=inf)
         records = tuple(
             record
@@ -263,93 +266,93 @@ class Story:
 
     # Records
 
-    def _asked(self, record: Asked) -> None:
-        if record.request in self.lives:
+    def _requested(self, record: Requested) -> None:
+        if record.request in self.entries:
             raise ValueError(f"two requests of this history are called {record.request!r}")
-        life = Life(record)
-        life.floor = self._known_by(record.at)
-        self.lives[record.request] = life
-        self.places.setdefault(life.place, []).append(life)
+        entry = RequestEntry(record)
+        entry.floor = self._known_by(record.at)
+        self.entries[record.request] = entry
+        self.places.setdefault(entry.place, []).append(entry)
         crashed = self.crashed.get(record.process)
         if crashed is not None:  # the crash is recorded first, and the process ran on briefly
-            life.leave(record.at, crashed)
-        self._present.setdefault(record.process, {})[record.request] = life
+            entry.leave(record.at, crashed)
+        self._present.setdefault(record.process, {})[record.request] = entry
 
-    def _life(self, record: Queued | Granted | Believes | Shrinks | Leaves | Gone) -> Life:
+    def _entry(self, record: Queued | Granted | Held | Shrinks | Leaves | Gone) -> RequestEntry:
         try:
-            return self.lives[record.request]
+            return self.entries[record.request]
         except KeyError:
             raise ValueError(f"there is no request for this record: {record}") from None
 
     def _queued(self, record: Queued) -> None:
-        life = self._life(record)
-        if life.order_id is None:
-            self._place(life, record.at, record.order_id)
+        entry = self._entry(record)
+        if entry.order_id is None:
+            self._place(entry, record.at, record.order_id)
 
-    def _place(self, life: Life, at: float, order_id: int) -> None:
-        life.order_id = order_id
-        life.placed_at = at
-        self._lately.append((at + self.history.skew, life))
+    def _place(self, entry: RequestEntry, at: float, order_id: int) -> None:
+        entry.order_id = order_id
+        entry.placed_at = at
+        self._lately.append((at + self.history.skew, entry))
 
-    def _known_by(self, at: float) -> Life | None:
+    def _known_by(self, at: float) -> RequestEntry | None:
         while self._lately and self._lately[0][0] <= at:
-            life = self._lately.popleft()[1]
-            if self._greatest is None or (life.order_id or 0) > (self._greatest.order_id or 0):
-                self._greatest = life
+            entry = self._lately.popleft()[1]
+            if self._greatest is None or (entry.order_id or 0) > (self._greatest.order_id or 0):
+                self._greatest = entry
         return self._greatest
 
     def _granted(self, record: Granted) -> None:
-        life = self._life(record)
-        if life.gone is not None:
-            self.again.append((life, record))
-        elif life.granted is None:
-            life.granted = record
-            life.deadline = record.deadline
+        entry = self._entry(record)
+        if entry.gone is not None:
+            self.again.append((entry, record))
+        elif entry.granted is None:
+            entry.granted = record
+            entry.deadline = record.deadline
         if record.order_id is not None:
-            if life.order_id is None:
-                self._place(life, record.at, record.order_id)
-            elif life.order_id != record.order_id:
-                self.replaced.append((life, record))
+            if entry.order_id is None:
+                self._place(entry, record.at, record.order_id)
+            elif entry.order_id != record.order_id:
+                self.replaced.append((entry, record))
 
-    def _believes(self, record: Believes) -> None:
-        life = self._life(record)
-        life.deadline = record.deadline
-        if life.gone is not None or isinstance(life.ended_by, Leaves):
-            self.again.append((life, record))
+    def _held(self, record: Held) -> None:
+        entry = self._entry(record)
+        entry.deadline = record.deadline
+        if entry.gone is not None or isinstance(entry.ended_by, Leaves):
+            self.again.append((entry, record))
         if record.at > record.deadline + ROUNDING:
-            self.late.append((life, record))
+            self.late.append((entry, record))
 
     def _shrinks(self, record: Shrinks) -> None:
-        life = self._life(record)
-        life.shrinks.append((record.at, _share(record.count, life.asked.limit)))
+        entry = self._entry(record)
+        entry.shrinks.append((record.at, _share(record.count, entry.requested.limit)))
 
     def _leaves(self, record: Leaves) -> None:
-        self._life(record).leave(record.at, record)
+        self._entry(record).leave(record.at, record)
 
     def _gone(self, record: Gone) -> None:
-        life = self._life(record)
-        if life.gone is None:
-            life.gone = record
-            life.leave(record.at, record)
-            if record.deadline is not None and life.granted is not None:
-                life.deadline = record.deadline
-            self._present.get(life.asked.process, {}).pop(record.request, None)
+        entry = self._entry(record)
+        if entry.gone is None:
+            entry.gone = record
+            entry.leave(record.at, record)
+            if record.deadline is not None and entry.granted is not None:
+                entry.deadline = record.deadline
+            self._present.get(entry.requested.process, {}).pop(record.request, None)
 
     def _revokes(self, record: Revokes) -> None:
-        concerned: Sequence[dict[str, Life]]
+        concerned: Sequence[dict[str, RequestEntry]]
         if record.session_of is not None:
             concerned = [self._present.get(record.session_of, {})]
         else:
             concerned = list(self._present.values())
-        for lives in concerned:
-            for label, life in lives.items():
-                asked = life.asked
+        for entries in concerned:
+            for label, entry in entries.items():
+                requested = entry.requested
                 if (
                     record.request in (None, label)
-                    and record.node in (None, asked.node)
-                    and record.name in (None, asked.name)
+                    and record.node in (None, requested.node)
+                    and record.name in (None, requested.name)
                 ):
-                    life.leave(record.at if record.since is None else record.since, record)
+                    entry.leave(record.at if record.since is None else record.since, record)
 
     def _paused(self, record: Paused) -> None:
         self.pauses.setdefault(record.process, []).append(Pause(record.at, inf))
@@ -364,8 +367,8 @@ class Story:
         self.crashed.setdefault(record.process, record)
         pauses = self.pauses.get(record.process, [])
         at = min([record.at, *(pause.start for pause in pauses if pause.end == inf)])
-        for life in self._present.pop(record.process, {}).values():
-            life.leave(at, record)
+        for entry in self._present.pop(record.process, {}).values():
+            entry.leave(at, record)
 
     def _called(self, record: Called) -> None:
         calls = self.calls.setdefault((record.node, record.name), [])
@@ -386,10 +389,11 @@ class Story:
         self.truths.append((self._index, record))
 
 
-def listed(lives: Sequence[Life]) -> str:
+def listed(entries: Sequence[RequestEntry]) -> str:
     """Return the labels and order ids of some requests, as part of a sentence."""
     *some, last = (
-        life.asked.request + ("" if life.order_id is None else f" (order id {life.order_id})")
-        for life in lives
+        entry.requested.request
+        + ("" if entry.order_id is None else f" (order id {entry.order_id})")
+        for entry in entries
     )
     return f"{', '.join(some)} and {last}" if some else last

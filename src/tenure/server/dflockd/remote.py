@@ -3,8 +3,8 @@
 A client may show a token to any listener on the node. One that does not know the token looks for
 its claim in the store, and compares the token with the seal there.
 
-* **Release.** The request is evicted. The store tells the listener that has the claim.
-* **Renewal.** Only the listener that has the claim can change its request. It is asked by a
+* **Release.** The request is evicted. The store notifies the listener that has the claim.
+* **Renewal.** Only the listener that has the claim can change its request. It gets a
   *letter*: a request in the queue of `LETTERS`, whose data names the claim and the lease. A
   listener that has claims looks for letters every second. It renews the claim, and then evicts the
   letter: that is the answer. A client gets the reply to its renewal once the store shows it.
@@ -35,14 +35,14 @@ from tenure.server.reads import Reader
 from tenure.wire.lines.replies import ERROR, OK, fence_of
 from tenure.wire.lines.rules import is_key
 
-__all__ = ["LETTERS", "Elsewhere"]
+__all__ = ["LETTERS", "RemoteTokens"]
 
 LETTERS = "dflockd renewals"
 """The semaphore of the letters. No key has this name, since it has a space."""
 
 _LETTER = re.compile(rb"dflockd renew ([0-9]{1,19}) ([0-9]{1,10})")
 _MOST = 100  # letters that are answered in one look
-_PATIENCE = 4.0  # seconds for an answer
+_TIMEOUT = 4.0  # seconds for an answer
 
 
 class TokenClient(Protocol):
@@ -60,7 +60,7 @@ class TokenClient(Protocol):
         """Get a holder."""
 
 
-class Elsewhere:
+class RemoteTokens:
     """The claims of the other listeners on the node.
 
     Args:
@@ -127,7 +127,7 @@ class Elsewhere:
         return None if mine else owner  # of those here it is known that they are over
 
     async def answer(self) -> None:
-        """Carry out the renewals that other listeners ask for. Raises what the store raises."""
+        """Carry out the renewals that other listeners request. Raises the errors of the store."""
         try:
             described = await self._engine.describe_semaphore(
                 self._node, LETTERS, owners=True, waiters=False
@@ -183,7 +183,7 @@ async def _answered(holder: Holder, order_id: int, lease: int) -> bool:
             placed = await placed
         if placed.place is not Place.GRANTED:
             return False
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await answer
     except TimeoutError:
         return False

@@ -8,108 +8,73 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from tenure.engines.contract import Withdrawn
-from tenure.engines.native.calls import Call
-from tenure.engines.native.connection import Connection, Handlers
+from tenure.engines.native.calls import NativeCall
+from tenure.engines.native.connection import Handlers, NativeConnection
 from tenure.errors import TenureError
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
-__all__ = ["Receiver", "hearing"]
+__all__ = ["Receiver", "dispatch"]
 
 
 class Receiver(Protocol):
     """Session that messages are delivered to."""
 
-    def attached(self, answer: wire.Attached, connection: Connection) -> None:
+    def attached(self, answer: wire.Attached, connection: NativeConnection) -> None:
         """Handle the answer to an attach over this connection."""
-        ...
 
-    def granted(self, push: wire.Granted) -> None:
-        """Handle a grant."""
-        ...
-
-    def removed(self, push: wire.Removed) -> None:
-        """Handle a removal."""
-        ...
-
-    def changed(self, push: wire.Changed) -> None:
-        """Handle a change of a watched semaphore."""
-        ...
-
-    def watch_refused(self, push: wire.WatchRefused) -> None:
-        """Handle the refusal of a watch."""
-        ...
-
-    def proven(self, answer: wire.Proven) -> None:
-        """Handle the proof that answers a renewal."""
-        ...
-
-    def contact(self, push: wire.Contact) -> None:
-        """Handle the loss or the return of the server's contact to its store."""
-        ...
-
-    def ended(self, push: wire.Ended) -> None:
-        """Handle the end of the session."""
-        ...
+    def receive(self, message: Struct) -> None:
+        """Handle a message that answers no call."""
 
 
-def hearing(
+def dispatch(
     sessions: Mapping[int, Receiver],
-    connection: Connection,
-    refuse: Callable[[Call, TenureError], None],
-    close: Callable[[int, Connection], object],
+    connection: NativeConnection,
+    fail: Callable[[NativeCall, TenureError], None],
+    close: Callable[[int, NativeConnection], object],
 ) -> Handlers:
     """Return the handler of each message of a connection.
 
     Args:
         sessions: by their channels.
         connection: the one that the messages come from.
-        refuse: fails a call.
+        fail: fails a call.
         close: closes what was attached to a channel without a session.
     """
-    return {**_answers(sessions, connection, refuse, close), **_pushes(sessions, connection)}
-
-
-def _answers(
-    sessions: Mapping[int, Receiver],
-    connection: Connection,
-    refuse: Callable[[Call, TenureError], None],
-    close: Callable[[int, Connection], object],
-) -> Handlers:
     calls = connection.calls
 
-    def landed(rid: int) -> Call | None:
+    def answered(rid: int) -> NativeCall | None:
         connection.useful = True
         return calls.pop(rid, None)
 
     def succeed(rid: int, result: object) -> None:
-        call = landed(rid)
+        call = answered(rid)
         if call is not None:
             if call.owner is not None:
-                call.owner.landed(call)
+                call.owner.answered(call)
             call.succeed(result)
 
     def placed(answer: wire.Placed) -> None:
-        call = landed(answer.rid)
+        call = answered(answer.rid)
         if call is not None and call.owner is not None:
             call.owner.placed(call, answer)
 
     def done(answer: wire.Done) -> None:
         call = calls.get(answer.rid)
         if call is not None and isinstance(call.message, wire.Withdraw):
-            # A server that came before this answer says nothing of it.
-            was_there = answer.found is not False or call.perhaps_done
+            # A server older than this field leaves it out.
+            was_there = answer.found is not False or call.may_have_run
             succeed(answer.rid, Withdrawn.LEFT if was_there else Withdrawn.MISSING)
         else:
             succeed(answer.rid, answer.found)
 
     def failed(answer: wire.Failed) -> None:
-        call = landed(answer.rid)
+        call = answered(answer.rid)
         if call is not None:
-            refuse(call, from_wire(answer.error))
+            fail(call, from_wire(answer.error))
 
     def attached(answer: wire.Attached) -> None:
-        call = landed(answer.rid)
+        call = answered(answer.rid)
         if call is None or call.future.done():
             return  # it was cancelled, and the server has been notified
         assert isinstance(call.message, wire.Attach)
@@ -134,6 +99,15 @@ def _answers(
     def sessions_listed(answer: wire.SessionsListed) -> None:
         part(answer.rid, [each.model() for each in answer.sessions], more=answer.more)
 
+    def deliver(push: Any) -> None:
+        session = sessions.get(push.channel)
+        if session is not None:
+            session.receive(push)
+
+    def ended(push: wire.Ended) -> None:
+        deliver(push)
+        connection.send(wire.EndReceived(push.channel))
+
     return {
         wire.Placed: placed,
         wire.Done: done,
@@ -145,35 +119,17 @@ def _answers(
         wire.SemaphoresListed: semaphores_listed,
         wire.SessionsListed: sessions_listed,
         wire.StoreTime: lambda each: succeed(each.rid, each.seconds),
-    }
-
-
-def _pushes(sessions: Mapping[int, Receiver], connection: Connection) -> Handlers:
-    def to(tell: Callable[[Receiver, Any], None]) -> Callable[[Any], None]:
-        def handle(push: Any) -> None:
-            session = sessions.get(push.channel)
-            if session is not None:
-                tell(session, push)
-
-        return handle
-
-    tell_its_end = to(lambda session, push: session.ended(push))
-
-    def ended(push: wire.Ended) -> None:
-        tell_its_end(push)
-        connection.send(wire.Heard(push.channel))
-
-    def nothing(_: Struct) -> None:
-        """Ignore a message whose arrival is all that counts."""
-
-    return {
-        wire.Granted: to(lambda session, push: session.granted(push)),
-        wire.Removed: to(lambda session, push: session.removed(push)),
-        wire.Changed: to(lambda session, push: session.changed(push)),
-        wire.WatchRefused: to(lambda session, push: session.watch_refused(push)),
-        wire.Proven: to(lambda session, push: session.proven(push)),
-        wire.Unproven: nothing,
-        wire.Contact: to(lambda session, push: session.contact(push)),
+        wire.Granted: deliver,
+        wire.Removed: deliver,
+        wire.Changed: deliver,
+        wire.WatchRefused: deliver,
+        wire.Proven: deliver,
+        wire.Contact: deliver,
         wire.Ended: ended,
-        wire.Pong: nothing,
+        wire.Unproven: _ignore,
+        wire.Pong: _ignore,
     }
+
+
+def _ignore(_: Struct) -> None:
+    """Ignore a message whose arrival is all that counts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.engines.ydb.operations import OperationQueues, Step
+from tenure.engines._kit.operations import OperationQueues, Step
 
 MAIN, SIBLING = "main", "sibling"
 

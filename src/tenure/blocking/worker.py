@@ -1,4 +1,4 @@
-"""A thread's agent: the one task on the loop that carries out what the thread calls.
+"""Worker of a thread: the one task on the loop that carries out its calls.
 
 A thread waits while its call is carried out, so one task is enough for all its calls, and that
 task is for the primitives what the thread is for the program: the blocks that the thread has
@@ -8,13 +8,13 @@ a lease is lost, notice that it would wait for itself) they thereby do for a thr
 Rules:
 
 * The thread writes a call's first half, the loop its second (see `Call`).
-* Every call ends, and the thread that made it waits until then, whatever interrupts it.
+* Every call ends, and its thread waits until then, also when it is interrupted.
 * A call that an exception interrupts (Ctrl-C, a signal handler that raises) is cancelled. What it
-  had obtained all the same is undone, on the loop, before the exception goes on in the thread.
-  What gives back is begun first, as it would be by a task: it is not given back a second time.
-* Inside the block of a lost lease or an expired session, a call raises that loss. What gives back
-  (a release, a close, the end of a block) is carried out all the same.
-* A cancellation that finds the agent idle is for the thread's next call, which looks at the
+  had obtained nevertheless is undone, on the loop, before the exception continues in the thread.
+  A release is started first, as a task would start it, and is not sent a second time.
+* Inside the block of a lost lease or an expired session, a call raises that loss. A release,
+  a close and the end of a block are carried out nevertheless.
+* A cancellation that finds the worker idle is for the thread's next call, which looks at the
   blocks anyway; so it is dropped.
 """
 
@@ -28,10 +28,10 @@ from typing import Any
 from tenure._client.request import Request
 from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore
-from tenure.blocking.bell import Bell
+from tenure.blocking.notifier import Notifier
 from tenure.errors import SessionClosed
 
-__all__ = ["Agent", "Call", "loss_around"]
+__all__ = ["Call", "WorkerTask", "loss_around"]
 
 
 class Call:
@@ -40,7 +40,7 @@ class Call:
     Attributes:
         function: what to call; it returns something to await.
         undo: called on the loop with a result that the thread will never have.
-        gives_back: whether it is carried out inside the block of a lost lease, too.
+        releases: whether it is carried out inside the block of a lost lease, too, as a release is.
         result, error: how it ended; final once it is `over`.
         settled: made by a thread that has been interrupted, and set when nothing is left.
         failure: why `undo` failed.
@@ -51,8 +51,8 @@ class Call:
         "error",
         "failure",
         "function",
-        "gives_back",
         "over",
+        "releases",
         "result",
         "settled",
         "undo",
@@ -63,12 +63,12 @@ class Call:
         function: Callable[[], Awaitable[Any]],
         *,
         undo: Callable[[Any], object] | None = None,
-        gives_back: bool = False,
+        releases: bool = False,
     ) -> None:
-        """Describe a call that no agent carries out yet."""
+        """Describe a call that no worker carries out yet."""
         self.function = function
         self.undo = undo
-        self.gives_back = gives_back
+        self.releases = releases
         self.result: Any = None
         self.error: BaseException | None = None
         self.over = False
@@ -88,7 +88,7 @@ class Call:
             self.settled.set()
 
 
-class Agent:
+class WorkerTask:
     """The task of one thread. Everything here but `__init__` runs on the loop.
 
     Args:
@@ -97,7 +97,7 @@ class Agent:
 
     Attributes:
         task: the task, from the first call on.
-        bell: what the thread waits for while a call is under way.
+        notifier: what the thread waits for while a call is under way.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Agent:
     ) -> None:
         """Start without a task and without a call."""
         self.task: asyncio.Task[None] | None = None
-        self.bell = Bell()
+        self.notifier = Notifier()
         self._finished = finished
         self._waits = waits
         self._call: Call | None = None
@@ -120,14 +120,14 @@ class Agent:
         loop = asyncio.get_running_loop()
         task = self.task
         if task is None:
-            self.task = loop.create_task(self._serve(loop), name="tenure-agent")
+            self.task = loop.create_task(self._serve(loop), name="tenure-worker")
             # After its first step: a task that is cancelled before that never runs.
             loop.call_soon(self.take, call)
             return
         self._call = call
         cancelled = task.cancelling()
         work = self._carry_out(call, task)
-        asyncio._enter_task(loop, task)  # noqa: SLF001  for what asks which task it runs in
+        asyncio._enter_task(loop, task)  # noqa: SLF001  `asyncio.current_task` is used below
         try:
             waits_for = work.send(None)
         except StopIteration:
@@ -146,7 +146,7 @@ class Agent:
         """Wake a waiting thread that handles signals; returns whether there is one."""
         waits = self._waits is not None and self._call is not None
         if waits:
-            self.bell.ring()
+            self.notifier.notify()
         return waits
 
     def abandon(self, call: Call) -> None:
@@ -159,7 +159,7 @@ class Agent:
             self._finished(call)  # the thread may have been started for this
         elif self._call is call:
             self._cancel()
-        elif call.gives_back:  # the thread was interrupted before it was taken
+        elif call.releases:  # the thread was interrupted before it was taken
             asyncio.get_running_loop().call_soon(self.take, call)
         else:
             call.error = asyncio.CancelledError()
@@ -214,7 +214,7 @@ class Agent:
     async def _carry_out(self, call: Call, task: asyncio.Task[None]) -> None:
         cancelled_before = task.cancelling()
         try:
-            if not call.gives_back:
+            if not call.releases:
                 loss = loss_around(task)
                 if loss is not None:
                     raise loss
@@ -236,7 +236,7 @@ class Agent:
         if call.abandoned:
             call.settle()
         else:
-            self.bell.ring()
+            self.notifier.notify()
 
 
 class _Rest:

@@ -1,0 +1,102 @@
+"""Errors with which every engine refuses an operation, in the same words."""
+
+from __future__ import annotations
+
+from tenure.core import rules
+from tenure.errors import (
+    InvalidArgument,
+    LeaseReleased,
+    NodeBusy,
+    NodeExists,
+    NodeNotFound,
+    SemaphoreBusy,
+    SemaphoreExists,
+    SemaphoreNotFound,
+    SessionExpired,
+)
+
+__all__ = [
+    "node_busy",
+    "node_exists",
+    "node_full",
+    "node_not_found",
+    "request_over",
+    "semaphore_busy",
+    "semaphore_exists",
+    "semaphore_not_found",
+    "semaphores_full",
+    "session_over",
+]
+
+
+def node_not_found(path: str) -> NodeNotFound:
+    """Return the error for a path without a node."""
+    return NodeNotFound(
+        f"there is no node {path}. Create it with client.create_node({path!r}) or "
+        f"'tenure node create {path}'",
+        node=path,
+    )
+
+
+def node_exists(path: str) -> NodeExists:
+    """Return the error for creating a node that exists."""
+    return NodeExists(f"the node {path} exists already", node=path)
+
+
+def node_busy(path: str, attached: int) -> NodeBusy:
+    """Return the error for dropping a node with attached sessions."""
+    return NodeBusy(
+        f"the node {path} has {attached} attached session(s). Close them, or drop it by force, "
+        "which ends them",
+        node=path,
+    )
+
+
+def node_full(path: str) -> InvalidArgument:
+    """Return the error for a session more than a node may have."""
+    return InvalidArgument(
+        f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most", node=path
+    )
+
+
+def semaphores_full(path: str, name: str) -> InvalidArgument:
+    """Return the error for a semaphore more than a node may have."""
+    return InvalidArgument(
+        f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the most",
+        node=path,
+        name=name,
+    )
+
+
+def semaphore_not_found(path: str, name: str) -> SemaphoreNotFound:
+    """Return the error for a name without a semaphore."""
+    return SemaphoreNotFound(
+        f"there is no semaphore {name!r} on {path}. Create it first", node=path, name=name
+    )
+
+
+def semaphore_exists(path: str, name: str, limit: int) -> SemaphoreExists:
+    """Return the error for creating a semaphore that exists with `limit`."""
+    return SemaphoreExists(
+        f"{name!r} on {path} exists already, with limit {limit}", node=path, name=name, limit=limit
+    )
+
+
+def semaphore_busy(path: str, name: str) -> SemaphoreBusy:
+    """Return the error for deleting a semaphore with owners or waiters."""
+    return SemaphoreBusy(
+        f"{name!r} on {path} has owners or waiters. Release it, or delete it by force, which takes "
+        "it from them",
+        node=path,
+        name=name,
+    )
+
+
+def session_over(path: str, why: str = "") -> SessionExpired:
+    """Return the error of a session that has ended, with the reason if it is known."""
+    return SessionExpired(f"the session on {path} is over{': ' if why else ''}{why}", node=path)
+
+
+def request_over(path: str) -> LeaseReleased:
+    """Return the error for changing a request that has left its queue."""
+    return LeaseReleased(f"the request on {path} is over", node=path)

@@ -1,0 +1,375 @@
+"""Attachment of a session: its place on a connection, proof and end.
+
+States::
+
+    new --> attached <--> interrupted    the connection is lost, and the session is reattached
+               |             |
+               +-------------+--> over   closed, detached, ended by the server, or expired
+
+Rules:
+
+* A session ends by the program, by the server's report that it is over, taken over or has another
+  key, and with its recovery window. Any other refusal leads to another attempt, on this server or
+  another one.
+* Operations without an answer are sent again over the next connection, before new ones, under the
+  same number. `reconcile` finds those that need not be.
+* A session that the program has closed or detached reports no more events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
+from typing import Any
+
+from msgspec import Struct
+
+from tenure.core import rules
+from tenure.engines._kit.session import PlainSession
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.native.calls import ConnectionGone, NativeCall
+from tenure.engines.native.connection import NativeConnection
+from tenure.engines.native.heartbeat import NativeHeartbeat, Proofs
+from tenure.engines.native.operation_queue import NativeOperationQueue
+from tenure.engines.native.reconcile import OWNED, REMOVALS
+from tenure.engines.native.reconnector import NativeReconnector
+from tenure.engines.native.watches import NativeWatches
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineUnavailable,
+    SessionExpired,
+)
+from tenure.wire import messages as wire
+from tenure.wire.errors import from_wire
+
+__all__ = ["STORE_LOST", "NativeAttachment"]
+
+STORE_LOST = "the server has lost contact to its store"
+
+
+class NativeAttachment(PlainSession):
+    """Session state without the operations of the contract.
+
+    Attributes:
+        attach_number: number of this attachment of the session, in the store.
+        channel: its number on every connection.
+        is_resumed: it existed before, and is taken over.
+        begun: it has been attached once.
+        proofs: of its life.
+        changed: set after an event that its beginning waits for.
+        is_store_lost: the server has no contact to its own store.
+    """
+
+    def __init__(
+        self,
+        reconnector: NativeReconnector,
+        heartbeat: NativeHeartbeat | None,
+        how: Attach,
+        events: SessionEvents,
+    ) -> None:
+        """Start unattached, with a channel of its own."""
+        super().__init__(how, events, 0, float(how.recovery_window))
+        self.attach_number = 0
+        self.channel = reconnector.next_channel()
+        self.is_resumed = how.session_id is not None
+        # Without a key any client could attach it; one that is to be resumed has its own.
+        self._drawn = how.liveness == "process" and not self.is_resumed and not how.key
+        self.key = os.urandom(rules.ATTACH_KEY_BYTES) if self._drawn else how.key
+        self.begun = False
+        self.proofs = Proofs(self.window)
+        self.changed = asyncio.Event()
+        self.is_store_lost = False
+        self._how = how
+        self._reconnector = reconnector
+        self._heartbeat = heartbeat
+        self._loop = reconnector.loop
+        self._thread = threading.get_ident()
+        self._now = reconnector.clock.now
+        self._connection: NativeConnection | None = None  # while it is attached over it
+        self._attach_sent = 0.0
+        self._operations = NativeOperationQueue(self.channel, reconnector)
+        self._watches = NativeWatches(self.channel)
+        self._leaving: asyncio.Future[object] | None = None
+        self._ended_by_server = False
+        self._expiry: asyncio.TimerHandle | None = None
+        self._expires_at = inf
+        self._retry: asyncio.TimerHandle | None = None
+        self._refusals = 0
+
+    def check(self) -> None:
+        """Raise an error if the session is over, or the program is leaving it."""
+        if self.over or self.closing:
+            raise self.reason
+
+    # Attaching
+
+    def send_attach(self, rid: int, connection: NativeConnection) -> NativeCall:
+        """Send an `Attach`, the first one or another."""
+        how = self._how
+        message = wire.Attach(
+            rid,
+            self.channel,
+            "again" if self.begun else "resume" if self.is_resumed else "new",
+            self.path,
+            self.window,
+            how.description,
+            self.key,
+            how.liveness == "window",
+            self.id or how.session_id or 0,
+            how.assume_dead,
+            self._operations.answered_up_to(),
+            self._drawn,
+        )
+        self._attach_sent = self._now()
+        call = NativeCall(rid, message, self._loop.create_future())
+        connection.submit(call)
+        return call
+
+    def attached(self, answer: wire.Attached, connection: NativeConnection) -> None:
+        """Begin, or continue, over a connection on which the server has attached the session."""
+        self.id, self.attach_number = answer.session_id, answer.attach_number
+        self._connection = connection
+        self.is_store_lost = False  # otherwise the server reports it again
+        self._refusals = 0
+        self._stop_timers()
+        if self.begun:
+            self._continue(answer, connection)
+        else:
+            self.begun = True
+            self._operations.resume(connection)
+            if self.is_resumed:
+                for each in answer.requests:
+                    self._operations.requests[each.request_id] = OWNED if each.granted else inf
+                self.events.resumed([each.model() for each in answer.requests])
+        if answer.age is not None:
+            self._prove(self._attach_sent - answer.age)
+        self.changed.set()
+
+    def _continue(self, answer: wire.Attached, connection: NativeConnection) -> None:
+        """Report what happened meanwhile, and send the open operations again."""
+        plan = self._operations.reattached(connection, answer)
+        if self.closing:
+            return
+        for found in plan.granted:
+            self.events.granted(found.request_id, found.order_id)
+        for request_id, why in plan.removed:
+            self.events.removed(request_id, why)
+        self.events.attached()
+        self._watches.resume(connection)
+
+    def interrupt(self) -> None:
+        """Note that the connection is lost; the session expires with its recovery window."""
+        if not self.begun:
+            return
+        was_attached, self._connection = self._connection is not None, None
+        self._operations.interrupt()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._expiry is None:
+            now = self._now()
+            self._expires_at = (now if self.proofs.last is None else self.proofs.last) + self.window
+            left = max(0.0, self._expires_at - now)
+            self._expiry = self._loop.call_later(left, self._expire)
+        if was_attached and not self.closing:
+            self.events.detached(self._reconnector.failure)
+
+    def reattach(self, connection: NativeConnection) -> None:
+        """Reattach it on a new connection, unless it is over.
+
+        After the recovery window another program may have resumed it, and attaching would take it
+        from that one. The timer of the window may be late, or may not count a suspension.
+        """
+        self._retry = None
+        if self._expiry is not None and self._now() >= self._expires_at:
+            self._stop_timers()
+            self._expire()
+        elif self.begun:
+            call = self.send_attach(self._reconnector.next_rid(), connection)
+            call.future.add_done_callback(partial(self._reattached, connection))
+
+    def _reattached(self, connection: NativeConnection, answer: asyncio.Future[object]) -> None:
+        error = answer.exception()
+        if error is None or self.over or connection is not self._reconnector.connection:
+            return
+        if isinstance(error, SessionExpired | AuthenticationFailed):
+            self._end_by_server(error)
+        elif isinstance(error, ConnectionGone):
+            return
+        elif self._reconnector.several:
+            why = f"it cannot reattach a session: {error}"
+            self._reconnector.try_others(connection, why)
+        else:
+            pause = self._reconnector.pause(self._refusals)
+            self._refusals += 1
+            self._retry = self._loop.call_later(pause, self.reattach, connection)
+
+    def _expire(self) -> None:
+        """End the session, because its recovery window has passed."""
+        self._expiry = None
+        self.end(
+            f"no server that has it could be reached within its recovery window of "
+            f"{self.window:g} s"
+        )
+
+    def _stop_timers(self) -> None:
+        for timer in (self._expiry, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._expiry = self._retry = None
+
+    # Proof
+
+    def is_fresh(self) -> bool:
+        """Return true if there is a proof that leaves most of the window."""
+        return self.proofs.fresh(self._now())
+
+    def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
+        if threading.get_ident() == self._thread:
+            self._renew()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._renew)
+        if self._heartbeat is not None and not self.over:
+            self._heartbeat.renew(self)
+
+    def _renew(self) -> None:
+        connection = self._connection
+        if connection is not None and not self.over:
+            number = self.proofs.send(self._now())
+            acknowledged = self._operations.answered_up_to()
+            connection.send(wire.Renew(self.channel, number, acknowledged))
+
+    def _prove(self, at: float) -> None:
+        self.proofs.note(at)
+        if not self.closing:
+            self.events.proven(at)
+
+    def proven_by_thread(self, at: float) -> None:
+        """Note a proof that came on the heartbeat thread."""
+        if not self.over:
+            self._prove(at)
+
+    # The end
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._leave(wire.Close)
+
+    async def detach(self) -> None:
+        """Detach the session, without ending it."""
+        await self._leave(wire.Detach)
+
+    async def _leave(self, how: type[wire.Close | wire.Detach]) -> None:
+        """End or detach it; the cancellation of the caller does not stop that."""
+        if self._leaving is None:
+            if self.over:
+                return
+            rid = self._reconnector.next_rid()
+            self._leaving = self._operations.call(rid, how(rid, self.channel)).future
+            self.closing = True
+            self._leaving.add_done_callback(self._left)
+            self._watches.clear(self._connection)
+        await asyncio.wait([self._leaving])
+        self._leaving.result()
+
+    def _left(self, _: asyncio.Future[object]) -> None:
+        if not self.over:
+            self._forget()
+
+    def abandon(self, attaching: NativeCall | None) -> None:
+        """Leave a session that could not be attached: close a new one, detach an existing one."""
+        connection = self._connection or self._reconnector.connection
+        unanswered = attaching is not None and not attaching.future.done()
+        if attaching is not None and unanswered:
+            attaching.future.cancel()
+        self.closing = True
+        if not self.over:
+            self._forget()
+        if attaching is None:
+            return  # it was sent to no server
+        if not self.is_resumed:
+            self._reconnector.close_abandoned(attaching.message, self.channel, connection)
+        elif connection is not None and (unanswered or self.begun):
+            rid = self._reconnector.next_rid()
+            message = wire.Detach(rid, self.channel)
+            connection.submit(NativeCall(rid, message, self._loop.create_future()))
+
+    def _end_by_server(self, error: BaseException) -> None:
+        if not self.over:
+            self._ended_by_server = True
+            taken_over = isinstance(error, SessionExpired) and error.taken_over
+            self._end(SessionExpired(str(error), node=self.path, taken_over=taken_over))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._connection = None
+        self._stop_timers()
+        self._watches.clear(None)
+        self._reconnector.sessions.pop(self.channel, None)
+        self._operations.end(self.reason, by_server=self._ended_by_server)
+        self.changed.set()
+
+    # Messages from the server
+
+    def receive(self, message: Struct) -> None:
+        """Handle a message that answers no call."""
+        _RECEIVERS[type(message)](self, message)
+
+    def granted(self, push: wire.Granted) -> None:
+        """Report a grant."""
+        if push.request_id in self._operations.requests and not self.closing:
+            self._operations.requests[push.request_id] = OWNED
+            self.events.granted(push.request_id, push.order_id)
+
+    def removed(self, push: wire.Removed) -> None:
+        """Report a removal."""
+        removed = self._operations.requests.pop(push.request_id, None)
+        if removed is not None and not self.closing:
+            self.events.removed(push.request_id, REMOVALS[push.why])
+
+    def watched(self, push: wire.Changed) -> None:
+        """Notify a watcher."""
+        self._watches.changed(push.number)
+
+    def watch_refused(self, push: wire.WatchRefused) -> None:
+        """Poll where the server refuses a watch."""
+        self._watches.refused(push)
+
+    def proven(self, answer: wire.Proven) -> None:
+        """Note the answer to a renewal."""
+        at = self.proofs.answered(answer.number, answer.age)
+        if at is not None:
+            self._prove(at)
+            self.changed.set()
+
+    def contact(self, push: wire.Contact) -> None:
+        """Report that the server has lost, or regained, the contact to its store."""
+        self.is_store_lost = not push.there
+        if self.closing:
+            return
+        if push.there:
+            self.events.attached()
+        else:
+            self.events.detached(EngineUnavailable(STORE_LOST))
+
+    def ended(self, push: wire.Ended) -> None:
+        """End the session, as the server reports."""
+        self._end_by_server(from_wire(push.error))
+
+
+_RECEIVERS: Mapping[type[Struct], Callable[[NativeAttachment, Any], None]] = {
+    wire.Granted: NativeAttachment.granted,
+    wire.Removed: NativeAttachment.removed,
+    wire.Changed: NativeAttachment.watched,
+    wire.WatchRefused: NativeAttachment.watch_refused,
+    wire.Proven: NativeAttachment.proven,
+    wire.Contact: NativeAttachment.contact,
+    wire.Ended: NativeAttachment.ended,
+}

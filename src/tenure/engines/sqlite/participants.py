@@ -1,0 +1,245 @@
+"""Participants: how they join and leave a store, and what a new boot or a restore changes.
+
+The end of a participant ends its sessions, according to its cause:
+
+* A program that closes its engine ends all sessions that are attached through it.
+* A program that dies ends its sessions of liveness ``process``. Those of liveness ``window`` are
+  detached, as of their last heartbeat.
+
+A detached session is over when its window has passed since its last contact. While no program has
+the store open, no program can take the session over. The first program that opens the store again
+(`reopen`) therefore grants it the node's grace period and its window, once: the slot `_GRACED`
+records that. After a new start of the machine all of them get it, because the clock started again.
+Both only postpone an end that no transaction has made yet: a session may live longer than
+promised, never shorter, and nothing that it holds has been granted to another session.
+
+A *quarantine* is the time for which a restored store grants nothing. A backup does not contain the
+leases that were granted after it was taken. Their holders consider them held until their windows
+have passed since their last proof. A restored store therefore grants nothing until the longest of
+these windows has passed, counted from its first opening: no program had the former store open when
+it was restored (`restore`), so that every proof is older than that. ``meta.quarantine`` contains
+the whole time until the quarantine has ended, which starts again with each boot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+
+from tenure.core import rules
+from tenure.engines.sqlite.expiry import Suspect
+from tenure.engines.sqlite.liveness import LivenessFile, started
+from tenure.engines.sqlite.nodes import config_of
+from tenure.engines.sqlite.requests import remove_over, remove_sessions, settle
+from tenure.engines.sqlite.sessions import acknowledge_for, detach_at
+from tenure.engines.sqlite.transaction import Transaction
+from tenure.errors import EngineError
+
+__all__ = [
+    "describe_quarantine",
+    "end_quarantine",
+    "is_reopened",
+    "new_boot",
+    "reap",
+    "register",
+    "reopen",
+    "unregister",
+]
+
+_GRACED = -1
+"""The slot of a detached session that has had its grace period."""
+
+_REMOVE_PARTICIPANT = (
+    "DELETE FROM watches WHERE participant = ?",
+    "DELETE FROM news WHERE participant = ?",
+    "DELETE FROM participants WHERE id = ?",
+)
+
+
+def _participants(tx: Transaction) -> set[int]:
+    return {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
+
+
+def register(tx: Transaction) -> tuple[int, LivenessFile]:
+    """Add a participant with its liveness file, after removing what dead ones have left."""
+    _sweep(tx)
+    pid = os.getpid()
+    while True:
+        number = tx.execute(
+            "INSERT INTO participants (pid, started) VALUES (?, ?)", (pid, started(pid))
+        ).lastrowid
+        assert number is not None
+        try:
+            return number, LivenessFile(tx.lives.path(number), tx.place.mode)
+        except FileExistsError:  # of a database that was here before this one
+            tx.execute("DELETE FROM participants WHERE id = ?", (number,))
+
+
+def _sweep(tx: Transaction) -> None:
+    """Remove participants that have died, and the files of unknown participants."""
+    known = _participants(tx)
+    reap(tx, known, ())
+    for entry in os.scandir(tx.place.folder):
+        number, _, kind = entry.name.partition(".")
+        if kind != "live" or not number.isdecimal() or int(number) in known:
+            continue
+        if tx.lives.is_dead(int(number)):
+            tx.lives.remove(int(number))
+
+
+def unregister(tx: Transaction, unfinished: Collection[int]) -> None:
+    """Remove this participant, and end the sessions that are attached through it.
+
+    Args:
+        tx: the transaction, in this participant's turn.
+        unfinished: the sessions that it was taking over; they are left detached.
+    """
+    assert tx.life is not None
+    for session, slot in tx.execute(
+        "SELECT id, slot FROM sessions WHERE participant = ?", (tx.participant,)
+    ).fetchall():
+        if session in unfinished:
+            detach_at(tx, session, tx.life.last_beat(slot))
+    _remove(tx, [tx.participant], None)
+    settle(tx)
+
+
+def _remove(tx: Transaction, participants: Iterable[int], why: str | None) -> None:
+    """Remove participants with their sessions, watches and events."""
+    for participant in participants:
+        remove_sessions(
+            tx,
+            tx.execute(
+                "SELECT id, node, participant FROM sessions WHERE participant = ?", (participant,)
+            ).fetchall(),
+            why,
+        )
+        acknowledge_for(tx, participant)
+        for statement in _REMOVE_PARTICIPANT:
+            tx.execute(statement, (participant,))
+    tx.count_watches()
+
+
+def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) -> bool:
+    """End those of these that are over, all together; return whether there were any."""
+    dead = [each for each in participants if each != tx.participant and tx.lives.is_dead(each)]
+    for participant in dead:
+        for session, slot in tx.execute(
+            "SELECT id, slot FROM sessions WHERE participant = ? AND liveness = 'window'",
+            (participant,),
+        ).fetchall():
+            detach_at(tx, session, tx.lives.last_beat(participant, slot, tx.now))
+    _remove(tx, dead, "its process has ended")
+    suspects: list[Suspect] = []
+    for number in sessions:
+        suspects += tx.execute(
+            "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
+            "FROM sessions AS s WHERE s.id = ?",
+            (number,),
+        )
+    any_over = remove_over(tx, suspects)
+    tx.messages.removed.update(dead)
+    return bool(dead) or any_over
+
+
+# A new boot, and the first opening after a pause
+
+
+def new_boot(tx: Transaction, boot: str) -> None:
+    """End what has not outlived a start of the machine, or a move of the file to another one.
+
+    The clock has started again: the rest counts as last contacted at its beginning.
+
+    Raises:
+        EngineError: a program with another clock uses the file right now.
+    """
+    (last_boot,) = tx.execute("SELECT boot FROM meta").fetchone()
+    if last_boot == boot:
+        return
+    (seconds,) = tx.execute("SELECT quarantine FROM meta").fetchone()
+    tx.quarantined_until = tx.now + seconds if seconds else 0.0
+    tx.quarantined = seconds > 0
+    participants = _participants(tx)
+    if any(map(tx.lives.is_alive, participants)):
+        raise EngineError(
+            f"{tx.place.path} is in use by a program under another kernel, or with a clock of its "
+            "own (a virtual machine, a sandbox, a time namespace). Only programs that share a "
+            "kernel can share an SQLite file"
+        )
+    tx.execute(
+        "UPDATE requests SET joined_at = :now, deadline = deadline - joined_at + :now, "
+        "granted_at = CASE WHEN granted_at IS NULL THEN NULL ELSE :now END",
+        {"now": tx.now},
+    )
+    tx.execute(
+        "UPDATE sessions SET participant = NULL, slot = NULL, contact = 0 WHERE liveness = 'window'"
+    )
+    _grant_grace(tx)
+    _remove(tx, participants, None)
+    remove_sessions(
+        tx,
+        tx.execute("SELECT id, node, NULL FROM sessions WHERE liveness = 'process'").fetchall(),
+        None,
+    )
+    settle(tx)
+    tx.messages.removed.update(participants)
+    tx.execute("UPDATE meta SET boot = ?", (boot,))
+    if last_boot:
+        # A power cut may have lost the end of the file, and with it ids that were assigned.
+        tx.last_session_id += 1_000_000
+
+
+def is_reopened(tx: Transaction) -> bool:
+    """Return whether no program has the store open, and sessions wait for their grace period."""
+    if any(map(tx.lives.is_alive, _participants(tx))):
+        return False
+    row = tx.execute(
+        "SELECT 1 FROM sessions WHERE liveness = 'window' AND slot IS NOT ? LIMIT 1", (_GRACED,)
+    ).fetchone()
+    return row is not None
+
+
+def reopen(tx: Transaction) -> None:
+    """Give detached sessions time to be taken over, if no program had the store open."""
+    participants = _participants(tx)
+    if not any(map(tx.lives.is_alive, participants)):
+        reap(tx, participants, ())
+        _grant_grace(tx)
+
+
+def _grant_grace(tx: Transaction) -> None:
+    """Extend detached sessions by a grace period and their window from now on."""
+    # One whose program died while it closed it has no contact (-infinity), and is over.
+    for (node,) in tx.execute(
+        "SELECT DISTINCT node FROM sessions "
+        "WHERE participant IS NULL AND slot IS NULL AND liveness = 'window'"
+    ).fetchall():
+        tx.execute(
+            "UPDATE sessions SET contact = ?, slot = ? WHERE node = ? AND participant IS NULL "
+            "AND slot IS NULL AND liveness = 'window' AND contact >= 0",
+            (tx.now + rules.grace_period(config_of(tx, node)), _GRACED, node),
+        )
+
+
+# The quarantine
+
+
+def end_quarantine(tx: Transaction) -> None:
+    """Grant what the quarantine has delayed, once it is over."""
+    if tx.quarantined or not tx.quarantined_until:
+        return
+    tx.quarantined_until = 0.0
+    tx.execute("UPDATE meta SET quarantine = 0")
+    for name in tx.execute(
+        "SELECT DISTINCT node, name FROM requests INDEXED BY waiting WHERE granted_at IS NULL"
+    ).fetchall():
+        tx.affected.setdefault(name, (0, False))
+    settle(tx)
+
+
+def describe_quarantine(path: str, left: float) -> str:
+    """Return for how long nothing is granted yet, and the reason."""
+    return (
+        f"nothing is granted in {path} for another {left:.1f} s: it was restored from a backup, "
+        "and holders of leases granted after the backup may still consider them held"
+    )
