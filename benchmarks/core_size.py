@@ -75,7 +75,7 @@ class Queue:
         return lambda: store.withdraw(session, number, 0.0)
 
     def release(self) -> Callable[[], object]:
-        """The owner leaves, and the first that waits is granted."""
+        """Release the owner, and grant the first waiter."""
         number, session, store = self.owner, self._session(self.owner), self.store
         return lambda: store.withdraw(session, number, 0.0)
 
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def measure() -> list[Measured]:
-    """What a large core needs, and what an operation costs in it."""
+    """Measure the memory of a large core, and the time of an operation in it."""
     output = subprocess.run(
         [sys.executable, "-m", "benchmarks.core_size"], check=True, stdout=subprocess.PIPE
     ).stdout

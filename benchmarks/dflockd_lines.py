@@ -164,7 +164,7 @@ def _tenure(store: str) -> Iterator[tuple[int, int]]:
 
 
 def _peer_python() -> str | None:
-    """A Python that has dflockd; made once, where there is a Python 3.13 and the package."""
+    """Return a Python that has dflockd; made once, where there is a Python 3.13 and the package."""
     folder = Path("build/benchmarks/dflockd").absolute()
     python = folder / "bin" / "python"
     if (folder / "bin" / "dflockd").exists():
@@ -208,7 +208,7 @@ def _median(rounds: list[dict[str, tuple[float, float]]], of: str, which: int = 
 
 
 def measure() -> list[Measured]:
-    """The table's rows."""
+    """Return the rows of the table."""
     results = []
     with ExitStack() as stack:
         servers: dict[str, tuple[int, int]] = {

@@ -106,7 +106,7 @@ class Asked:
 
 
 async def asked_for_a_hand_off(member: Member, contenders: int) -> Asked:
-    """Counted by etcd while a number of contenders, in four programs, take turns at one key."""
+    """Count the calls while some contenders, in four programs, take turns at one key."""
     url = f"etcd://127.0.0.1:{member.client}"
     all_in, done = asyncio.Event(), asyncio.Event()
     turns = 0
@@ -232,7 +232,7 @@ def _contended(port: int) -> list[Measured]:
 
 
 def _constant(member: Member) -> list[Measured]:
-    """What a hand-off asks of etcd does not grow with the number of contenders."""
+    """Show that the calls of a hand-off do not grow with the number of contenders."""
     few, many = (asyncio.run(asked_for_a_hand_off(member, number)) for number in (FEW, MANY))
     return [
         Measured(

@@ -31,10 +31,9 @@ from benchmarks.redis_work import Pairs
 from tenure.clock import Clock, SystemClock
 from tenure.engines.contract import Engine
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.channel import Channel, Metadata
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.keys import Keys, request_value
-from tenure.engines.etcd.members import Members
+from tenure.engines.etcd.members import Channel, Members, Metadata
 from tenure.engines.etcd.url import parse
 from tests.engines.etcd.servers import a_cluster
 
@@ -127,12 +126,12 @@ async def bare(client: Client, endpoint: str, tasks: int) -> Pairs:
         async def pair(number: int) -> float:
             name = keys.name("/default", f"key-{number}")
             key = name.requests + b"%016x-%016x" % (1, number)
-            get, put = wire.get(wire.range_(session)), wire.put(key, request_value(1))
+            get, put = wire.get(session), wire.put(key, request_value(1))
             absent = wire.created_at(key, wire.ABSENT)
             inner = wire.txn(
                 (mine, name.absent, absent),
                 (put, name.newest_two),
-                (name.get_limit, wire.get(wire.range_(key)), name.first_request),
+                (name.get_limit, wire.get(key), name.first_request),
             )
             join = wire.txn(
                 (mine, name.absent, name.empty), (put, name.drop_data), (get, wire.nested(inner))

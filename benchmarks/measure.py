@@ -66,6 +66,6 @@ def in_turn(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which a share (0 to 1) of the values lies."""
+    """Return the value below which a share (0 to 1) of the values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -42,7 +42,7 @@ PEERS: list[tuple[str, Lock]] = [
 
 @contextmanager
 def a_server() -> Iterator[int]:
-    """The port of a Redis without persistence."""
+    """Yield the port of a Redis without persistence."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         raise RuntimeError("no redis-server here: apt-get install redis-server")
@@ -77,7 +77,7 @@ async def ours(
 
 
 async def bytes_of_each(port: int, number: int) -> tuple[float, float]:
-    """What a session, and what a waiter takes of the server's memory."""
+    """Measure the memory of a session and of a waiter in the server."""
     url = f"redis://localhost:{port}?fresh=true&prefix=memory"
     async with Redis(port=port) as eye, tenure.connect(url) as client:
 

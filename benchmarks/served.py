@@ -170,7 +170,7 @@ def _contended() -> list[Measured]:
 
 
 def measure() -> list[Measured]:
-    """The native protocol: one task, many, durable, and all for one key."""
+    """Measure the native protocol: one task, many, durable, and all for one key."""
     return [_one_task(), _many_tasks(), _durable(), *_contended()]
 
 

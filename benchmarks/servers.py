@@ -34,7 +34,7 @@ def on_core(core: int) -> Iterator[None]:
 
 @contextmanager
 def running(command: list[str], ready: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process on its core, and the line in which it said that it is ready."""
+    """Run a server on its core; yield it with the line in which it reported that it is ready."""
     with on_core(SERVER):
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
@@ -65,7 +65,7 @@ def echo_server() -> Iterator[int]:
 
 @contextmanager
 def redis_server() -> Iterator[str]:
-    """A Redis without persistence; gives the path of its socket."""
+    """Run a Redis without persistence; yield the path of its socket."""
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:
         socket = str(Path(folder) / "redis.sock")
         command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]

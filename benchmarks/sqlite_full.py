@@ -36,7 +36,7 @@ class _Silent:
 
 
 async def _statements(folder: str) -> tuple[Statements, Statements]:
-    """What is executed for 64 acquires in one commit, and for 64 releases in another."""
+    """Count what is executed for 64 acquires in one commit, and for 64 releases in another."""
     engine = SqliteEngine(parse(f"sqlite:///{folder}/pilot.db?durability=full"), SystemClock())
     await engine.open()
     session = await engine.attach(Attach("/default", 30.0), _Silent())

@@ -122,10 +122,10 @@ class Engine(ABC):
 
     @abstractmethod
     def faults(self) -> Sequence[Fault]:
-        """What can be broken here and now, after `start`."""
+        """Return the faults that are possible here, after `start`."""
 
     def environment(self, slot: int) -> Mapping[str, str]:  # noqa: ARG002  others need it
-        """What the processes of a slot find in their environment, beyond ours."""
+        """Return further variables for the processes of a slot."""
         return {}
 
     def holds_up_all(self, pid: int) -> bool:  # noqa: ARG002  others need it

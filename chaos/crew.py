@@ -98,7 +98,7 @@ class Member:
         return self._process.returncode is not None
 
     def complaint(self) -> str:
-        """The last line that it wrote to its standard error."""
+        """Return the last line that it wrote to its standard error."""
         lines = self._errors.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
@@ -157,7 +157,7 @@ class Crew:
         return [slot.member for slot in self.slots if slot.member is not None]
 
     def successors(self, label: str) -> set[str]:
-        """The labels under which what a process began may go on: its own, and its slot's now."""
+        """Return the labels under which a process may continue: its own, and its slot's now."""
         slot = label.partition(".")[0]
         return {label} | {m.label for m in self.members if m.label.partition(".")[0] == slot}
 
@@ -171,7 +171,7 @@ class Crew:
     async def one(
         self, random: Random, which: Callable[[Member], bool] = lambda _: True
     ) -> AsyncIterator[Slot]:
-        """A slot that no other fault has, with a process that lives."""
+        """Return a slot without another fault, with a process that lives."""
         slots = [slot for slot in self.slots if slot.member is not None and which(slot.member)]
         free = [slot for slot in slots if not slot.lock.locked()]
         slot = random.choice(free or slots or self.slots)

@@ -66,7 +66,7 @@ class Dflockd(Served):
 
 
 def _taking_away(inflict: Inflict) -> Inflict:
-    """The same, and the history says that what is held may be lost when it begins and ends."""
+    """Do the same, and record that leases may be lost from its start to its end."""
 
     @asynccontextmanager
     async def recorded(scene: Scene) -> AsyncIterator[str]:
@@ -81,7 +81,7 @@ def _taking_away(inflict: Inflict) -> Inflict:
 
 
 async def _one_in_use(scene: Scene, admin: tenure.Client) -> SemaphoreDescription:
-    """What somebody has or wants, as an administrator sees it."""
+    """Return the requests of a process, as an administrator sees them."""
     try:
         found = await admin.list_semaphores(_NODE, owners=True, waiters=True)
     except tenure.NodeNotFound:

@@ -25,7 +25,7 @@ _TRIES = 50
 
 
 def everywhere() -> Sequence[Fault]:
-    """The faults that need no engine's help."""
+    """Return the faults that need no help of the engine."""
     return (
         Fault("pause", "a process is stopped, and goes on within its window", _pause, (0.05, 0.3)),
         Fault("long-pause", "a process is stopped for longer than its window", _long, (3.0, 4.5)),
@@ -50,7 +50,7 @@ def everywhere() -> Sequence[Fault]:
 
 @asynccontextmanager
 async def stopped(scene: Scene, member: Member) -> AsyncIterator[None]:
-    """A process is stopped in the block."""
+    """Stop a process for the block."""
     scene.crew.pause(member)
     try:
         while _state(member.pid) not in "TZX":  # noqa: ASYNC110  nobody tells
@@ -62,7 +62,7 @@ async def stopped(scene: Scene, member: Member) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def killed(scene: Scene, slots: Sequence[Slot]) -> AsyncIterator[None]:
-    """The processes in these slots are dead in the block, and have successors after it."""
+    """Kill the processes in these slots for the block; they have successors after it."""
     dead = [scene.crew.kill(slot) for slot in slots]
     try:
         for member in dead:
@@ -129,7 +129,7 @@ async def _boot(scene: Scene) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _supplant(scene: Scene) -> AsyncIterator[str]:
-    """The stopped one goes on, and is killed only after it has had time to look around."""
+    """Continue a stopped process, and kill it only after it has had time to look around."""
     async with scene.crew.one(scene.random) as slot:
         former = slot.member
         assert former is not None
@@ -187,7 +187,7 @@ async def _end_session(scene: Scene) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _delete(scene: Scene) -> AsyncIterator[str]:
-    """It is there again afterwards; nobody is granted anything between."""
+    """Remove it and put it back; nothing is granted in between."""
     name, limit = scene.random.choice(list(POOLS.items()))
     try:
         async with tenure.connect(scene.engine.admin_url) as admin, admin.session(NODE) as session:
@@ -211,7 +211,7 @@ async def create(url: str, name: str, limit: int) -> None:
 
 
 def _state(pid: int) -> str:
-    """The kernel's letter for what a process does; X when it is gone."""
+    """Return the kernel's letter for the state of a process; X when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
             return stat.read().rpartition(")")[2].split()[0]

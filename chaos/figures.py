@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tenure.testing.history import (
-    Asked,
     Called,
     Continued,
     Crashed,
@@ -25,6 +24,7 @@ from tenure.testing.history import (
     Leaves,
     Observed,
     Record,
+    Requested,
     Revokes,
 )
 
@@ -101,7 +101,7 @@ class Figures:
 
 @dataclass(slots=True)
 class _Request:
-    asked: Asked
+    asked: Requested
     granted: float | None = None
     over: float | None = None
 
@@ -112,7 +112,7 @@ Key = tuple[str, str]
 def measure(
     history: History, begun: float, ended: float, faults: Sequence[tuple[str, float, float, bool]]
 ) -> Figures:
-    """The figures of what happened between two instants.
+    """Return the figures between two instants.
 
     Args:
         history: all records of the run.
@@ -125,11 +125,11 @@ def measure(
     noticed = _noticed(history.records)
     return Figures(
         duration=ended - begun,
-        requests=counted[Asked],
+        requests=counted[Requested],
         acquisitions=counted[Granted],
         calls=counted[Called],
         observations=counted[Observed],
-        processes=len({each.process for each in history.records if isinstance(each, Asked)}),
+        processes=len({each.process for each in history.records if isinstance(each, Requested)}),
         losses=len(noticed),
         noticed=Spread.of(noticed),
         taken_over=Spread.of(_taken_over(history.records)),
@@ -141,13 +141,13 @@ def measure(
 
 def _noticed(records: Sequence[Record]) -> list[float]:
     """How long each loss took to be noticed."""
-    asked: dict[str, Asked] = {}
+    asked: dict[str, Requested] = {}
     going_on: dict[str, list[float]] = defaultdict(list)
     acts: list[Revokes] = []
     delays: list[float] = []
     for record in records:
         match record:
-            case Asked():
+            case Requested():
                 asked[record.request] = record
             case Continued():
                 going_on[record.process].append(record.at)
@@ -164,7 +164,7 @@ def _noticed(records: Sequence[Record]) -> list[float]:
     return delays
 
 
-def _concerns(act: Revokes, request: Asked) -> bool:
+def _concerns(act: Revokes, request: Requested) -> bool:
     """Whether an administrator took that request away."""
     return (
         act.at >= request.at
@@ -183,7 +183,7 @@ def _taken_over(records: Sequence[Record]) -> list[float]:
     delays: list[float] = []
     for record in records:
         match record:
-            case Asked():
+            case Requested():
                 requests[record.request] = _Request(record)
             case Granted() if record.request in requests:
                 request = requests[record.request]
@@ -215,7 +215,7 @@ def _longest_gap(
     ended: float,
     faults: Sequence[tuple[str, float, float, bool]],
 ) -> Gap | None:
-    """The longest time in which a name was waited for and nothing was granted."""
+    """Return the longest time in which a name had waiters and nothing was granted."""
     waiting: dict[Key, dict[str, str]] = defaultdict(dict)
     keys: dict[str, Key] = {}
     since: dict[Key, float] = {}
@@ -230,7 +230,7 @@ def _longest_gap(
 
     for record in records:
         match record:
-            case Asked():
+            case Requested():
                 key = (record.node, record.name)
                 keys[record.request] = key
                 waiting[key][record.request] = record.process

@@ -119,7 +119,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def network_faults(proxies: Sequence[Proxy]) -> list[Fault]:
-    """What can be done to the network, before one server at a time."""
+    """Return the faults of the network, before one server at a time."""
 
     @asynccontextmanager
     async def cut(scene: Scene) -> AsyncIterator[str]:

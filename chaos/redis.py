@@ -213,7 +213,7 @@ class RedisLossy(RedisInMemory):
 
     @asynccontextmanager
     async def _without_clients(self, scene: Scene) -> AsyncIterator[None]:
-        """A block in which the data is lost, and after which what was created is there again."""
+        """Lose the data for the block, and create nodes and semaphores again after it."""
         assert self._proxy is not None
         journal = scene.journal
         await self._proxy.cut()

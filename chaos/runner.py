@@ -96,7 +96,7 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
 
 
 def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
-    """The engine's own faults, and the rest."""
+    """Return the engine's own faults, and the rest."""
     lanes = [
         list(engine.faults()),
         [fault for fault in everywhere() if fault.name not in engine.spares],

@@ -81,7 +81,7 @@ class Served(Engine):
 
     @asynccontextmanager
     async def _flood(self, scene: Scene) -> AsyncIterator[str]:
-        """A process beside the proxy, with 16 connections of its own."""
+        """Run a process beside the proxy, with 16 connections of its own."""
         name = scene.random.choice([each for scheme in self.schemes for each in _FLOODS[scheme]])
         ports = zip(self.schemes, self._ports, strict=True)
         target = Target({scheme: f"{scheme}://127.0.0.1:{port}" for scheme, port in ports})

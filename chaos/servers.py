@@ -102,7 +102,7 @@ class Server:
 def server_faults(
     servers: Sequence[Server], *, wipe: Callable[[Server], None] | None = None
 ) -> list[Fault]:
-    """What can be done to an engine's servers, to one of them at a time.
+    """Return the faults of an engine's servers, of one of them at a time.
 
     Args:
         servers: the servers of the engine.

@@ -111,7 +111,7 @@ class Sqlite(Engine):
         return faults
 
     def holds_up_all(self, pid: int) -> bool:
-        """It has the turn to write."""
+        """Return true if it has the turn to write."""
         return _owner(self.turn) == pid
 
     # Faults
@@ -194,7 +194,7 @@ async def _kill(scene: Scene) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _in_turn(scene: Scene) -> AsyncIterator[Slot]:
-    """A process that is stopped while it has the turn, found by trying."""
+    """Return a process that is stopped while it has the turn, found by trying."""
     engine = scene.engine
     assert isinstance(engine, Sqlite)
     until = scene.journal.now() + _PATIENCE
@@ -225,7 +225,7 @@ def _begins(other: sqlite3.Connection) -> bool:
 
 
 def _owner(path: str) -> int:
-    """The process that has the lock on a file, 0 for none, as the kernel says."""
+    """Return the process that has the lock on a file; 0 for none."""
     try:
         inode = str(os.stat(path).st_ino)
     except FileNotFoundError:
@@ -257,7 +257,7 @@ async def _run(*command: str | Path) -> None:
 
 
 def _sockets(folder: str, names: list[str]) -> list[str]:
-    """What cannot be copied."""
+    """Return the parts that cannot be copied."""
     return [
         name
         for name in names

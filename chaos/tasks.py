@@ -32,7 +32,7 @@ _SETBACK = 0.05
 
 @contextmanager
 def tolerated() -> Iterator[None]:
-    """The errors that one request may end with, and the next begin after."""
+    """Return the errors that one request may end with before the next is made."""
     with suppress(
         tenure.AcquireTimeout,
         tenure.LeaseLost,
@@ -94,16 +94,16 @@ class Hand:
     async def _share(self, session: tenure.Session) -> None:
         name, limit, count = self._some()
         pool = session.semaphore(name)
-        with self._journal.asks(pool, count, limit=limit) as request:
+        with self._journal.request(pool, count, limit=limit) as request:
             async with pool.acquire(count, data=self._data(request)) as lease:
                 await self._hold(request, lease)
 
     async def _queue(self, session: tenure.Session) -> None:
-        """A ticket that waits as long as it likes, or leaves the queue."""
+        """Wait with a ticket, without a limit or until it leaves the queue."""
         name, limit, count = self._some()
         patience = self._random.expovariate(1 / 0.2)
         pool = session.semaphore(name)
-        with self._journal.asks(pool, count, limit=limit) as request:
+        with self._journal.request(pool, count, limit=limit) as request:
             async with pool.enqueue(count, data=self._data(request)) as ticket:
                 try:
                     await self._hold(request, await ticket.wait(timeout=patience))
@@ -112,7 +112,7 @@ class Hand:
 
     async def _try(self, session: tenure.Session) -> None:
         mutex = session.mutex(self._random.choice(MUTEXES))
-        with self._journal.asks(mutex, timeout=0.0) as request:
+        with self._journal.request(mutex, timeout=0.0) as request:
             lease = await mutex.try_lock(data=self._data(request))
             if lease is None:
                 request.gone("refused")
@@ -125,14 +125,14 @@ class Hand:
         name, limit, count = self._some()
         timeout = self._random.uniform(0.005, 0.3)
         pool = session.semaphore(name)
-        with self._journal.asks(pool, count, limit=limit, timeout=timeout) as request:
+        with self._journal.request(pool, count, limit=limit, timeout=timeout) as request:
             async with pool.acquire(count, data=self._data(request), timeout=timeout) as lease:
                 await self._hold(request, lease)
 
     async def _change_its_mind(self, session: tenure.Session) -> None:
-        """Cancelled at any moment: asking, waiting, in the instant of the grant, holding."""
+        """Cancel a request at any moment: sent, waiting, at its grant, held."""
         mutex = session.mutex(self._random.choice(MUTEXES))
-        with self._journal.asks(mutex) as request:
+        with self._journal.request(mutex) as request:
             working = asyncio.create_task(self._lock_as(request, mutex))
             try:
                 await asyncio.wait([working], timeout=self._random.expovariate(1 / 0.05))
@@ -170,7 +170,7 @@ class Hand:
 
     async def _campaign(self, session: tenure.Session) -> None:
         election = session.election(ELECTION)
-        with self._journal.asks(election) as request:
+        with self._journal.request(election) as request:
             async with election.campaign(self._data(request)) as leadership:
                 with request.holds(leadership):
                     for number in range(self._random.randrange(3)):
@@ -241,13 +241,13 @@ class Hand:
     # What they share
 
     def _some(self) -> tuple[str, int, int]:
-        """A semaphore, its limit, and how many of its tokens to ask for."""
+        """Return a semaphore, its limit, and a number of tokens to request."""
         name, limit = self._random.choice(list(POOLS.items()))
         most = 1 if self._part.plain else limit
         return name, limit, self._random.randint(1, self._random.randint(1, most))
 
     async def _lock_one(self, mutex: tenure.Mutex, *, mean: float = 0.005) -> None:
-        with self._journal.asks(mutex) as request:
+        with self._journal.request(mutex) as request:
             await self._lock_as(request, mutex, mean=mean)
 
     async def _lock_as(self, request: Request, mutex: tenure.Mutex, *, mean: float = 0.005) -> None:
@@ -270,7 +270,7 @@ class Hand:
 
 
 def data_of(part: Part, request: Request) -> bytes:
-    """What a request carries, by which others know it, if it can carry something."""
+    """Return the data by which others recognise a request, if it can have data."""
     return b"" if part.plain else request.label.encode()
 
 

@@ -76,7 +76,7 @@ class Threads:
 
     def _lock(self, mutex: blocking.Mutex) -> None:
         with (
-            self._journal.asks(mutex, timeout=_PATIENCE) as request,
+            self._journal.request(mutex, timeout=_PATIENCE) as request,
             mutex.lock(data=self._data(request), timeout=_PATIENCE) as lease,
         ):
             self._hold(request, lease)
@@ -85,7 +85,7 @@ class Threads:
         name, limit = self._random.choice(list(POOLS.items()))
         pool = session.semaphore(name)
         with (
-            self._journal.asks(pool, limit=limit) as request,
+            self._journal.request(pool, limit=limit) as request,
             pool.enqueue(data=self._data(request)) as ticket,
         ):
             try:

@@ -43,12 +43,12 @@ IMPLICIT = "implicit"
 
 
 def resumable(slot: int) -> str:
-    """The mutex that a slot's resumable session holds, beside one of its neighbour's."""
+    """Return the mutex that a slot's resumable session holds, beside one of its neighbour's."""
     return f"resumed-{slot}"
 
 
 def label_in(data: bytes) -> str:
-    """The label of a request, from its data; a leader adds to it what it proclaims."""
+    """Return the label of a request, from its data; a leader adds what it proclaims."""
     return data.partition(b"#")[0].decode()
 
 
@@ -104,5 +104,5 @@ class Part:
 
     @classmethod
     def from_json(cls, text: str) -> Part:
-        """What `to_json` gave."""
+        """Return the value that `to_json` has written."""
         return cls(**json.loads(text))

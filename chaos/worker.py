@@ -124,7 +124,7 @@ def say(word: str) -> None:
 
 
 def _sleep(seconds: float | SupportsIndex) -> None:
-    """What `time.sleep` does, by another call of the system."""
+    """Sleep like `time.sleep`, by another call of the system."""
     select.select([], [], [], float(seconds))
 
 

@@ -1,8 +1,8 @@
 """Engine of ``folder:///path``: coordination through one file in a folder.
 
 It shows what each engine does: it answers at once or with a future, keeps the order of operations
-through an outage, proves renewals, and tells its sessions the news, which it looks for every `POLL`
-seconds. Each operation costs as much as the file is long: an example, and no rival of SQLite.
+through an outage, proves renewals, and delivers events, which it reads every `POLL` seconds. Each
+operation reads and writes the whole file: an example, and no rival of SQLite.
 """
 
 from __future__ import annotations
@@ -24,23 +24,14 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.core.node import Node, StoredSession
 from tenure.core.store import Store
-from tenure.engines.contract import (
-    Answer,
-    Attach,
-    EngineDefaults,
-    Enqueued,
-    Place,
-    Removal,
-    SessionDefaults,
-    SessionEvents,
-    Withdrawn,
-)
+from tenure.engines import contract
+from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents, Withdrawn
 from tenure.engines.memory import describe
 from tenure.model import UNCHANGED, Unchanged
 
 POLL = 0.02
-
 T = TypeVar("T")
+Described = tenure.SemaphoreDescription
 
 
 def connect(url: str, clock: Clock) -> FolderEngine:
@@ -51,11 +42,11 @@ def connect(url: str, clock: Clock) -> FolderEngine:
     return FolderEngine(url, Folder(Path(unquote(parts.path)), clock), clock)
 
 
-class FolderEngine(EngineDefaults):
+class FolderEngine(contract.EngineDefaults):
     """One connection to the store in a folder.
 
-    What sessions ask for while the folder cannot be used waits in a queue, in the order of the
-    calls, and the timer that looks for news tries it again.
+    Operations of sessions wait in a queue while the folder cannot be used, in the order of the
+    calls. The timer that reads events carries them out later.
     """
 
     capabilities = tenure.Capabilities()
@@ -63,47 +54,43 @@ class FolderEngine(EngineDefaults):
     def __init__(self, url: str, folder: Folder, clock: Clock) -> None:
         self.url, self.folder, self.clock = url, folder, clock
         self.sessions: set[FolderSession] = set()
-        self._asked: deque[tuple[Callable[[Store, float], Any], asyncio.Future[Any]]] = deque()
+        self._waiting: deque[tuple[Callable[[Store, float], Any], asyncio.Future[Any]]] = deque()
         self._trouble: tenure.EngineUnavailable | None = None
         self._seen, self._due = b"", 0.0  # the file at the last look, and the next deadline
 
     async def open(self) -> None:
-        failures = Failures(f"looking for news in {self.url}", logging.getLogger("tenure"))
+        failures = Failures(f"reading events of {self.url}", logging.getLogger("tenure"))
         loop = asyncio.get_running_loop()
         self._timer = BackgroundTimer(loop, self.clock.now, self._look, failures)
         with self.folder.transaction():
             self._timer.soon()
 
     async def aclose(self) -> None:
-        for session in list(self.sessions):
-            with (
-                contextlib.suppress(tenure.EngineUnavailable),
-                self.folder.transaction() as (store, now),
-            ):
-                session.end(store, now)
-        self.sessions.clear()
-        while self._asked:
-            _, answer = self._asked.popleft()
+        while self.sessions:
+            with contextlib.suppress(tenure.EngineUnavailable):
+                self._now(self.sessions.pop().end)
+        closed = tenure.SessionExpired(f"the connection to {self.url} was closed")
+        while self._waiting:
+            _, answer = self._waiting.popleft()
             if not answer.done():
-                answer.set_exception(
-                    tenure.SessionExpired(f"the connection to {self.url} was closed")
-                )
+                answer.set_exception(closed)
         self._timer.cancel()
+
+    def _now(self, operation: Callable[[Store, float], T]) -> T:
+        with self.folder.transaction() as (store, now):
+            return operation(store, now)
 
     def trouble(self, name: str | None = None) -> tenure.TenureError | None:  # noqa: ARG002
         return self._trouble
 
     def do(self, operation: Callable[[Store, float], T]) -> Answer[T]:
         """Carry out an operation of a session: now, or as soon as the folder can be used."""
-        if not self._asked:
-            with (
-                contextlib.suppress(tenure.EngineUnavailable),
-                self.folder.transaction() as (store, now),
-            ):
-                return operation(store, now)
+        if not self._waiting:
+            with contextlib.suppress(tenure.EngineUnavailable):
+                return self._now(operation)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda it: it.cancelled() or it.exception())  # perhaps unheard
-        self._asked.append((operation, answer))
+        answer.add_done_callback(lambda it: it.cancelled() or it.exception())  # retrieved
+        self._waiting.append((operation, answer))
         return answer
 
     async def wait(self, operation: Callable[[Store, float], T]) -> T:
@@ -113,14 +100,12 @@ class FolderEngine(EngineDefaults):
 
     def _look(self) -> None:
         self._timer.by(self.clock.now() + POLL)
-        before = self._trouble
+        before, self._trouble = self._trouble, None
         try:
-            self._answer()
-            self._hear()
+            self._carry_out()
+            self._deliver()
         except tenure.EngineUnavailable as error:
             self._trouble = error
-        else:
-            self._trouble = None
         if (before is None) != (self._trouble is None):
             for session in list(self.sessions):
                 if self._trouble is None:
@@ -128,45 +113,38 @@ class FolderEngine(EngineDefaults):
                 else:
                     session.events.detached(self._trouble)
 
-    def _answer(self) -> None:
-        while self._asked:
-            operation, answer = self._asked[0]
-            result, failure = None, None
+    def _carry_out(self) -> None:
+        while self._waiting:
+            operation, answer = self._waiting[0]
             try:
-                with self.folder.transaction() as (store, now):
-                    result = operation(store, now)
+                settle = partial(answer.set_result, self._now(operation))
             except tenure.EngineUnavailable:
                 raise
             except tenure.TenureError as error:
-                failure = error
-            self._asked.popleft()
-            if answer.done():
-                continue  # its caller was cancelled
-            if failure is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(failure)
+                settle = partial(answer.set_exception, error)
+            self._waiting.popleft()
+            if not answer.done():  # else its caller was cancelled
+                settle()
 
-    def _hear(self) -> None:
-        """Read the news of all sessions, if the file has changed or something has run out."""
+    def _deliver(self) -> None:
+        """Deliver the events of all sessions, if the file has changed or a deadline has passed."""
         read = self.folder.read()
         if read == self._seen and self.clock.now() < self._due:
             return
         with self.folder.transaction() as (store, now):
             deadline = store.next_deadline()
             self._due = now + 1 if deadline is None else deadline
-            news = [(session, session.take_news(store)) for session in self.sessions]
+            taken = [(session, session.take_events(store)) for session in self.sessions]
         self._seen = read
-        for session, told in news:
-            session.hear(told)
+        for session, events in taken:
+            session.deliver(events)
 
     async def attach(self, how: Attach, events: SessionEvents) -> FolderSession:
         if how.liveness != "process" or how.session_id is not None:
             raise tenure.Unsupported("folder:// has no sessions that can be resumed; sqlite:// has")
+        options = (how.node, how.description, how.recovery_window, how.liveness, how.key)
         with self.folder.transaction() as (store, now):
-            state = store.attach(
-                how.node, how.description, how.recovery_window, how.liveness, how.key, now
-            )
+            state = store.attach(*options, now)
             state.sink = []
         session = FolderSession(self, how.node, state.id, events)
         self.sessions.add(session)
@@ -177,43 +155,31 @@ class FolderEngine(EngineDefaults):
         return self.clock.wall()
 
     async def create_node(self, path: str, config: tenure.NodeConfig, *, exist_ok: bool) -> None:
-        with self.folder.transaction() as (store, _):
-            store.create_node(path, config, exist_ok=exist_ok)
+        self._now(lambda store, _: store.create_node(path, config, exist_ok=exist_ok))
 
     async def alter_node(self, path: str, config: tenure.NodeConfig) -> None:
-        with self.folder.transaction() as (store, _):
-            store.alter_node(path, config)
+        self._now(lambda store, _: store.alter_node(path, config))
 
     async def drop_node(self, path: str, *, force: bool) -> None:
-        with self.folder.transaction() as (store, _):
-            store.drop_node(path, force=force)
+        self._now(lambda store, _: store.drop_node(path, force=force))
 
     async def describe_node(self, path: str) -> tenure.NodeDescription:
-        with self.folder.transaction() as (store, _):
-            node = store.node(path)
-            return tenure.NodeDescription(
-                path, node.config, len(node.sessions), len(node.semaphores)
-            )
+        node = self._now(lambda store, _: store.node(path))
+        return tenure.NodeDescription(path, node.config, len(node.sessions), len(node.semaphores))
 
     async def list_nodes(self) -> Sequence[str]:
-        with self.folder.transaction() as (store, _):
-            return sorted(store.nodes)
+        return self._now(lambda store, _: sorted(store.nodes))
 
-    async def list_semaphores(
-        self, path: str, *, owners: bool, waiters: bool
-    ) -> Sequence[tenure.SemaphoreDescription]:
+    async def list_semaphores(self, path: str, *, owners: bool, waiters: bool) -> list[Described]:
+        shown = partial(describe.semaphore, owners=owners, waiters=waiters)
         with self.folder.transaction() as (store, now):
-            found = sorted(store.node(path).semaphores.items())
-            return [
-                describe.semaphore(each, now, owners=owners, waiters=waiters) for _, each in found
-            ]
+            return [shown(each, now) for _, each in sorted(store.node(path).semaphores.items())]
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
-    ) -> tenure.SemaphoreDescription:
-        with self.folder.transaction() as (store, now):
-            found = store.node(path).semaphore(name)
-            return describe.semaphore(found, now, owners=owners, waiters=waiters)
+    ) -> Described:
+        shown = partial(describe.semaphore, owners=owners, waiters=waiters)
+        return self._now(lambda store, now: shown(store.node(path).semaphore(name), now))
 
     async def list_sessions(self, path: str) -> Sequence[tenure.SessionDescription]:
         with self.folder.transaction() as (store, now):
@@ -228,11 +194,10 @@ class FolderEngine(EngineDefaults):
             return session is not None
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        with self.folder.transaction() as (store, now):
-            return store.evict(store.node(path), name, order_id, now)
+        return self._now(lambda store, now: store.evict(store.node(path), name, order_id, now))
 
 
-class FolderSession(SessionDefaults):
+class FolderSession(contract.SessionDefaults):
     """One attached session."""
 
     attach_number = 1
@@ -245,11 +210,10 @@ class FolderSession(SessionDefaults):
         self._last_watch = 0
 
     def _find(self, store: Store) -> StoredSession:
-        node = store.nodes.get(self._node)
-        session = None if node is None else node.sessions.get(self.id)
-        if session is None:
+        sessions = store.nodes[self._node].sessions if self._node in store.nodes else {}
+        if self.id not in sessions:
             raise self._over()
-        return session
+        return sessions[self.id]
 
     def _on(self, store: Store) -> Node:
         return self._find(store).node
@@ -257,27 +221,26 @@ class FolderSession(SessionDefaults):
     def _over(self) -> tenure.SessionExpired:
         return tenure.SessionExpired(f"the session on {self._node} is over", node=self._node)
 
-    def take_news(self, store: Store) -> list[Any] | None:
-        """Take what the store has to tell; ``None`` if the session is over."""
-        try:
+    def take_events(self, store: Store) -> list[Any] | None:
+        """Take the session's events out of the store; ``None`` if the session is over."""
+        with contextlib.suppress(tenure.SessionExpired):
             session = self._find(store)
-        except tenure.SessionExpired:
-            return None
-        news, session.sink = session.sink, []
-        return list(news)
+            events, session.sink = session.sink, []
+            return list(events)
+        return None
 
-    def hear(self, news: list[Any] | None) -> None:
-        """Pass on what the store had to tell."""
+    def deliver(self, events: list[Any] | None) -> None:
+        """Deliver events, unless the session was closed or left meanwhile."""
         if self not in self._engine.sessions:
-            return  # it was closed or left meanwhile
-        if news is None:
+            return
+        if events is None:
             self._engine.sessions.remove(self)
             self.events.ended(self._over())
-        for kind, *what in news or ():
+        for kind, *what in events or ():
             if kind == "granted":
                 self.events.granted(*what)
             elif kind == "removed":
-                self.events.removed(what[0], Removal(what[1]))
+                self.events.removed(what[0], contract.Removal(what[1]))
             elif changed := self._watches.get(what[0]):
                 changed()
 
@@ -309,15 +272,13 @@ class FolderSession(SessionDefaults):
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         await self._wait(lambda s, _: s.delete(self._on(s), name, force=force))
 
-    async def describe_semaphore(
-        self, name: str, *, owners: bool, waiters: bool
-    ) -> tenure.SemaphoreDescription:
+    async def describe_semaphore(self, name: str, *, owners: bool, waiters: bool) -> Described:
         shown = partial(describe.semaphore, owners=owners, waiters=waiters)
         return await self._wait(lambda s, now: shown(self._on(s).semaphore(name), now))
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -327,34 +288,31 @@ class FolderSession(SessionDefaults):
     ) -> Answer[Enqueued]:
         def enqueue(store: Store, now: float) -> Enqueued:
             order_id = rules.next_order_id(store.last_order_id, 0, self._engine.clock.wall())
-            request = store.enqueue(
-                self._find(store), hold, name, count, data, timeout, ephemeral, now, order_id
-            )
+            how = (request_id, name, count, data, timeout, ephemeral)
+            request = store.enqueue(self._find(store), *how, now, order_id)
             if request is None:
-                return Enqueued(Place.REFUSED, None)
+                return Enqueued(contract.Place.REFUSED, None)
             owns = request.granted_at is not None
-            return Enqueued(Place.GRANTED if owns else Place.WAITING, order_id)
+            return Enqueued(contract.Place.GRANTED if owns else contract.Place.WAITING, order_id)
 
         return self._do(enqueue)
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
-        return self._do(
-            lambda store, now: store.alter(self._find(store), hold, count, data, now, timeout)
-        )
+        what = (request_id, count, data)
+        return self._do(lambda store, now: store.alter(self._find(store), *what, now, timeout))
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         def withdraw(store: Store, now: float) -> Withdrawn:
             session = self._find(store)
-            session.sink = [each for each in session.sink if each[:2] != ["granted", hold]]
-            was_there = store.withdraw(session, hold, now)
-            return Withdrawn.LEFT if was_there else Withdrawn.MISSING
+            session.sink = [each for each in session.sink if each[:2] != ["granted", request_id]]
+            return Withdrawn.LEFT if store.withdraw(session, request_id, now) else Withdrawn.MISSING
 
         return self._do(withdraw)
 
@@ -375,6 +333,5 @@ class FolderSession(SessionDefaults):
 
     def _stop_watching(self, store: Store, number: int) -> None:
         with contextlib.suppress(tenure.SessionExpired):
-            for watch in list(self._find(store).watches):
-                if watch.sink == number:
-                    watch.stop()
+            for watch in [each for each in self._find(store).watches if each.sink == number]:
+                watch.stop()

@@ -4,8 +4,7 @@
 folder, makes a `Store` of the file, ends what has run out, lets an operation change it, and
 replaces the file. One that raises changes nothing.
 
-* What the model has to tell a session waits in the session's ``sink``, a list, until its process
-  reads it.
+* Events of a session wait in its ``sink``, a list, until its process reads them.
 * Times are readings of the host's clock since its start. After another start all processes are
   gone, and so are the sessions.
 """
@@ -31,6 +30,7 @@ from tenure.model import NodeConfig
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
+_SESSION = ("description", "window", "contact", "id")
 _FACTS = ("request_id", "count", "order_id", "joined_at", "granted_at", "deadline")  # of a request
 
 
@@ -52,12 +52,11 @@ class Folder:
             self._path.mkdir(parents=True, exist_ok=True)
             with open(self._path / "lock", "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
-                before = self.read()
-                now = self._clock.now()
+                before, now = self.read(), self._clock.now()
                 store = self._load(json.loads(before)) if before else Store()
                 store.expire(now)
                 yield store, now
-                _keep_news(store)
+                _keep_events(store)
                 after = json.dumps(self._dump(store)).encode()
                 if after != before:
                     (self._path / "new").write_bytes(after)
@@ -77,14 +76,13 @@ class Folder:
     def _dump(self, store: Store) -> dict[str, Any]:
         return {
             "boot": self._boot,
-            "last_order_id": store.last_order_id,
-            "last_session_id": store.last_session_id,
+            "last_ids": [store.last_order_id, store.last_session_id],
             "nodes": {
                 path: {
                     "config": asdict(node.config),
                     "sessions": [_dump_session(each) for each in node.sessions.values()],
                     "semaphores": {
-                        name: [each.ephemeral, each.limit, _text(each.data)]
+                        name: [each.ephemeral, each.limit, b64encode(each.data).decode()]
                         for name, each in node.semaphores.items()
                     },
                 }
@@ -103,28 +101,20 @@ class Folder:
                 if not ephemeral:
                     store.create(node, name, limit, b64decode(data), exist_ok=False)
             for row in saved["sessions"] if document["boot"] == self._boot else ():
-                session = store.attach(
-                    path,
-                    row["description"],
-                    row["window"],
-                    "process",
-                    b"",
-                    row["contact"],
-                    row["id"],
-                )
-                session.attached, session.sink = row["attached"], row["news"]
+                what, window, at, number = (row[key] for key in _SESSION)
+                session = store.attach(path, what, window, "process", b"", at, number)
+                session.attached, session.sink = row["attached"], row["events"]
                 for name, data, owners, number in row["watches"]:
                     store.watch(session, name, data=data, owners=owners, sink=number)
                 requests += [(session, request) for request in row["requests"]]
         for session, row in sorted(requests, key=lambda each: each[1]["order_id"]):
             _load_request(store, session, row)
-        store.effects.clear()  # it was all told when it happened
+        store.effects.clear()  # they were delivered when they happened
         for path, saved in document["nodes"].items():
             for name, (ephemeral, _, data) in saved["semaphores"].items():
                 if ephemeral and name in store.node(path).semaphores:
                     store.node(path).semaphores[name].data = b64decode(data)
-        store.last_order_id = document["last_order_id"]
-        store.last_session_id = document["last_session_id"]
+        store.last_order_id, store.last_session_id = document["last_ids"]
         return store
 
 
@@ -135,13 +125,13 @@ def _dump_session(session: StoredSession) -> dict[str, Any]:
         "window": session.window,
         "contact": session.last_contact,
         "attached": session.attached,
-        "news": session.sink,
+        "events": session.sink,
         "watches": [[w.name, w.data, w.owners, w.sink] for w in session.watches],
         "requests": [
             {
                 "name": each.semaphore.name,
                 "ephemeral": each.semaphore.ephemeral,
-                "data": _text(each.data),
+                "data": b64encode(each.data).decode(),
                 **{fact: getattr(each, fact) for fact in _FACTS},
             }
             for each in session.requests.values()
@@ -150,10 +140,8 @@ def _dump_session(session: StoredSession) -> dict[str, Any]:
 
 
 def _load_request(store: Store, session: StoredSession, row: dict[str, Any]) -> None:
-    request = store.enqueue(
-        session, row["request_id"], row["name"], row["count"], b64decode(row["data"]), None,
-        row["ephemeral"], row["joined_at"], row["order_id"],
-    )  # fmt: skip
+    how = (row["request_id"], row["name"], row["count"], b64decode(row["data"]), None)
+    request = store.enqueue(session, *how, row["ephemeral"], row["joined_at"], row["order_id"])
     assert request is not None
     if request.granted_at is None:  # its deadline is a time, and so it is counted from zero
         store.alter(session, row["request_id"], None, None, 0.0, row["deadline"])
@@ -161,17 +149,13 @@ def _load_request(store: Store, session: StoredSession, row: dict[str, Any]) -> 
         request.granted_at = row["granted_at"]
 
 
-def _keep_news(store: Store) -> None:
-    """Leave what the model has to tell with the sessions concerned."""
+def _keep_events(store: Store) -> None:
+    """Keep the events of the model with their sessions."""
     for session, kind, what in store.effects:
         if kind == GRANTED:
             session.sink.append(["granted", what.request_id, what.order_id])
         elif kind == CHANGED:
             session.sink.append(["changed", what.sink])
-        elif kind != ENDED:  # an ended session is not there any more, which tells it enough
+        elif kind != ENDED:  # an ended session is not there any more, and its process sees that
             session.sink.append(["removed", what.request_id, _REMOVALS[kind].value])
     store.effects.clear()
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()
