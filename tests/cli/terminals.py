@@ -1,18 +1,23 @@
-"""A terminal with somebody at it: a pseudo terminal, what is typed there, what is seen."""
+"""A terminal with a person at it: a pseudo terminal, what is typed there, what is seen."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pty
+import select
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.programs import TENURE
+
+PATIENCE = 60.0
+"""Seconds after which a text that was not seen makes a test fail, with all that was seen."""
 
 
 class Screen:
@@ -28,7 +33,10 @@ class Screen:
 
     def wait_for(self, text: str) -> str:
         """Look until the text is there; what stood before it is returned, both are gone then."""
+        end = time.monotonic() + PATIENCE
         while text not in self.seen:
+            left = max(end - time.monotonic(), 0)
+            assert select.select([self.master], [], [], left)[0], (text, self.seen)
             self._read()
         before, _, self.seen = self.seen.partition(text)
         return before

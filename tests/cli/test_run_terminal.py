@@ -40,7 +40,11 @@ def test_the_keyboard_interrupts_the_wait(tenure: Tenure) -> None:
     assert tenure.waiting() == 0
 
 
-@pytest.mark.parametrize("how", ["fg", "bg; fg"])
+STOPPED = "until jobs -s | grep -q .; do :; done"
+"""Wait until the shell knows of the stop: `fg` continues no job that it takes for running."""
+
+
+@pytest.mark.parametrize("how", ["fg", f"bg; {STOPPED}; fg"])
 def test_a_suspended_job_goes_on_in_the_foreground(tenure: Tenure, how: str) -> None:
     with shell(tenure.environment, tenure.folder) as screen:
         screen.enter(ASK)
@@ -117,8 +121,7 @@ def test_a_job_in_the_background_waits_for_the_keyboard(tenure: Tenure) -> None:
     with shell(tenure.environment, tenure.folder) as screen:
         screen.enter(ASK + " &")
         screen.wait_for("there\n")
-        # It reads, and is stopped; a shell tells so at its prompts.
-        screen.enter("until jobs -s | grep -q .; do :; done")
+        screen.enter(STOPPED)  # it reads, and is stopped
         screen.enter("fg")
         screen.enter("hello")
         screen.wait_for("got hello")
