@@ -32,7 +32,8 @@ from tests.cli.programs import (
 from tests.guarantees import SQLITE, guarantee
 
 LOCK = ("run", "--lock", "nightly")
-SHORT = ("--recovery-window", "1", "--grace", "0.2")
+SHORT = ("--recovery-window", "3", "--grace", "0.6")
+"""A tenth of the window is what a busy machine may delay the end of everything by."""
 
 DAEMONS = """
 import os, signal, sys
