@@ -62,6 +62,12 @@ def _redis(options: str = "") -> Stores:
     return Stores(partial(a_namespace, options))
 
 
+def _postgresql() -> Stores:
+    from tests.engines.postgresql.servers import a_schema
+
+    return Stores(a_schema)
+
+
 def _etcd() -> Stores:
     from tests.engines.etcd.servers import a_prefix
 
@@ -210,6 +216,14 @@ VARIANTS = (
         behaviours=frozenset({"queue", "requests", "timeouts", "watches"}),
         histories=Histories(10),
         repeats="redis",
+    ),
+    Variant(
+        "postgresql",
+        "postgresql",
+        _postgresql,
+        "`postgresql://`",
+        shows="postgresql",
+        histories=Histories(20),
     ),
     Variant("etcd", "etcd", _etcd, "`etcd://`", shows="etcd", histories=Histories(10, quick=False)),
     Variant(  # its conformance tests say themselves what can be seen through its protocol

@@ -37,6 +37,8 @@ BUILT_IN = {
     "rediss": "tenure.engines.redis",
     "redis+sentinel": "tenure.engines.redis",
     "redis+unix": "tenure.engines.redis",
+    "postgresql": "tenure.engines.postgresql",
+    "postgres": "tenure.engines.postgresql",
     "etcd": "tenure.engines.etcd",
     "etcds": "tenure.engines.etcd",
     "tenure": "tenure.engines.native",

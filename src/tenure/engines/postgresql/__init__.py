@@ -1,0 +1,43 @@
+"""``postgresql://``, ``postgres://``: a PostgreSQL database, directly or behind a pooler.
+
+The rows of one schema are the truth, and functions in the database keep the rules: each call is one
+transaction and one round trip, by the server's clock. A grant is sent with ``NOTIFY`` to the one
+engine that has its session. Behind a transaction pooler, where that cannot be received, the engine
+polls.
+
+Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema`
+creates. `session` is a session and its requests. It sends `statements` over `connection`, one
+socket of libpq; `engine` owns the connections and sessions, upon `administration`. `attaching`
+attaches and takes over. `heartbeat` has a connection of its own. `values` decodes, `url` parses.
+
+Rules:
+
+* Operations that sessions call for while a statement is under way are one statement, in order.
+* Every statement of a session has the token of its attachment, and an older token is refused. After
+  a lost connection, sessions are first reattached, under new tokens. Then unanswered statements are
+  sent again: requests are identified by their numbers, and changes by theirs, so none is made twice.
+* No state is kept in the database's session: no prepared statement, no setting, no advisory lock.
+  Only ``LISTEN`` is, on a direct connection.
+"""
+
+from __future__ import annotations
+
+from tenure.clock import Clock
+from tenure.engines._kit.extras import needs_extra
+from tenure.engines.contract import Engine
+
+__all__ = ["connect"]
+
+
+def connect(url: str, clock: Clock) -> Engine:
+    """Create the engine of a ``postgresql://`` URL.
+
+    Raises:
+        InvalidArgument: the URL is malformed.
+        Unsupported: the extra ``tenure[postgresql]`` is not installed.
+    """
+    with needs_extra("postgresql", "psycopg"):
+        from tenure.engines.postgresql.engine import PostgresEngine
+        from tenure.engines.postgresql.url import parse
+
+    return PostgresEngine(parse(url), clock)

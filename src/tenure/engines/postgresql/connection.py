@@ -1,0 +1,270 @@
+"""Connection to a PostgreSQL server: one statement at a time, over libpq.
+
+Rules:
+
+* psycopg opens the connection. After that only this class touches the socket, so that a statement
+  costs one write and one read, without a task.
+* Operations that are called for while a statement is under way are one batch. A program that does
+  one thing at a time waits for no iteration of the loop.
+* A statement that the database has rolled back for a reason that passes (a deadlock, a full disk,
+  a timeout that an administrator has set) is sent again after a pause, before all others. One that
+  a transaction of the user's holds up is sent again later, behind others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import pq
+
+from tenure.busy_poll import BusyPoll
+from tenure.engines._kit.backoff import backoff
+from tenure.engines.postgresql.statements import Batch, Operation, Refusal, Statement
+
+__all__ = ["ConnectionOwner", "PostgresConnection"]
+
+_log = logging.getLogger("tenure")
+
+_AT_ONCE = frozenset({"TN001", "40001", "40P01"})
+_LATER = frozenset({"55P03", "57014"})
+_FULL = ("53", "58")  # classes: insufficient resources, errors of the system
+_GUARDED = "TN003"
+_GUARDED_PAUSE = 0.05
+_UNUSABLE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42P01", "42883"})
+"""Codes of a server that cannot be used: read-only, being shut down, or without the store."""
+
+
+class ConnectionOwner(Protocol):
+    """Receiver of what a connection reports."""
+
+    def pushed(self, channel: str, event: str) -> None:
+        """Handle a notification."""
+
+    def disconnected(self, connection: PostgresConnection, why: str) -> None:
+        """Handle the end of the connection."""
+
+    def send(self, statement: Statement) -> None:
+        """Send a statement, now or when there is a connection."""
+
+    def new_batch(self) -> Batch:
+        """Return an empty batch."""
+        ...
+
+    def expire(self, sessions: list[int]) -> Statement:
+        """Return the statement that ends sessions which have expired."""
+        ...
+
+
+class PostgresConnection:
+    """One connection.
+
+    Attributes:
+        over: it has ended.
+        trouble: why the statement under way is sent again, or empty.
+        pid: of the server's process, as the server or a pooler says.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.AsyncConnection[Any],
+        schema: str,
+        owner: ConnectionOwner,
+        busy_poll: float,
+    ) -> None:
+        """Use an open connection of psycopg's from now on."""
+        self.over = False
+        self.trouble = ""
+        self._psycopg = connection  # closes the socket when it is collected
+        self._pq = connection.pgconn
+        self._pq.nonblocking = 1
+        self.pid = self._pq.backend_pid
+        self._schema = schema
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._poll = BusyPoll(self._loop.call_soon, busy_poll)
+        self._socket = self._pq.socket
+        self._waiting: deque[Statement] = deque()
+        self._current: Statement | None = None
+        self._batch: Batch | None = None  # the last one that waits, open for more
+        self._result: Any = None
+        self._since = 0.0
+        self._alone = True
+        self._flushing = self._writing = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._loop.add_reader(self._socket, self._readable)
+
+    # Sending
+
+    def send(self, statement: Statement) -> None:
+        """Send a statement, after those before it."""
+        self._batch = None
+        self._waiting.append(statement)
+        if self._current is None and self._pause is None:
+            self._next()
+
+    def operate(self, operation: Operation[Any]) -> None:
+        """Send an operation, with others that are called for before it can be sent."""
+        batch = self._batch
+        if batch is None:
+            batch = self._batch = self._owner.new_batch()
+            self._waiting.append(batch)
+        batch.operations.append(operation)
+        if self._current is not None or self._pause is not None:
+            self._alone = False
+        elif self._alone and len(self._waiting) == 1:
+            self._next()  # waiting for others would gain nothing
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._current is None and self._pause is None:
+            self._next()
+
+    def _next(self) -> None:
+        """Send the next statement, if there is one."""
+        if self.over or not self._waiting:
+            self._alone = True
+            return
+        statement = self._current = self._waiting.popleft()
+        if statement is self._batch:
+            self._batch = None
+        self._since = self._loop.time()
+        self._result = None
+        try:
+            sql, parameters = statement.packed(self._schema)
+            self._pq.send_query_params(sql, parameters)
+        except psycopg.OperationalError as error:
+            self._end(str(error))
+            return
+        except Exception as error:  # nothing was sent
+            self._current = None
+            statement.answered(Refusal("", f"it cannot be sent: {error!r}"))
+            self._loop.call_soon(self._flush)
+            return
+        self._write()
+        self._poll.expect()
+
+    def _write(self) -> None:
+        try:
+            more = self._pq.flush()
+        except psycopg.OperationalError as error:
+            self._end(str(error))
+            return
+        if bool(more) != self._writing:
+            self._writing = bool(more)
+            if more:
+                self._loop.add_writer(self._socket, self._write)
+            else:
+                self._loop.remove_writer(self._socket)
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds for which a statement has had no answer."""
+        return 0.0 if self._current is None else self._loop.time() - self._since
+
+    # Receiving
+
+    def _readable(self) -> None:
+        connection = self._pq
+        try:
+            connection.consume_input()
+            while self._current is not None and not connection.is_busy():
+                result = connection.get_result()
+                if result is None:
+                    self._poll.came(more=False)
+                    self._complete()
+                else:
+                    self._result = result
+            while not self.over and (note := connection.notifies()):
+                self._owner.pushed(note.relname.decode(), note.extra.decode())
+        except psycopg.OperationalError as error:
+            self._end(str(error))
+
+    def _complete(self) -> None:
+        statement, result = self._current, self._result
+        assert statement is not None
+        self._current = self._result = None
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            self._refused(statement, result)
+            return
+        reply = result.get_value(0, 0) if result.ntuples else None
+        answer = None if not reply else json.loads(reply)
+        if isinstance(answer, dict) and "expired" in answer:  # the batch has not begun
+            self._waiting.extendleft((statement, self._owner.expire(answer["expired"])))
+            self._next()
+            return
+        self._failures = 0
+        self.trouble = ""
+        try:
+            statement.answered(answer)
+        finally:
+            if self._current is None:
+                self._after()
+
+    def _after(self) -> None:
+        """Send the next statement after the callers of the last one, who may call for more."""
+        if self._alone and not self._waiting:
+            return
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _refused(self, statement: Statement, result: Any) -> None:
+        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        if code == _GUARDED:
+            self._loop.call_later(_GUARDED_PAUSE, self._owner.send, statement)
+            self._next()
+        elif code in _AT_ONCE or code in _LATER or code.startswith(_FULL):
+            self._failures += 1
+            if code not in _AT_ONCE or self._failures > 3:
+                self.trouble = message
+            self._waiting.appendleft(statement)
+            pause = 0.0 if code in _AT_ONCE and self._failures < 3 else backoff(self._failures)
+            self._pause = self._loop.call_later(pause, self._retry)
+        elif code in _UNUSABLE:
+            self._waiting.appendleft(statement)
+            self._end(message)
+        else:
+            statement.answered(Refusal(code, message))
+            self._after()
+
+    def _retry(self) -> None:
+        self._pause = None
+        self._next()
+
+    # The end
+
+    def drop(self, why: str) -> None:
+        """Drop the connection. Safe to call twice."""
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        if self.over:
+            return
+        self.over = True
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._pq.finish()
+        if self._current is not None:
+            self._waiting.appendleft(self._current)
+            self._current = None
+        self._batch = None
+        self._owner.disconnected(self, " ".join(why.split()))
+
+    def take_unanswered(self) -> list[Statement]:
+        """Return the statements that the next connection is to send."""
+        found = [each for each in self._waiting if each.lost()]
+        self._waiting.clear()
+        return found

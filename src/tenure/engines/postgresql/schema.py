@@ -1,0 +1,41 @@
+"""Schema of a store in the database: its SQL, its creation and its version."""
+
+from __future__ import annotations
+
+import secrets
+from functools import cache
+from importlib import resources
+
+from tenure.model import DEFAULT_NODE, NodeConfig
+from tenure.engines.postgresql import values
+
+__all__ = ["VERSION", "creation"]
+
+VERSION = 1
+_PARTS = ("tables", "functions", "sessions", "administration")
+
+
+@cache
+def _text(part: str) -> str:
+    return (resources.files(__package__) / "sql" / f"{part}.sql").read_text("utf-8")
+
+
+def creation(schema: str) -> str:
+    """Return the SQL that creates a store, one transaction.
+
+    Two programs may run it at the same time; the second one finds the schema and fails.
+    """
+    parts = "\n".join(map(_text, _PARTS)).replace("SCHEMA", schema)
+    return f"""BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext('{schema}'));
+CREATE SCHEMA {schema};
+{parts}
+INSERT INTO {schema}.meta (version, epoch, server)
+    VALUES ({VERSION}, '{secrets.token_hex(8)}', {schema}.server_name());
+INSERT INTO {schema}.witness SELECT epoch FROM {schema}.meta;
+INSERT INTO {schema}.nodes (path, config)
+    VALUES ('{DEFAULT_NODE}', '{values.config_text(NodeConfig())}');
+SELECT setval('{schema}.order_ids', (extract(epoch FROM clock_timestamp()) * 1e6)::bigint);
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+COMMIT;
+"""

@@ -1,0 +1,194 @@
+-- Functions of administration: nodes, lists, descriptions.
+
+CREATE OR REPLACE FUNCTION SCHEMA.hello(relaxing boolean) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    left_of_it double precision := SCHEMA.quarantine();
+BEGIN
+    IF relaxing THEN
+        UPDATE SCHEMA.meta SET relaxed = true WHERE NOT relaxed;
+    END IF;
+    RETURN (SELECT json_build_array(version, epoch, left_of_it, quarantine_reason)
+        FROM SCHEMA.meta)::text;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.store_time() RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT extract(epoch FROM clock_timestamp())::text
+$$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.create_node(its_path text, its_config text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO SCHEMA.nodes (path, config) VALUES (its_path, its_config) ON CONFLICT DO NOTHING;
+    RETURN CASE WHEN FOUND THEN '["ok"]' ELSE '["exists"]' END;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.alter_node(its_path text, old text, new text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE SCHEMA.nodes SET config = new WHERE path = its_path AND config = old;
+    RETURN CASE WHEN FOUND THEN '["ok"]' ELSE '["changed"]' END;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.drop_node(its_path text, force boolean, caller text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    ids bigint[];
+    attached bigint;
+    events text[];
+    q SCHEMA.queues;
+BEGIN
+    SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN '["no node"]';
+    END IF;
+    PERFORM FROM SCHEMA.sessions WHERE node = its_node ORDER BY id FOR UPDATE;
+    SELECT array_agg(s.id), count(*) FILTER (WHERE s.channel <> '' AND NOT SCHEMA.expired(s))
+        INTO ids, attached FROM SCHEMA.sessions s WHERE s.node = its_node;
+    IF attached > 0 AND NOT force THEN
+        RETURN json_build_array('busy', attached)::text;
+    END IF;
+    events := SCHEMA.end_sessions(coalesce(ids, '{}'), 'its node was dropped', caller);
+    IF EXISTS (SELECT FROM SCHEMA.sessions WHERE node = its_node) THEN
+        RAISE 'a transaction guards a request' USING ERRCODE = 'TN003';  -- is sent again, later
+    END IF;
+    FOR q IN DELETE FROM SCHEMA.queues WHERE node = its_node RETURNING * LOOP
+        IF q.watched_until > clock_timestamp() THEN
+            PERFORM pg_notify(q.watch_channel, 'b');
+        END IF;
+    END LOOP;
+    DELETE FROM SCHEMA.nodes WHERE id = its_node;
+    RETURN json_build_array('ok', events)::text;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.describe_node(its_path text) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce((SELECT json_build_array('ok', n.config,
+            (SELECT count(*) FROM SCHEMA.sessions s WHERE s.node = n.id AND NOT SCHEMA.expired(s)),
+            (SELECT count(*) FROM SCHEMA.queues q WHERE q.node = n.id
+                AND (q.max_count IS NOT NULL OR q.owners + q.waiters > 0)))
+        FROM SCHEMA.nodes n WHERE n.path = its_path), '["no node"]')::text
+$$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.list_nodes() RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(json_agg(path ORDER BY path), '[]')::text FROM SCHEMA.nodes
+$$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.list_sessions(its_path text) RETURNS text
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce((SELECT json_build_array('ok', (SELECT coalesce(json_agg(json_build_array(
+            s.id, s.description, s.recovery_window,
+            s.channel <> '' AND clock_timestamp() - s.seen
+                < make_interval(secs => s.recovery_window / 2),
+            greatest(0, extract(epoch FROM clock_timestamp() - s.seen))) ORDER BY s.id), '[]')
+        FROM SCHEMA.sessions s WHERE s.node = n.id AND NOT SCHEMA.expired(s)))
+        FROM SCHEMA.nodes n WHERE n.path = its_path), '["no node"]')::text
+$$;
+
+-- Describe the semaphores of a node, or one: [name, data, limit or null, held, waiters, requests].
+-- Requests are included up to a mark: "all", "owners" or "none".
+CREATE OR REPLACE FUNCTION SCHEMA.describe(its_path text, its_name text, included text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM SCHEMA.nodes n JOIN SCHEMA.queues q ON q.node = n.id
+            JOIN SCHEMA.requests r ON r.queue = q.id JOIN SCHEMA.sessions s ON s.id = r.session
+            WHERE n.path = its_path AND (its_name IS NULL OR q.name = its_name)
+                AND (SCHEMA.expired(s) OR r.deadline <= clock_timestamp())) THEN
+        PERFORM SCHEMA.tick('', CASE WHEN its_name IS NOT NULL THEN
+            jsonb_build_array(jsonb_build_array(its_path, its_name)) END, NULL);
+    END IF;
+    RETURN (SELECT coalesce((SELECT json_build_array('ok', (SELECT coalesce(json_agg(json_build_array(
+            q.name, encode(q.data, 'base64'), q.max_count, q.held, q.waiters,
+            CASE WHEN included <> 'none' THEN (SELECT json_agg(json_build_array(
+                    r.order_id <= q.last_owner, r.session, r.order_id, r.count,
+                    encode(r.data, 'base64'),
+                    greatest(0, extract(epoch FROM
+                        clock_timestamp() - coalesce(r.granted_at, r.joined_at))),
+                    CASE WHEN r.deadline IS NOT NULL THEN
+                        greatest(0, extract(epoch FROM r.deadline - clock_timestamp())) END,
+                    greatest(0, s.recovery_window
+                        - greatest(0, extract(epoch FROM clock_timestamp() - s.seen))),
+                    s.description) ORDER BY r.order_id)
+                FROM SCHEMA.requests r JOIN SCHEMA.sessions s ON s.id = r.session
+                WHERE r.queue = q.id AND (included = 'all' OR r.order_id <= q.last_owner)) END)
+            ORDER BY q.name), '[]')
+        FROM SCHEMA.queues q WHERE q.node = n.id AND (its_name IS NULL OR q.name = its_name)
+            AND (q.max_count IS NOT NULL OR q.owners + q.waiters > 0)))
+        FROM SCHEMA.nodes n WHERE n.path = its_path), '["no node"]')::text);
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.end_session(its_path text, number bigint, caller text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    s SCHEMA.sessions;
+    events text[];
+BEGIN
+    SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
+    IF NOT FOUND THEN
+        RETURN '["no node"]';
+    END IF;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number AND node = its_node FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN '["ok",false,[]]';
+    END IF;
+    events := SCHEMA.end_sessions(ARRAY[number], 'an administrator ended it', caller);
+    IF EXISTS (SELECT FROM SCHEMA.sessions WHERE id = number) THEN
+        RAISE 'a transaction guards a request' USING ERRCODE = 'TN003';  -- is sent again, later
+    END IF;
+    RETURN json_build_array('ok', true, events)::text;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.evict(
+    its_path text, its_name text, number bigint, caller text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    q SCHEMA.queues;
+    r SCHEMA.requests;
+    events text[];
+    owned boolean;
+BEGIN
+    SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
+    IF NOT FOUND THEN
+        RETURN '["no node"]';
+    END IF;
+    SELECT * INTO q FROM SCHEMA.queues WHERE node = its_node AND name = its_name FOR NO KEY UPDATE;
+    IF q.id IS NULL OR q.max_count IS NULL AND q.owners + q.waiters = 0 THEN
+        RETURN '["missing"]';
+    END IF;
+    SELECT * INTO r FROM SCHEMA.requests WHERE queue = q.id AND order_id = number;
+    IF NOT FOUND THEN
+        RETURN '["ok",false,[]]';
+    END IF;
+    owned := r.order_id <= q.last_owner;
+    events := SCHEMA.take_out(r, 'e', caller);
+    IF events IS NULL THEN
+        RAISE 'a transaction guards the request' USING ERRCODE = 'TN003';  -- is sent again, later
+    END IF;
+    events := events || SCHEMA.settle(SCHEMA.without(q, r),
+        CASE WHEN owned THEN 'o' ELSE '' END, SCHEMA.quarantine() > 0, caller);
+    RETURN json_build_array('ok', true, events)::text;
+END $$;
+
+-- The fence in a transaction of the user's: it fails unless the lease is held, and keeps it until
+-- the transaction ends.
+CREATE OR REPLACE FUNCTION SCHEMA.guard(node text, name text, token bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+BEGIN
+    SELECT z.* INTO s FROM SCHEMA.requests y
+        JOIN SCHEMA.queues x ON x.id = y.queue AND x.name = guard.name AND y.order_id <= x.last_owner
+        JOIN SCHEMA.nodes n ON n.id = x.node AND n.path = guard.node
+        JOIN SCHEMA.sessions z ON z.id = y.session
+        WHERE y.order_id = guard.token FOR KEY SHARE OF y;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RAISE 'the lease of % on % with token % is not held any more', name, node, token
+            USING ERRCODE = 'TN002', HINT = 'Roll back: another program may own it now.';
+    END IF;
+END $$;

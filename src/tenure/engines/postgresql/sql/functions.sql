@@ -1,0 +1,565 @@
+-- Functions of the store. Each call is one transaction of one round trip.
+--
+-- Rules:
+--   * Locks are taken in one order, so that there is no deadlock: nodes, sessions by id, new queues
+--     by name, queues by id, `meta`. Rows of requests are changed under the lock of their queue.
+--   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
+--     The end of a session and a new attachment hold FOR UPDATE.
+--   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
+--   * Times are those of clock_timestamp(). A time that lies in the future, because the clock was
+--     set back, counts as now.
+
+CREATE OR REPLACE FUNCTION SCHEMA.server_name() RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system())::text || '/'
+        || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)
+$$;
+
+-- Seconds for which nothing is granted; 0 outside a quarantine. It begins one after a loss of data.
+CREATE OR REPLACE FUNCTION SCHEMA.quarantine() RETURNS double precision
+LANGUAGE plpgsql AS $$
+DECLARE
+    m SCHEMA.meta;
+    lost text;
+    name text;
+BEGIN
+    SELECT * INTO m FROM SCHEMA.meta;
+    IF EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
+        RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
+    END IF;
+    SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
+    IF NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
+        name := SCHEMA.server_name();
+        IF name <> m.server THEN
+            lost := 'the database was restored, or another server was promoted';
+        ELSIF m.relaxed THEN
+            lost := 'the server crashed, and durability=process is in use';
+        END IF;
+        IF lost IS NOT NULL THEN
+            m.quarantined_until := clock_timestamp() + make_interval(secs => m.longest_window);
+            PERFORM setval('SCHEMA.order_ids', greatest(
+                nextval('SCHEMA.order_ids'), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint)
+                + 1000000);
+            m.epoch := md5(random()::text || clock_timestamp()::text);
+            UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, quarantine_reason = lost,
+                quarantined_until = m.quarantined_until;
+            UPDATE SCHEMA.sessions SET seen = clock_timestamp();
+        END IF;
+        INSERT INTO SCHEMA.witness VALUES (m.epoch) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
+END $$;
+
+-- The next order id: above all before, above `above`, and near the clock's microseconds.
+CREATE OR REPLACE FUNCTION SCHEMA.next_order_id(above bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    id bigint := nextval('SCHEMA.order_ids');
+    wall bigint := extract(epoch FROM clock_timestamp()) * 1e6;
+BEGIN
+    IF id > above AND id > wall - 1000000 THEN
+        RETURN id;
+    END IF;
+    IF id > above THEN
+        PERFORM FROM SCHEMA.meta FOR UPDATE SKIP LOCKED;  -- who has it moves the sequence
+        IF NOT FOUND THEN
+            RETURN nextval('SCHEMA.order_ids');
+        END IF;
+    ELSE
+        PERFORM FROM SCHEMA.meta FOR UPDATE;
+    END IF;
+    id := nextval('SCHEMA.order_ids');
+    IF id > above AND id > wall - 1000000 THEN
+        RETURN id;
+    END IF;
+    RETURN setval('SCHEMA.order_ids', greatest(id, above + 1, wall));
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.expired(s SCHEMA.sessions) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT clock_timestamp() - s.seen > make_interval(secs => s.recovery_window)
+$$;
+
+-- Report an event of a session: with NOTIFY, or as the result if its engine is the caller.
+CREATE OR REPLACE FUNCTION SCHEMA.report(of_session bigint, event text, caller text) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    its text;
+BEGIN
+    SELECT channel INTO its FROM SCHEMA.sessions WHERE id = of_session;
+    IF its = caller THEN
+        RETURN ARRAY[event];
+    ELSIF left(its, 7) = 'tenure_' THEN
+        PERFORM pg_notify(its, event);
+    END IF;
+    RETURN '{}';
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.fits(q SCHEMA.queues, wanted numeric) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN q.whole THEN false
+        WHEN wanted = coalesce(q.max_count, 18446744073709551615) THEN q.held = 0
+        ELSE coalesce(q.max_count, 18446744073709551615) > 9007199254740991
+            OR q.held + wanted <= q.max_count
+    END
+$$;
+
+-- Write the counters of a queue, and notify its watchers: 'd' data, 'o' owners, 'b' both, '' none.
+CREATE OR REPLACE FUNCTION SCHEMA.save(q SCHEMA.queues, changed text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE SCHEMA.queues SET held = q.held, whole = q.whole, owners = q.owners, waiters = q.waiters,
+        last_owner = q.last_owner,
+        data_changes = data_changes + (changed IN ('d', 'b'))::integer,
+        owner_changes = owner_changes + (changed IN ('o', 'b'))::integer
+    WHERE id = q.id;
+    IF changed <> '' AND q.watch_channel <> '' AND q.watched_until > clock_timestamp() THEN
+        PERFORM pg_notify(q.watch_channel, changed);
+    END IF;
+END $$;
+
+-- Delete a request, under the lock of its queue; the events, or null if a transaction guards it.
+-- `why` is empty if its session has called for that.
+CREATE OR REPLACE FUNCTION SCHEMA.take_out(r SCHEMA.requests, why text, caller text) RETURNS text[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM SCHEMA.requests WHERE ctid = (
+        SELECT ctid FROM SCHEMA.requests WHERE queue = r.queue AND order_id = r.order_id
+        FOR UPDATE SKIP LOCKED);
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF why = '' THEN
+        RETURN '{}';
+    END IF;
+    INSERT INTO SCHEMA.removals VALUES (r.session, r.request_id, r.order_id, why)
+        ON CONFLICT DO NOTHING;
+    RETURN SCHEMA.report(
+        r.session, why || ' ' || r.session || ' ' || r.request_id || ' ' || r.order_id, caller);
+END $$;
+
+-- The counters of a queue without a request.
+CREATE OR REPLACE FUNCTION SCHEMA.without(q SCHEMA.queues, r SCHEMA.requests) RETURNS SCHEMA.queues
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF r.order_id > q.last_owner THEN
+        q.waiters := q.waiters - 1;
+    ELSE
+        q.owners := q.owners - 1;
+        q.held := q.held - r.count;
+        q.whole := false;
+    END IF;
+    RETURN q;
+END $$;
+
+-- Grant to the waiters that fit, in order, and save the queue.
+CREATE OR REPLACE FUNCTION SCHEMA.settle(
+    q SCHEMA.queues, changed text, frozen boolean, caller text
+) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    r SCHEMA.requests;
+    events text[] := '{}';
+    more text[];
+BEGIN
+    WHILE q.waiters > 0 AND NOT frozen LOOP
+        SELECT * INTO r FROM SCHEMA.requests
+            WHERE queue = q.id AND order_id > q.last_owner ORDER BY order_id LIMIT 1;
+        IF r.deadline <= clock_timestamp() THEN
+            more := SCHEMA.take_out(r, 't', caller);
+            EXIT WHEN more IS NULL;
+            events := events || more;
+            q := SCHEMA.without(q, r);
+            CONTINUE;
+        END IF;
+        EXIT WHEN NOT SCHEMA.fits(q, r.count);
+        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+            WHERE queue = q.id AND order_id = r.order_id;
+        q.held := q.held + r.count;
+        q.whole := r.count = coalesce(q.max_count, 18446744073709551615);
+        q.owners := q.owners + 1;
+        q.waiters := q.waiters - 1;
+        q.last_owner := r.order_id;
+        changed := CASE changed WHEN '' THEN 'o' WHEN 'd' THEN 'b' ELSE changed END;
+        events := events || SCHEMA.report(r.session,
+            'g ' || r.session || ' ' || r.request_id || ' ' || r.order_id, caller);
+    END LOOP;
+    IF q.max_count IS NULL AND q.owners + q.waiters = 0 THEN  -- the semaphore disappears
+        changed := 'b';
+        UPDATE SCHEMA.queues SET data = '' WHERE id = q.id AND data <> '';
+    END IF;
+    PERFORM SCHEMA.save(q, changed);
+    RETURN events;
+END $$;
+
+-- The operations of sessions, in order.
+--   who: [session, token], ...
+--   asked: [index in who, kind, request id, name, count, data, microseconds to wait, ephemeral], ...
+--     kinds: "m" a mutex, with no more words; "e" enqueue; "E" enqueue, sent before; "w" withdraw.
+-- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there
+-- was nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then
+-- events of the caller's sessions.
+CREATE OR REPLACE FUNCTION SCHEMA.operate(
+    caller text, highest bigint, relaxed boolean, who jsonb, asked jsonb
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    everything CONSTANT numeric := 18446744073709551615;
+    left_of_quarantine double precision := SCHEMA.quarantine();
+    frozen boolean := left_of_quarantine > 0;
+    nodes integer[];
+    states text[];
+    q SCHEMA.queues;
+    r SCHEMA.requests;
+    each record;
+    a jsonb;
+    i integer;
+    kind text;
+    wanted numeric;
+    top numeric;
+    ephemeral boolean;
+    there boolean;
+    wait bigint;
+    number bigint;
+    answers text[] := '{}';
+    events text[] := '{}';
+    answer text;
+    done boolean;
+    dead bigint[];
+BEGIN
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    nodes := array_fill(NULL::integer, ARRAY[jsonb_array_length(who)]);
+    states := array_fill('gone'::text, ARRAY[jsonb_array_length(who)]);
+    FOR each IN
+        SELECT w.at, w.v ->> 1 AS token, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
+            JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
+        ORDER BY s.id FOR KEY SHARE OF s
+    LOOP
+        nodes[each.at] := (each.s).node;
+        IF (each.s).token <> each.token THEN
+            states[each.at] := 'taken';
+        ELSIF NOT SCHEMA.expired(each.s) THEN
+            states[each.at] := '';
+        END IF;
+    END LOOP;
+    INSERT INTO SCHEMA.queues (node, name)
+        SELECT DISTINCT nodes[(o ->> 0)::integer], o ->> 3 FROM jsonb_array_elements(asked) o
+        WHERE (o ->> 1 = 'm' OR o ->> 7 = '1') AND states[(o ->> 0)::integer] = ''
+            AND NOT EXISTS (SELECT FROM SCHEMA.queues x
+                WHERE x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3)
+        ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+    PERFORM FROM SCHEMA.queues x JOIN (
+            SELECT DISTINCT nodes[(o ->> 0)::integer] AS node, (o ->> 3) COLLATE "C" AS name
+            FROM jsonb_array_elements(asked) o
+        ) k ON x.node = k.node AND x.name = k.name
+        ORDER BY x.id FOR NO KEY UPDATE OF x;
+
+    -- A request that does not wait must not be refused because of an owner that has expired.
+    SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(asked) o
+        JOIN SCHEMA.queues x ON x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3
+        JOIN SCHEMA.requests y ON y.queue = x.id
+        JOIN SCHEMA.sessions s ON s.id = y.session
+        WHERE o ->> 6 = '0' AND x.owners + x.waiters > 0 AND SCHEMA.expired(s);
+    IF dead IS NOT NULL THEN
+        RETURN '{"expired":[' || array_to_string(dead, ',') || ']}';
+    END IF;
+
+    FOR a IN SELECT value FROM jsonb_array_elements(asked) LOOP
+        i := (a ->> 0)::integer;
+        IF states[i] <> '' THEN
+            answers := array_append(answers, '["' || states[i] || '"]');
+            CONTINUE;
+        END IF;
+        kind := a ->> 1;
+        number := (a ->> 2)::bigint;
+        SELECT * INTO q FROM SCHEMA.queues WHERE node = nodes[i] AND name = a ->> 3;
+
+        IF kind = 'w' THEN
+            SELECT * INTO r FROM SCHEMA.requests
+                WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
+            IF NOT FOUND THEN
+                DELETE FROM SCHEMA.removals
+                    WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
+                answers := array_append(answers, '-1');
+                CONTINUE;
+            END IF;
+            there := r.order_id <= q.last_owner;
+            done := SCHEMA.take_out(r, '', caller) IS NOT NULL;
+            IF done THEN
+                events := events || SCHEMA.settle(SCHEMA.without(q, r),
+                    CASE WHEN there THEN 'o' ELSE '' END, frozen, caller);
+            END IF;
+            answers := array_append(answers, CASE WHEN done THEN '0' ELSE '-2' END);
+            CONTINUE;
+        END IF;
+
+        IF kind = 'E' THEN
+            SELECT * INTO r FROM SCHEMA.requests
+                WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
+            IF FOUND THEN
+                answers := array_append(answers, CASE WHEN r.order_id <= q.last_owner
+                    THEN r.order_id::text ELSE '[' || r.order_id || ']' END);
+                CONTINUE;
+            END IF;
+            SELECT '[' || order_id || ']' INTO answer FROM SCHEMA.removals
+                WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
+            IF FOUND THEN
+                answers := array_append(answers, answer);
+                CONTINUE;
+            END IF;
+        END IF;
+
+        wanted := coalesce((a ->> 4)::numeric, everything);
+        ephemeral := kind = 'm' OR a ->> 7 = '1';
+        there := q.max_count IS NOT NULL OR q.owners + q.waiters > 0;
+        top := coalesce(q.max_count, everything);
+        IF q.id IS NULL AND ephemeral THEN
+            RAISE 'removed since it was created above' USING ERRCODE = 'TN001';  -- is sent again
+        ELSIF NOT coalesce(there, false) AND NOT ephemeral THEN
+            answers := array_append(answers, '["missing"]');
+            CONTINUE;
+        ELSIF there AND ephemeral <> (q.max_count IS NULL) THEN
+            answers := array_append(answers, '["kind",' || (NOT ephemeral)::integer || ']');
+            CONTINUE;
+        ELSIF wanted < 1 OR wanted > top OR wanted > 9007199254740991 AND wanted <> top THEN
+            answers := array_append(answers, '["count",' || top || ']');
+            CONTINUE;
+        END IF;
+        wait := nullif(a ->> 6, '')::bigint;
+        done := NOT frozen AND q.waiters = 0 AND SCHEMA.fits(q, wanted);
+        IF NOT done AND wait = 0 AND NOT frozen AND EXISTS (SELECT FROM SCHEMA.requests y
+                WHERE y.queue = q.id AND y.order_id > q.last_owner
+                    AND y.deadline <= clock_timestamp()) THEN
+            events := events || SCHEMA.settle(q, '', frozen, caller);
+            SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
+            done := q.waiters = 0 AND SCHEMA.fits(q, wanted);
+        END IF;
+        IF NOT done AND wait = 0 THEN
+            answers := array_append(answers, CASE WHEN frozen
+                THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END);
+            CONTINUE;
+        END IF;
+        r.order_id := SCHEMA.next_order_id(greatest(highest, q.last_owner));
+        INSERT INTO SCHEMA.requests VALUES (
+            q.id, r.order_id, (who -> i - 1 ->> 0)::bigint, number, wanted,
+            decode(coalesce(a ->> 5, ''), 'base64'), clock_timestamp(),
+            CASE WHEN done THEN clock_timestamp() END,
+            CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => wait / 1e6) END);
+        IF done THEN
+            q.held := q.held + wanted;
+            q.whole := wanted = top;
+            q.owners := q.owners + 1;
+            q.last_owner := r.order_id;
+            answers := array_append(answers, r.order_id::text);
+        ELSE
+            q.waiters := q.waiters + 1;
+            answers := array_append(answers, '[' || r.order_id || ']');
+        END IF;
+        PERFORM SCHEMA.save(q, CASE WHEN NOT there THEN 'b' WHEN done THEN 'o' ELSE '' END);
+    END LOOP;
+    RETURN '[' || array_to_string(answers || array(SELECT to_json(e)::text FROM unnest(events) e), ',')
+        || ']';
+END $$;
+
+-- Renew sessions, [session, token] each; answers the ids of those that live.
+CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    alive bigint[];
+BEGIN
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    PERFORM SCHEMA.quarantine();
+    PERFORM FROM SCHEMA.sessions s WHERE s.id IN (
+            SELECT (w ->> 0)::bigint FROM jsonb_array_elements(who) w)
+        ORDER BY s.id FOR NO KEY UPDATE;
+    WITH renewed AS (
+        UPDATE SCHEMA.sessions s SET seen = clock_timestamp() FROM jsonb_array_elements(who) w
+            WHERE s.id = (w ->> 0)::bigint AND s.token = w ->> 1 AND NOT SCHEMA.expired(s)
+            RETURNING s.id
+    ) SELECT array_agg(id) INTO alive FROM renewed;
+    RETURN coalesce(array_to_json(alive)::text, '[]');
+END $$;
+
+-- End sessions whose rows are locked.
+CREATE OR REPLACE FUNCTION SCHEMA.end_sessions(dead bigint[], why text, caller text) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    q SCHEMA.queues;
+    r SCHEMA.requests;
+    events text[] := '{}';
+    owned boolean;
+    frozen boolean := SCHEMA.quarantine() > 0;
+    each bigint;
+BEGIN
+    PERFORM FROM SCHEMA.queues x
+        WHERE x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (dead))
+        ORDER BY x.id FOR NO KEY UPDATE;
+    -- A transaction that guards a request keeps its session.
+    dead := array(SELECT unnest(dead) EXCEPT SELECT y.session FROM SCHEMA.requests y
+        WHERE y.session = ANY (dead) AND NOT EXISTS (
+            SELECT FROM SCHEMA.requests z WHERE z.ctid = y.ctid FOR UPDATE SKIP LOCKED));
+    FOR q IN SELECT * FROM SCHEMA.queues x
+        WHERE x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (dead))
+    LOOP
+        owned := false;
+        FOR r IN SELECT * FROM SCHEMA.requests y
+            WHERE y.queue = q.id AND y.session = ANY (dead)
+        LOOP
+            owned := owned OR r.order_id <= q.last_owner;
+            PERFORM SCHEMA.take_out(r, '', caller);
+            q := SCHEMA.without(q, r);
+        END LOOP;
+        events := events || SCHEMA.settle(q, CASE WHEN owned THEN 'o' ELSE '' END, frozen, caller);
+    END LOOP;
+    FOREACH each IN ARRAY dead LOOP
+        IF why <> '' THEN
+            events := events || SCHEMA.report(each, 'E ' || each || ' ' || why, caller);
+        END IF;
+    END LOOP;
+    DELETE FROM SCHEMA.removals WHERE session = ANY (dead);
+    DELETE FROM SCHEMA.former WHERE session = ANY (dead);
+    DELETE FROM SCHEMA.sessions WHERE id = ANY (dead);
+    RETURN events;
+END $$;
+
+-- Lock the sessions among some that have expired, unless another transaction is at them.
+CREATE OR REPLACE FUNCTION SCHEMA.lock_expired(candidates bigint[]) RETURNS bigint[]
+LANGUAGE sql AS $$
+    SELECT coalesce(array_agg(x.id), '{}') FROM (
+        SELECT s.id FROM SCHEMA.sessions s WHERE s.id = ANY (candidates) AND SCHEMA.expired(s)
+        ORDER BY s.id FOR UPDATE SKIP LOCKED) x
+$$;
+
+-- Expire sessions and requests in some queues, [node, name] each, or all with null. Renews what is
+-- watched. Answers {"due": seconds until a session in these queues expires, unless it is renewed,
+-- "quarantine": seconds, "why": its reason, "epoch": the epoch, "seen": the counters of each
+-- watched queue, "events": events}.
+CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    frozen double precision := SCHEMA.quarantine();
+    ids bigint[];
+    q SCHEMA.queues;
+    r SCHEMA.requests;
+    events text[] := '{}';
+    seen jsonb;
+    due double precision;
+    more text[];
+    wanted bigint[];
+BEGIN
+    UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id IN (
+        SELECT id FROM SCHEMA.sessions s WHERE s.seen > clock_timestamp() + interval '1 second'
+        ORDER BY id FOR UPDATE SKIP LOCKED);
+    IF places IS NULL THEN
+        ids := SCHEMA.lock_expired(array(SELECT id FROM SCHEMA.sessions s WHERE SCHEMA.expired(s)));
+    ELSE
+        ids := SCHEMA.lock_expired(array(
+            SELECT y.session FROM jsonb_array_elements(places) p
+                JOIN SCHEMA.nodes n ON n.path = p ->> 0
+                JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1
+                JOIN SCHEMA.requests y ON y.queue = x.id
+                JOIN SCHEMA.sessions s ON s.id = y.session AND SCHEMA.expired(s)));
+    END IF;
+    wanted := array(
+        SELECT x.id FROM jsonb_array_elements(places) p JOIN SCHEMA.nodes n ON n.path = p ->> 0
+            JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1 AND x.waiters > 0);
+    PERFORM FROM SCHEMA.queues x WHERE x.id = ANY (wanted)
+        OR x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (ids))
+        ORDER BY x.id FOR NO KEY UPDATE;
+    IF ids <> '{}' THEN
+        events := SCHEMA.end_sessions(ids, 'it expired', caller);
+    END IF;
+    FOR q IN SELECT * FROM SCHEMA.queues x WHERE x.id = ANY (wanted) AND x.waiters > 0 LOOP
+        FOR r IN SELECT * FROM SCHEMA.requests y
+            WHERE y.queue = q.id AND y.order_id > q.last_owner AND y.deadline <= clock_timestamp()
+        LOOP
+            more := SCHEMA.take_out(r, 't', caller);
+            IF more IS NOT NULL THEN
+                events := events || more;
+                q := SCHEMA.without(q, r);
+            END IF;
+        END LOOP;
+        events := events || SCHEMA.settle(q, '', frozen > 0, caller);
+    END LOOP;
+    IF watched IS NOT NULL THEN
+        UPDATE SCHEMA.queues SET watched_until = clock_timestamp() + interval '90 seconds'
+            WHERE watched_until < clock_timestamp() + interval '45 seconds' AND id IN (
+                SELECT x.id FROM jsonb_array_elements(watched) w
+                    JOIN SCHEMA.nodes n ON n.path = w ->> 0
+                    JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1
+                ORDER BY x.id FOR NO KEY UPDATE OF x SKIP LOCKED);
+        SELECT jsonb_agg(jsonb_build_array(x.id, x.data_changes, x.owner_changes) ORDER BY w.at)
+            INTO seen FROM jsonb_array_elements(watched) WITH ORDINALITY w (v, at)
+            LEFT JOIN SCHEMA.nodes n ON n.path = w.v ->> 0
+            LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w.v ->> 1;
+    END IF;
+    SELECT min(least(s.recovery_window, extract(epoch FROM s.seen - clock_timestamp())
+            + s.recovery_window))
+        INTO due FROM jsonb_array_elements(places) p JOIN SCHEMA.nodes n ON n.path = p ->> 0
+        JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1
+        JOIN SCHEMA.requests y ON y.queue = x.id AND y.order_id <= x.last_owner
+        JOIN SCHEMA.sessions s ON s.id = y.session;
+    RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
+        'why', (SELECT quarantine_reason FROM SCHEMA.meta),
+        'epoch', (SELECT epoch FROM SCHEMA.meta))::text;
+END $$;
+
+-- Remove rows of ephemeral semaphores that are gone, and expire everything that is overdue.
+CREATE OR REPLACE FUNCTION SCHEMA.sweep(caller text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM SCHEMA.queues WHERE id IN (
+        SELECT x.id FROM SCHEMA.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
+            AND x.watched_until < clock_timestamp() ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED);
+    RETURN SCHEMA.tick(caller, NULL, NULL);
+END $$;
+
+-- Keep the queue of a name watched from now on; answers [id, counters].
+CREATE OR REPLACE FUNCTION SCHEMA.watch(
+    of_session bigint, its_token text, its_name text, its_channel text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+    q SCHEMA.queues;
+BEGIN
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RETURN '["gone"]';
+    ELSIF s.token <> its_token THEN
+        RETURN '["taken"]';
+    END IF;
+    INSERT INTO SCHEMA.queues AS x (node, name, watched_until, watch_channel)
+        VALUES (s.node, its_name, clock_timestamp() + interval '90 seconds', its_channel)
+        ON CONFLICT (node, name) DO UPDATE
+            SET watched_until = EXCLUDED.watched_until, watch_channel = EXCLUDED.watch_channel
+        RETURNING * INTO q;
+    RETURN json_build_array(q.id, q.data_changes, q.owner_changes)::text;
+END $$;
+
+-- The state of requests of a session: an order id of an owner, a negative one of a waiter,
+-- "reason" of one that was removed, null of one that is unknown.
+CREATE OR REPLACE FUNCTION SCHEMA.look(of_session bigint, its_token text, numbers jsonb) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+BEGIN
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RETURN '["gone"]';
+    ELSIF s.token <> its_token THEN
+        RETURN '["taken"]';
+    END IF;
+    RETURN (SELECT jsonb_agg(CASE
+            WHEN y.order_id IS NULL THEN to_jsonb(v.reason)
+            WHEN y.order_id <= x.last_owner THEN to_jsonb(y.order_id)
+            ELSE to_jsonb(-y.order_id) END ORDER BY n.at)::text
+        FROM jsonb_array_elements_text(numbers) WITH ORDINALITY n (v, at)
+        LEFT JOIN SCHEMA.requests y ON y.session = of_session AND y.request_id = n.v::bigint
+        LEFT JOIN SCHEMA.queues x ON x.id = y.queue
+        LEFT JOIN SCHEMA.removals v ON v.session = of_session AND v.request_id = n.v::bigint);
+END $$;

@@ -1,0 +1,345 @@
+-- Functions of sessions: attaching, taking over, leaving, and changes of semaphores.
+
+CREATE OR REPLACE FUNCTION SCHEMA.attach(
+    its_path text, its_token text, its_channel text, its_window double precision,
+    its_description text, its_liveness text, its_key text, most integer
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    number bigint;
+BEGIN
+    PERFORM SCHEMA.quarantine();
+    SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN '["no node"]';
+    END IF;
+    SELECT id INTO number FROM SCHEMA.sessions WHERE token = its_token;
+    IF FOUND THEN  -- sent before
+        RETURN json_build_array('ok', number)::text;
+    ELSIF (SELECT reltuples FROM pg_class WHERE oid = 'SCHEMA.sessions'::regclass) > most / 2
+            AND (SELECT count(*) FROM SCHEMA.sessions WHERE node = its_node) >= most THEN
+        RETURN '["full"]';
+    END IF;
+    INSERT INTO SCHEMA.sessions
+            (id, node, token, channel, seen, recovery_window, liveness, key, description)
+        VALUES (nextval('SCHEMA.session_ids'), its_node, its_token, its_channel, clock_timestamp(),
+            its_window, its_liveness, decode(its_key, 'hex'), its_description)
+        RETURNING id INTO number;
+    UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
+    RETURN json_build_array('ok', number)::text;
+END $$;
+
+-- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token]
+-- each; answers for each "ok", "taken" or "gone". Commands with an old token are refused then.
+CREATE OR REPLACE FUNCTION SCHEMA.reattach(its_channel text, who jsonb) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    each record;
+    answers text[] := array_fill('gone'::text, ARRAY[jsonb_array_length(who)]);
+BEGIN
+    PERFORM SCHEMA.quarantine();
+    FOR each IN
+        SELECT w.at, w.v, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
+            JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
+        ORDER BY s.id FOR UPDATE OF s
+    LOOP
+        IF SCHEMA.expired(each.s) THEN
+            CONTINUE;
+        ELSIF NOT (each.v -> 1) ? (each.s).token THEN
+            answers[each.at] := 'taken';
+            CONTINUE;
+        END IF;
+        UPDATE SCHEMA.sessions SET token = each.v ->> 2, channel = its_channel,
+            seen = clock_timestamp() WHERE id = (each.s).id;
+        answers[each.at] := 'ok';
+    END LOOP;
+    RETURN to_json(answers)::text;
+END $$;
+
+-- Take a session over: its former attachment is refused from now on, and notified.
+CREATE OR REPLACE FUNCTION SCHEMA.take_over(
+    its_path text, number bigint, secret text, its_channel text, its_key text,
+    its_window double precision
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    s SCHEMA.sessions;
+    new_token text;
+BEGIN
+    PERFORM SCHEMA.quarantine();
+    SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RETURN '["no node"]';
+    END IF;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
+    IF s.id IS NULL OR s.node <> its_node OR SCHEMA.expired(s) THEN
+        RETURN '["gone"]';
+    ELSIF s.key <> decode(its_key, 'hex') OR s.liveness <> 'window' THEN
+        RETURN json_build_array('refused', s.liveness, encode(s.key, 'hex'))::text;
+    END IF;
+    new_token := s.token;
+    IF split_part(s.token, '.', 2) <> secret THEN  -- or else sent before
+        new_token := split_part(s.token, '.', 1)::bigint + 1 || '.' || secret;
+        IF s.channel <> '' THEN
+            INSERT INTO SCHEMA.former VALUES (number, s.token,
+                least(s.seen, clock_timestamp()) + make_interval(secs => s.recovery_window))
+                ON CONFLICT DO NOTHING;
+            IF left(s.channel, 7) = 'tenure_' THEN
+                PERFORM pg_notify(s.channel, 'T ' || number || ' ' || s.token);
+            END IF;
+        END IF;
+    END IF;
+    UPDATE SCHEMA.sessions SET token = new_token, channel = its_channel, seen = clock_timestamp(),
+        recovery_window = coalesce(its_window, recovery_window) WHERE id = number;
+    UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
+    RETURN json_build_array('ok', new_token, coalesce(its_window, s.recovery_window),
+        s.description, CASE WHEN s.channel = its_channel AND s.token <> new_token THEN s.token END)::text;
+END $$;
+
+-- Renew a session during its takeover; answers the seconds for which a former attachment may hold
+-- a lease.
+CREATE OR REPLACE FUNCTION SCHEMA.remaining(number bigint, its_token text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+BEGIN
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RETURN '["gone"]';
+    ELSIF s.token <> its_token THEN
+        RETURN '["taken"]';
+    END IF;
+    UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id = number;
+    RETURN json_build_array('ok', (SELECT coalesce(max(
+        greatest(0, extract(epoch FROM until - clock_timestamp()))), 0)
+        FROM SCHEMA.former WHERE session = number))::text;
+END $$;
+
+-- Complete a takeover; answers the requests of the session.
+CREATE OR REPLACE FUNCTION SCHEMA.begin_session(
+    number bigint, its_token text, its_description text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+BEGIN
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RETURN '["gone"]';
+    ELSIF s.token <> its_token THEN
+        RETURN '["taken"]';
+    END IF;
+    UPDATE SCHEMA.sessions SET seen = clock_timestamp(), description = its_description,
+        change_number = 0, change_answer = '' WHERE id = number;
+    DELETE FROM SCHEMA.former WHERE session = number;
+    DELETE FROM SCHEMA.removals WHERE session = number;
+    RETURN json_build_array('ok', (SELECT coalesce(json_agg(json_build_array(
+            y.request_id, x.name, y.order_id, y.count, encode(y.data, 'base64'),
+            x.max_count IS NULL, y.order_id <= x.last_owner) ORDER BY y.order_id), '[]')
+        FROM SCHEMA.requests y JOIN SCHEMA.queues x ON x.id = y.queue
+        WHERE y.session = number))::text;
+END $$;
+
+-- Note that former attachments of a session hold nothing any more.
+CREATE OR REPLACE FUNCTION SCHEMA.acknowledge(number bigint, tokens jsonb, caller text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM SCHEMA.former WHERE session = number AND tokens ? token;
+    IF FOUND THEN
+        RETURN to_json(SCHEMA.report(number, 'A ' || number, caller))::text;
+    END IF;
+    RETURN '[]';
+END $$;
+
+-- Close or detach a session that has one of some tokens; answers ["ok", event, ...],
+-- ["guarded", event, ...] if a transaction guards one of its requests, "taken" or "gone".
+CREATE OR REPLACE FUNCTION SCHEMA.leave(
+    number bigint, tokens jsonb, detach boolean, caller text, relaxed boolean
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+    events text[];
+BEGIN
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
+    IF s.id IS NULL THEN
+        RETURN '["gone"]';
+    ELSIF NOT tokens ? s.token THEN
+        RETURN SCHEMA.acknowledge(number, tokens, caller);
+    ELSIF detach THEN
+        UPDATE SCHEMA.sessions SET channel = '', seen = clock_timestamp() WHERE id = number;
+        RETURN '["ok"]';
+    END IF;
+    events := SCHEMA.end_sessions(ARRAY[number], '', caller);
+    IF EXISTS (SELECT FROM SCHEMA.sessions WHERE id = number) THEN
+        RETURN array_to_json(ARRAY['guarded'] || events)::text;
+    END IF;
+    RETURN array_to_json(ARRAY['ok'] || events)::text;
+END $$;
+
+-- Create, update or delete a semaphore, or alter a request, once for each number.
+--   create: name, limit, data, exist_ok, the most semaphores of a node
+--   update: name, data
+--   delete: name, force
+--   alter: name, request id, count or null, data or null, microseconds to wait, or "" for ever, or
+--     "-" as before
+-- Answers ["ok", [event, ...]] or ["what is wrong", ...].
+CREATE OR REPLACE FUNCTION SCHEMA.change(
+    of_session bigint, its_token text, number bigint, kind text, args jsonb, caller text,
+    relaxed boolean
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s SCHEMA.sessions;
+    q SCHEMA.queues;
+    answer text;
+BEGIN
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR NO KEY UPDATE;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RETURN '["gone"]';
+    ELSIF s.token <> its_token THEN
+        RETURN '["taken"]';
+    ELSIF s.change_number = number THEN
+        RETURN s.change_answer;
+    END IF;
+    IF kind = 'create' THEN
+        INSERT INTO SCHEMA.queues (node, name) VALUES (s.node, args ->> 0) ON CONFLICT DO NOTHING;
+    END IF;
+    SELECT * INTO q FROM SCHEMA.queues WHERE node = s.node AND name = args ->> 0
+        FOR NO KEY UPDATE;
+    answer := CASE kind
+        WHEN 'create' THEN SCHEMA.create_semaphore(q, args)
+        WHEN 'update' THEN SCHEMA.update_semaphore(q, args)
+        WHEN 'delete' THEN SCHEMA.delete_semaphore(q, args, caller)
+        ELSE SCHEMA.alter_request(of_session, q, args, caller) END;
+    UPDATE SCHEMA.sessions SET change_number = number, change_answer = answer
+        WHERE id = of_session;
+    RETURN answer;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.create_semaphore(q SCHEMA.queues, args jsonb) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF q.id IS NULL THEN
+        RAISE 'removed since it was created' USING ERRCODE = 'TN001';
+    ELSIF q.max_count IS NULL AND q.owners + q.waiters > 0 THEN
+        RETURN '["kind",0]';
+    ELSIF q.max_count IS NOT NULL THEN
+        IF (args ->> 3)::boolean AND q.max_count = (args ->> 1)::numeric THEN
+            RETURN '["ok",[]]';
+        END IF;
+        RETURN json_build_array('exists', q.max_count)::text;
+    ELSIF (SELECT reltuples FROM pg_class WHERE oid = 'SCHEMA.queues'::regclass)
+            > (args ->> 4)::integer / 2 AND (args ->> 4)::integer <= (
+                SELECT count(*) FROM SCHEMA.queues
+                WHERE node = q.node AND max_count IS NOT NULL) THEN
+        RETURN '["full"]';
+    END IF;
+    UPDATE SCHEMA.queues SET max_count = (args ->> 1)::numeric, data = decode(args ->> 2, 'base64')
+        WHERE id = q.id;
+    PERFORM SCHEMA.save(q, 'b');
+    RETURN '["ok",[]]';
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.update_semaphore(q SCHEMA.queues, args jsonb) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF q.id IS NULL OR q.max_count IS NULL AND q.owners + q.waiters = 0 THEN
+        RETURN '["missing"]';
+    ELSIF q.data <> decode(args ->> 1, 'base64') THEN
+        UPDATE SCHEMA.queues SET data = decode(args ->> 1, 'base64') WHERE id = q.id;
+        PERFORM SCHEMA.save(q, 'd');
+    END IF;
+    RETURN '["ok",[]]';
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.delete_semaphore(
+    q SCHEMA.queues, args jsonb, caller text
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    r SCHEMA.requests;
+    events text[] := '{}';
+    more text[];
+BEGIN
+    IF q.id IS NULL OR q.max_count IS NULL AND q.owners + q.waiters = 0 THEN
+        RETURN '["missing"]';
+    ELSIF q.owners + q.waiters > 0 AND NOT (args ->> 1)::boolean THEN
+        RETURN '["busy"]';
+    END IF;
+    FOR r IN SELECT * FROM SCHEMA.requests WHERE queue = q.id ORDER BY order_id LOOP
+        more := SCHEMA.take_out(r, 'x', caller);
+        IF more IS NULL THEN
+            RAISE 'a transaction guards a request' USING ERRCODE = 'TN003';  -- is sent again, later
+        END IF;
+        events := events || more;
+        q := SCHEMA.without(q, r);
+    END LOOP;
+    UPDATE SCHEMA.queues SET max_count = NULL, data = '' WHERE id = q.id;
+    PERFORM SCHEMA.save(q, 'b');
+    RETURN json_build_array('ok', events)::text;
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.alter_request(
+    of_session bigint, q SCHEMA.queues, args jsonb, caller text
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    r SCHEMA.requests;
+    top numeric := coalesce(q.max_count, 18446744073709551615);
+    new_count numeric := (args ->> 2)::numeric;
+    new_data bytea := decode(args ->> 3, 'base64');
+    wait text := args ->> 4;
+    owns boolean;
+    changed text := '';
+    events text[];
+BEGIN
+    SELECT * INTO r FROM SCHEMA.requests
+        WHERE session = of_session AND request_id = (args ->> 1)::bigint;
+    IF NOT FOUND THEN
+        RETURN '["released"]';
+    END IF;
+    owns := r.order_id <= q.last_owner;
+    IF new_count < 1 OR new_count > r.count
+            OR new_count > 9007199254740991 AND new_count <> top THEN
+        RETURN json_build_array('shrink', q.name, r.count, top)::text;
+    END IF;
+    new_count := coalesce(new_count, r.count);
+    new_data := coalesce(new_data, r.data);
+    IF owns AND (new_count <> r.count OR new_data <> r.data) THEN
+        changed := 'o';
+        q.held := q.held - r.count + new_count;
+        q.whole := new_count = top;
+    END IF;
+    UPDATE SCHEMA.requests SET count = new_count, data = new_data,
+        deadline = CASE WHEN owns OR wait = '-' THEN deadline
+            WHEN wait = '' OR wait = '0' THEN NULL
+            ELSE clock_timestamp() + make_interval(secs => wait::bigint / 1e6) END
+        WHERE queue = r.queue AND order_id = r.order_id;
+    events := SCHEMA.settle(q, changed, SCHEMA.quarantine() > 0, caller);
+    IF NOT owns AND wait = '0' THEN
+        SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
+        IF r.order_id > q.last_owner THEN
+            events := events || SCHEMA.take_out(r, 't', caller)
+                || SCHEMA.settle(SCHEMA.without(q, r), '', SCHEMA.quarantine() > 0, caller);
+        END IF;
+    END IF;
+    RETURN json_build_array('ok', events)::text;
+END $$;
+
+-- End those of some sessions that have expired; answers the events.
+CREATE OR REPLACE FUNCTION SCHEMA.expire(candidates jsonb, caller text) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN to_json(SCHEMA.end_sessions(SCHEMA.lock_expired(
+        array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c)),
+        'it expired', caller))::text;
+END $$;

@@ -1,0 +1,285 @@
+"""Statements of the engine: calls of the functions in the database, and their replies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from tenure.engines.contract import Prompt
+from tenure.engines.postgresql import values
+from tenure.model import EPHEMERAL_LIMIT
+
+__all__ = [
+    "AttachedSession",
+    "Batch",
+    "Call",
+    "Operation",
+    "OrderIds",
+    "Refusal",
+    "SessionCall",
+    "Sql",
+    "Statement",
+    "enqueue_words",
+    "settle",
+]
+
+T = TypeVar("T")
+Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
+
+_init = asyncio.Future.__init__
+"""Constructor of operations, called directly because it is on the hot path."""
+
+
+class Refusal(Exception):
+    """Error of the database, as the reply to a statement.
+
+    Attributes:
+        code: its SQLSTATE.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class OrderIds:
+    """Highest order id that this program has seen. Later ones are higher, even after data loss."""
+
+    __slots__ = ("highest",)
+
+    def __init__(self) -> None:
+        self.highest = 0
+
+    def saw(self, order_id: int) -> None:
+        """Note an order id."""
+        self.highest = max(self.highest, order_id)
+
+
+class AttachedSession(Protocol):
+    """An attached session, as statements see it.
+
+    Attributes:
+        id: its number in the store.
+        token: names the current attachment: "<attach number>.<secret>".
+    """
+
+    id: int
+    token: str
+
+
+class Statement:
+    """A statement, and the receiver of its reply.
+
+    Attributes:
+        again: it was sent before, and may have run.
+    """
+
+    __slots__ = ("again",)
+
+    def __init__(self) -> None:
+        self.again = False
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        """Return the SQL and its parameters as of now."""
+        raise NotImplementedError
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply: a value from JSON, or a `Refusal`."""
+        raise NotImplementedError
+
+    def lost(self) -> bool:
+        """Note the end of the connection; return whether the next one sends the statement."""
+        self.again = True
+        return True
+
+
+class Call(Statement):
+    """Call of a function."""
+
+    __slots__ = ("_answered", "_args", "_function")
+
+    def __init__(
+        self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], None]
+    ) -> None:
+        super().__init__()
+        self._function = function
+        self._args = args
+        self._answered = answered
+
+    def args(self) -> tuple[Argument, ...]:
+        """Return the arguments as of now."""
+        return self._args
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        args = self.args()
+        places = ",".join(f"${at}" for at in range(1, len(args) + 1))
+        return f"SELECT {schema}.{self._function}({places})".encode(), [*map(_encoded, args)]
+
+    def answered(self, reply: Any) -> None:
+        self._answered(reply)
+
+
+class SessionCall(Call):
+    """Call of a function for a session, as it is attached when this is sent."""
+
+    __slots__ = ("_session",)
+
+    def __init__(
+        self,
+        function: str,
+        session: AttachedSession,
+        args: tuple[Argument, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        super().__init__(function, args, answered)
+        self._session = session
+
+    def args(self) -> tuple[Argument, ...]:
+        return (self._session.id, self._session.token, *self._args)
+
+
+class Sql(Statement):
+    """SQL without a reply that matters, such as ``LISTEN``; it belongs to one connection."""
+
+    __slots__ = ("_answered", "_text")
+
+    def __init__(self, text: str, answered: Callable[[Any], None] | None = None) -> None:
+        super().__init__()
+        self._text = text
+        self._answered = answered
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:  # noqa: ARG002
+        return self._text.encode(), []
+
+    def answered(self, reply: Any) -> None:
+        if self._answered is not None:
+            self._answered(reply)
+
+    def lost(self) -> bool:
+        return False
+
+
+class Operation(Prompt[T]):
+    """A frequent operation of a session, part of a batch.
+
+    Attributes:
+        session: the session that called for it.
+        words: the arguments for the function ``operate``.
+    """
+
+    __slots__ = ("session", "words")
+
+    session: AttachedSession
+    words: list[Argument]
+
+    def __init__(self, session: AttachedSession, loop: asyncio.AbstractEventLoop) -> None:
+        _init(self, loop=loop)
+        self.listeners = ()
+        self.session = session
+
+    def answered(self, reply: Any) -> None:
+        """Handle its part of the reply."""
+        raise NotImplementedError
+
+    def settle(self, result: T) -> None:
+        """Set the result, unless the caller has cancelled it."""
+        if not self.done():
+            self.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Set the error, unless the caller has cancelled it."""
+        if not self.done():
+            self.set_exception(error)
+
+    def repeat(self) -> None:
+        """Note that it was sent, may have run, and is sent once more."""
+
+
+class Batch(Statement):
+    """Operations of sessions, in order.
+
+    Args:
+        caller: the channel of the engine.
+        order_ids: those that the program has seen.
+        relaxed: commit without the disk.
+        pushed: called with each event of the engine's sessions.
+    """
+
+    __slots__ = ("_caller", "_order_ids", "_pushed", "_relaxed", "operations")
+
+    def __init__(
+        self,
+        caller: str,
+        order_ids: OrderIds,
+        *,
+        relaxed: bool,
+        pushed: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self.operations: list[Operation[Any]] = []
+        self._caller = caller
+        self._order_ids = order_ids
+        self._relaxed = relaxed
+        self._pushed = pushed
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        who: dict[AttachedSession, int] = {}
+        asked = [
+            [who.setdefault(each.session, len(who) + 1), *each.words] for each in self.operations
+        ]
+        return f"SELECT {schema}.operate($1,$2,$3,$4,$5)".encode(), [
+            self._caller.encode(),
+            b"%d" % self._order_ids.highest,
+            b"t" if self._relaxed else b"f",
+            _json([(each.id, each.token) for each in who]),
+            _json(asked),
+        ]
+
+    def answered(self, reply: Any) -> None:
+        operations = self.operations
+        if isinstance(reply, Refusal):
+            for operation in operations:
+                operation.answered(reply)
+            return
+        for operation, each in zip(operations, reply, strict=False):
+            operation.answered(each)
+        for event in reply[len(operations) :]:
+            self._pushed(event)
+
+    def lost(self) -> bool:
+        for operation in self.operations:
+            operation.repeat()
+        return True
+
+
+def enqueue_words(
+    request_id: int, name: str, count: int, data: bytes, timeout: float | None, *, ephemeral: bool
+) -> list[Argument]:
+    """Return the words of any request."""
+    if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
+        return ["m", request_id, values.to_text(name)]
+    name, wait = values.to_text(name), values.microseconds(timeout)
+    count_text = values.count_text(count)
+    return ["e", request_id, name, count_text, values.base64(data), wait, "1" if ephemeral else "0"]
+
+
+def settle(future: asyncio.Future[Any], reply: Any) -> None:
+    """Set a future's result, unless its caller has cancelled it."""
+    if not future.done():
+        future.set_result(reply)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _encoded(value: Argument) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, list):
+        return _json(value)
+    return str(value).encode()

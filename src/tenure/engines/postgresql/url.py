@@ -1,0 +1,136 @@
+"""URLs of PostgreSQL: libpq's own, with a few parameters of the engine.
+
+Hosts, credentials and libpq's parameters mean what they mean to libpq, which also reads the service
+file, the password file and the environment. The kit's names for TLS are translated to libpq's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from tenure.engines._kit.url import (
+    BUSY_POLL,
+    SOCKET_TIMEOUT,
+    TLS,
+    StoreUrl,
+    Parameter,
+    choice,
+    text,
+)
+
+__all__ = ["PostgresUrl", "parse"]
+
+_SCHEMES = ("postgresql", "postgres")
+_SCHEMA = text("schema", "tenure")
+_LISTEN = text("listen")
+_RELAXED = choice("durability", False, {"full": False, "process": True})
+_SYNCHRONOUS = choice("failover", False, {"asynchronous": False, "synchronous": True})
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_MODES = {"full": "verify-full", "ca": "verify-ca", "none": "require"}
+
+
+def _libpq() -> list[Parameter[Any]]:
+    known = {each.keyword.decode(): each.dispchar for each in pq.Conninfo.get_defaults()}
+    return [text(name, secret=sign == b"*") for name, sign in known.items()]
+
+
+_PASSED = _libpq()
+_OWN: tuple[Parameter[Any], ...] = (
+    *(_SCHEMA, _LISTEN, _RELAXED, _SYNCHRONOUS, SOCKET_TIMEOUT, BUSY_POLL),
+    *(each for each in TLS if each.name != "tls_server_name"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresUrl:
+    """The parts of a URL.
+
+    Attributes:
+        url: without secrets, for messages.
+        conninfo: the connection string for libpq.
+        listen: the connection string of the connection that receives notifications; empty: the
+            first one, if there is no pooler.
+        schema: the schema of the store.
+        relaxed: commits do not wait for the disk.
+        synchronous: a promoted standby has lost nothing.
+        connect_timeout: seconds for one attempt to connect.
+        socket_timeout: seconds after which a server that does not answer is abandoned.
+        busy_poll: seconds that the loop stays awake for an answer, at the most.
+    """
+
+    url: str
+    conninfo: str
+    listen: str
+    schema: str
+    relaxed: bool
+    synchronous: bool
+    connect_timeout: float
+    socket_timeout: float
+    busy_poll: float
+
+
+def parse(url: str) -> PostgresUrl:
+    """Parse a URL.
+
+    Raises:
+        InvalidArgument: it is malformed; the message shows it without secrets.
+    """
+    given = StoreUrl(url, _SCHEMES, (*_OWN, *_PASSED))
+    passed = {each.name: given[each] for each in _PASSED if each in given}
+    for setting, value in _places(given).items():
+        if passed.setdefault(setting, value) != value:
+            raise given.wrong(f"the {setting} is given twice, in front of '?' and as a parameter")
+    _, ca, cert, key, verify = (None, *(given[each] for each in _OWN[6:]))
+    for name, value in (("sslrootcert", ca), ("sslcert", cert), ("sslkey", key)):
+        if value:
+            passed[name] = value
+    if any(each in given for each in _OWN[6:]):
+        passed["sslmode"] = _MODES[verify]
+    passed.setdefault("connect_timeout", "10")
+    passed.setdefault("target_session_attrs", "read-write")
+    passed.setdefault("application_name", "tenure")
+    try:
+        timeout = max(float(passed["connect_timeout"]), 2.0)
+        conninfo = make_conninfo(**passed)
+    except Exception as error:
+        raise given.wrong(str(error).strip()) from None
+    schema = given[_SCHEMA]
+    if not _NAME.fullmatch(schema) or schema.startswith("pg_"):
+        raise given.wrong(f"schema is a name of a-z, 0-9 and _, not {schema!r}")
+    listen = ""
+    if _LISTEN in given:
+        host, _, port = given[_LISTEN].rpartition(":")
+        if not port.isdigit():
+            host, port = given[_LISTEN], "5432"
+        listen = make_conninfo(conninfo, host=host, port=port, hostaddr="")
+    return PostgresUrl(
+        given.shown,
+        conninfo,
+        listen,
+        schema,
+        given[_RELAXED],
+        given[_SYNCHRONOUS],
+        timeout,
+        given[SOCKET_TIMEOUT],
+        given[BUSY_POLL],
+    )
+
+
+def _places(given: StoreUrl) -> dict[str, str]:
+    """Return what stands in front of the parameters, as libpq's parameters."""
+    found = {"user": given.user, "password": given.secret, "dbname": unquote(given.path[1:])}
+    if given.hosts:
+        hosts, ports = [], []
+        for each in given.hosts.split(","):
+            host, _, port = each.rpartition(":") if re.search(r":\d*$", each) else (each, "", "")
+            hosts.append(unquote(host.strip("[]")))
+            ports.append(port)
+        found["host"] = ",".join(hosts)
+        found["port"] = ",".join(ports) if any(ports) else ""
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,137 @@
+"""PostgreSQL servers of the tests' own: processes that can be stopped, killed and started again.
+
+Where there is none, the tests that need one are skipped, with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.clean_up import clean_up_with
+
+__all__ = ["PostgresServer", "a_schema", "a_server", "shared"]
+
+_PATIENCE = 60  # seconds for a command that starts or ends a server
+_numbers = itertools.count(1)
+
+
+def program(name: str) -> str:
+    """Path of one of PostgreSQL's programs; Debian keeps them out of the PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    path = shutil.which(name) or (str(found[-1]) if found else "")
+    if not path:
+        pytest.skip("no PostgreSQL here: apt-get install postgresql")
+    return path
+
+
+class PostgresServer:
+    """One server on a socket in a folder of its own.
+
+    Args:
+        folder: of its socket and its data.
+        settings: ``name=value`` each.
+    """
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.settings = settings
+        self.user: str | None = None
+        if os.geteuid() == 0:  # it refuses to run as root
+            names = {each.pw_name for each in pwd.getpwall()}
+            self.user = "postgres" if "postgres" in names else "nobody"
+            shutil.chown(folder, self.user)
+
+    @property
+    def url(self) -> str:
+        """URL of its database, over the socket."""
+        return f"postgresql://tenure@/postgres?host={self.folder}"
+
+    def create(self) -> None:
+        """Make an empty database cluster."""
+        self.run(
+            *("initdb", "--pgdata", str(self.data), "--username", "tenure", "--auth", "trust"),
+            *("--no-sync", "--encoding", "UTF8", "--no-locale"),
+        )
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        settings = (f"unix_socket_directories={self.folder}", "listen_addresses=", *self.settings)
+        options = " ".join(f"-c {each}" for each in settings)
+        self.run("pg_ctl", "start", "--wait", "--pgdata", str(self.data), "--options", options)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it."""
+        self.run("pg_ctl", "stop", "--wait", "--pgdata", str(self.data), "--mode", mode)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes."""
+        main = int((self.data / "postmaster.pid").read_text().splitlines()[0])
+        children = subprocess.run(
+            ["pgrep", "-P", str(main)], capture_output=True, text=True, check=False
+        ).stdout.split()
+        for each in (main, *map(int, children)):
+            os.kill(each, number)
+
+    def run(self, name: str, *arguments: str) -> None:
+        """Run one of PostgreSQL's programs as the server's user."""
+        said = self.folder / "said"
+        with said.open("a+") as output:  # no pipe, which the server would keep open
+            done = subprocess.run(
+                [program(name), *arguments],
+                cwd=self.folder,
+                user=self.user,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=_PATIENCE,
+                check=False,
+            )
+        assert done.returncode == 0, said.read_text()
+
+    def execute(self, sql: str) -> list[tuple[object, ...]]:
+        """Run SQL as an administrator; return the rows."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def a_server(*settings: str) -> Iterator[PostgresServer]:
+    """Run a server, which the block may stop and start again."""
+    folder = Path(tempfile.mkdtemp(prefix="tenure-"))
+    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
+        server = PostgresServer(folder, *settings)
+        server.create()
+        server.start()
+        with clean_up_with(lambda: server.stop("immediate")):
+            yield server
+
+
+@functools.cache
+def shared() -> PostgresServer:
+    """Return the server of all tests; it starts on first use and ends with the tests."""
+    server_of_all = a_server("fsync=off", "max_connections=500")
+    server = server_of_all.__enter__()
+    atexit.register(server_of_all.__exit__, None, None, None)
+    return server
+
+
+@contextmanager
+def a_schema(parameters: str = "") -> Iterator[str]:
+    """Yield the URL of an empty store in the shared server."""
+    yield f"{shared().url}&schema=test_{os.getpid()}_{next(_numbers)}{parameters}"
