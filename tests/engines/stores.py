@@ -68,6 +68,12 @@ def _postgresql() -> Stores:
     return Stores(a_schema)
 
 
+def _postgresql_pooled() -> Stores:
+    from tests.engines.postgresql.servers import a_pooled_schema
+
+    return Stores(a_pooled_schema)
+
+
 def _etcd() -> Stores:
     from tests.engines.etcd.servers import a_prefix
 
@@ -224,6 +230,14 @@ VARIANTS = (
         "`postgresql://`",
         shows="postgresql",
         histories=Histories(20),
+    ),
+    Variant(  # no notification arrives: it polls
+        "postgresql-pooled",
+        "postgresql",
+        _postgresql_pooled,
+        behaviours=frozenset({"ending", "queue", "requests", "timeouts", "watches"}),
+        histories=Histories(5),
+        repeats="postgresql",
     ),
     Variant("etcd", "etcd", _etcd, "`etcd://`", shows="etcd", histories=Histories(10, quick=False)),
     Variant(  # its conformance tests say themselves what can be seen through its protocol

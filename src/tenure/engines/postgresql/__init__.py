@@ -13,9 +13,10 @@ attaches and takes over. `heartbeat` has a connection of its own. `values` decod
 Rules:
 
 * Operations that sessions call for while a statement is under way are one statement, in order.
-* Every statement of a session has the token of its attachment, and an older token is refused. After
-  a lost connection, sessions are first reattached, under new tokens. Then unanswered statements are
-  sent again: requests are identified by their numbers, and changes by theirs, so none is made twice.
+* Every statement of a session has the token of its attachment, and an older token is refused.
+* After a lost connection, sessions are first reattached, under new tokens. Then unanswered
+  statements are sent again: requests are identified by their numbers, and changes by theirs, so
+  none is made twice.
 * No state is kept in the database's session: no prepared statement, no setting, no advisory lock.
   Only ``LISTEN`` is, on a direct connection.
 """

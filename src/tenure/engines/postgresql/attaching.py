@@ -11,7 +11,8 @@ from tenure.core import refusals, rules
 from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.session import PostgresSession, SessionEngine
+from tenure.engines.postgresql.attachment import SessionEngine
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Refusal
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold

@@ -17,7 +17,6 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import psycopg
@@ -67,14 +66,15 @@ class PostgresConnection:
     Attributes:
         over: it has ended.
         trouble: why the statement under way is sent again, or empty.
-        pid: of the server's process, as the server or a pooler says.
+        listener: the connection that receives notifications, this one or another one; ``None``
+            behind a pooler.
     """
 
     def __init__(
         self,
         connection: psycopg.AsyncConnection[Any],
-        schema: str,
         owner: ConnectionOwner,
+        schema: str,
         busy_poll: float,
     ) -> None:
         """Use an open connection of psycopg's from now on."""
@@ -83,7 +83,7 @@ class PostgresConnection:
         self._psycopg = connection  # closes the socket when it is collected
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
-        self.pid = self._pq.backend_pid
+        self.listener: PostgresConnection | None = None
         self._schema = schema
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -228,6 +228,7 @@ class PostgresConnection:
             self._failures += 1
             if code not in _AT_ONCE or self._failures > 3:
                 self.trouble = message
+            statement.rolled_back()
             self._waiting.appendleft(statement)
             pause = 0.0 if code in _AT_ONCE and self._failures < 3 else backoff(self._failures)
             self._pause = self._loop.call_later(pause, self._retry)
@@ -257,6 +258,8 @@ class PostgresConnection:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._pq.finish()
+        if self.listener is not None and self.listener is not self:
+            self.listener.drop(why)
         if self._current is not None:
             self._waiting.appendleft(self._current)
             self._current = None

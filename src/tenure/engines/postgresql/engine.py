@@ -3,64 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import psycopg
 
-from tenure.background import BackgroundQueue, BackgroundTimer, Failures
+from tenure.background import BackgroundQueue, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines._kit.session import close_sessions
-from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.postgresql import schema, values
 from tenure.engines.postgresql.administration import Administration
 from tenure.engines.postgresql.attaching import attach, new_token
+from tenure.engines.postgresql.attachment import PostgresAttachment
+from tenure.engines.postgresql.connecting import (
+    OpenedConnections,
+    SchemaDropped,
+    explained,
+    greet,
+    open_connections,
+)
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
+from tenure.engines.postgresql.monitor import PostgresMonitor
+from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
 from tenure.engines.postgresql.statements import (
     Batch,
     Call,
     Operation,
     OrderIds,
-    Refusal,
-    SessionCall,
     Sql,
     Statement,
 )
 from tenure.engines.postgresql.url import PostgresUrl
-from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
+from tenure.engines.postgresql.watches import PostgresWatches
+from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import Capabilities
 
 __all__ = ["PostgresEngine"]
 
 _log = logging.getLogger("tenure")
 
-_LOOK_SOON = 0.3
-"""Seconds from a request that waits to the look for an owner that has expired."""
-_LOOK = 10.0
-"""Seconds between two looks at what an event should have reported, at the most."""
-_SWEEP = 60.0
-_MARGIN = 0.05
-_MISSING = frozenset({"3F000", "42883"})  # schema, function
-_CREATED_MEANWHILE = frozenset({"42P06", "23505"})
+_MOST_KNOWN = 10_000
+"""Names of which the engine remembers that they have a row."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _LocalWatch:
-    session: PostgresSession
-    kinds: str
-    changed: Callable[[], None]
+class _Listener:
+    """The owner of a connection that receives notifications alone."""
+
+    def __init__(self, engine: PostgresEngine, connection: PostgresConnection) -> None:
+        self.pushed = engine.pushed
+        self.send = engine.send
+        self.new_batch = engine.new_batch
+        self.expire = engine.expire
+        self._connection = connection
+
+    def disconnected(self, connection: PostgresConnection, why: str) -> None:  # noqa: ARG002
+        """End the connection that it belongs to."""
+        self._connection.drop(why)
 
 
 class PostgresEngine(Administration):
@@ -86,15 +92,13 @@ class PostgresEngine(Administration):
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._epoch = ""
-        self._connection: PostgresConnection | None = None
+        self.connection: PostgresConnection | None = None
         self._waiting: list[Statement] = []  # for a connection
         self._operations: list[Operation[Any]] = []
         self._sessions: dict[int, list[PostgresSession]] = {}
-        self._watches: Watchers[str, PostgresSession, _LocalWatch] = Watchers()
-        self._places: dict[str, tuple[str, str]] = {}  # node and name of each watched channel
-        self._counters: dict[str, Any] = {}
-        self._renewing: dict[PostgresSession, float] = {}
-        self._looked = self._swept = 0.0
+        self._watches = PostgresWatches(self, address.schema)
+        self._renewals = Renewals(self)
+        self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
         self._quarantined_until = 0.0
         self._reason = ""
 
@@ -122,11 +126,14 @@ class PostgresEngine(Administration):
             return
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self.channel = f"tenure_{secrets.token_hex(8)}"
+        self._name = secrets.token_hex(8)
+        self.channel = f"tenure_{self._name}"
         self._closing = None
         now = self.clock.now
         self._pushes = BackgroundQueue(self.loop, now, self._deliver, self.failures)
-        self._timer = BackgroundTimer(self.loop, now, self._tick, self.failures)
+        self._monitor = PostgresMonitor(
+            self, self._watches, self._address.socket_timeout, self.failures
+        )
         self.heartbeat = PostgresHeartbeat(self._address, self.clock)
         self.reconnector = Reconnector(self.url, [self.url], self)
         try:
@@ -150,7 +157,7 @@ class PostgresEngine(Administration):
         try:
             await close_sessions(sessions, self.url, lambda: self.reconnector.failure)
         finally:
-            self._timer.cancel()
+            self._monitor.cancel()
             self._sessions.clear()
             self._watches.clear()
             self.fail_awaited()
@@ -168,22 +175,22 @@ class PostgresEngine(Administration):
     @property
     def is_up(self) -> bool:
         """True while there is a connection."""
-        return self._connection is not None
+        return self.connection is not None
 
     def send(self, statement: Statement) -> None:
         """Send a statement, now or when there is a connection."""
-        if self._connection is None:
+        if self.connection is None:
             self._queue_operations()
             self._waiting.append(statement)
         else:
-            self._connection.send(statement)
+            self.connection.send(statement)
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others."""
-        if self._connection is None:
+        if self.connection is None:
             self._operations.append(operation)
         else:
-            self._connection.operate(operation)
+            self.connection.operate(operation)
 
     def _queue_operations(self) -> None:
         if self._operations:
@@ -193,7 +200,11 @@ class PostgresEngine(Administration):
 
     def new_batch(self) -> Batch:
         """Return an empty batch."""
-        return Batch(self.channel, self.order_ids, relaxed=self.relaxed, pushed=self._push)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        return Batch(
+            self.channel, self.order_ids, self._known, relaxed=self.relaxed, pushed=self._push
+        )
 
     def expire(self, sessions: list[int]) -> Statement:
         """Return the statement that ends sessions which have expired."""
@@ -203,38 +214,14 @@ class PostgresEngine(Administration):
         if isinstance(reply, list):
             self.push_all(reply)
 
-    def renew(self, session: PostgresSession) -> None:
-        """Renew a session, with others that are renewed in the same iteration of the loop."""
-        if not self._renewing:
-            self.loop.call_soon(self._renew_all)
-        self._renewing[session] = self.clock.now()
-
-    def _renew_all(self) -> None:
-        renewing, self._renewing = self._renewing, {}
-        sessions = {each.id: each for each in renewing if not each.over}
-        if sessions:
-            at = min(renewing.values())
-            who = [[each.id, each.token] for each in sessions.values()]
-            renewed = partial(self._renewed, at, sessions)
-            self.send(Call("renew", (self.relaxed, who), renewed))
-
-    def _renewed(self, at: float, sessions: dict[int, PostgresSession], reply: Any) -> None:
-        if isinstance(reply, Refusal):
-            _log.warning("sessions could not be renewed: url=%s error=%s", self.url, reply)
-            return
-        alive = set(reply)
-        for number, session in sessions.items():
-            if session.over:
-                continue
-            if number in alive:
-                session.prove(at)
-            else:
-                session.probe()
-
     def drop(self, why: str) -> None:
         """Drop the connection, and make another one."""
-        if self._connection is not None:
-            self._connection.drop(why)
+        if self.connection is not None:
+            self.connection.drop(why)
+
+    def renew(self, session: PostgresAttachment) -> None:
+        """Renew a session, with others."""
+        self._renewals.add(session)
 
     # For the reconnector
 
@@ -243,83 +230,41 @@ class PostgresEngine(Administration):
         address = self._address
         try:
             async with asyncio.timeout(address.connect_timeout * 2):
-                opened = await psycopg.AsyncConnection.connect(
-                    address.conninfo, autocommit=True, prepare_threshold=None
-                )
+                opened = await open_connections(address)
                 try:
                     await self._prepare(opened)
                 except BaseException:
-                    await opened.close()
+                    await opened.aclose()
                     raise
         except TimeoutError as error:
             raise EngineUnavailable(f"{self.url} does not answer") from error
-        except psycopg.OperationalError as error:
-            raise _unavailable(self.url, error) from error
         except psycopg.Error as error:
-            raise EngineError(f"{self.url} cannot be used: {_line(error)}") from error
-        return PostgresConnection(opened, address.schema, self, address.busy_poll)
+            raise explained(address, error) from error
+        options = address.schema, address.busy_poll
+        connection = PostgresConnection(opened.statements, self, *options)
+        if opened.notifications is opened.statements:
+            connection.listener = connection
+        elif opened.notifications is not None:
+            listener = _Listener(self, connection)
+            connection.listener = PostgresConnection(opened.notifications, listener, *options)
+        return connection
 
-    async def _prepare(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        version, epoch, left, reason = await self._greet(connection)
-        if version != schema.VERSION:
-            newer = "upgrade tenure here" if version > schema.VERSION else "upgrade the schema"
-            raise EngineError(
-                f"{self.url} has version {version} of the schema {self._address.schema}, and this "
-                f"tenure needs {schema.VERSION}: {newer}"
-            )
-        if self._epoch not in ("", epoch):
-            self._counters.clear()
-        self._epoch = epoch
-        self._reason = reason
-        self.quarantined(left)
-        await _execute(connection, f"LISTEN {self.channel}")
-        for channel in list(self._watches):
-            await _execute(connection, f"LISTEN {channel}")
-        await self._reattach(connection)
-
-    async def _greet(self, connection: psycopg.AsyncConnection[Any]) -> list[Any]:
-        """Return what the store says of itself; create it if it does not exist."""
-        hello = "hello"
+    async def _prepare(self, opened: OpenedConnections) -> None:
         try:
-            return await self._ask(connection, hello, self.relaxed)
-        except psycopg.Error as error:
-            if error.sqlstate not in _MISSING:
-                raise
-            if self._epoch:
-                for session in [each for group in self._sessions.values() for each in group]:
-                    session.end("the schema of the store was dropped")
-                raise EngineError(
-                    f"the schema {self._address.schema} of {self.url} was dropped: start the "
-                    "programs that use it again"
-                ) from error
-        try:
-            await _execute(connection, schema.creation(self._address.schema))
-        except psycopg.Error as error:
-            await _execute(connection, "ROLLBACK")
-            if error.sqlstate == "42501":
-                raise AuthenticationFailed(
-                    f"{self.url} has no schema {self._address.schema}, and this account may not "
-                    f"create it: {_line(error)}. Have an administrator run the SQL that "
-                    "'tenure postgresql init --print-sql' prints"
-                ) from error
-            if error.sqlstate not in _CREATED_MEANWHILE:
-                raise
-        return await self._ask(connection, hello, self.relaxed)
+            greeting = await greet(opened, self._address, create=not self._epoch)
+        except SchemaDropped:
+            for session in self.all_sessions():
+                session.end("the schema of the store was dropped")
+            raise
+        self._known.clear()
+        self._epoch, self._reason = greeting.epoch, greeting.reason
+        self.quarantined(greeting.left)
+        self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
+        await opened.listen(self.channel, *self._watches.channels)
+        await self._reattach(opened)
 
-    async def _ask(
-        self, connection: psycopg.AsyncConnection[Any], function: str, *args: Any
-    ) -> list[Any]:
-        places = ",".join("%s" for _ in args)
-        cursor = await connection.execute(
-            f"SELECT {self._address.schema}.{function}({places})", args
-        )
-        row = await cursor.fetchone()
-        assert row is not None
-        found: list[Any] = json.loads(row[0])
-        return found
-
-    async def _reattach(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        sessions = [each for group in self._sessions.values() for each in group if not each.over]
+    async def _reattach(self, opened: OpenedConnections) -> None:
+        sessions = [each for each in self.all_sessions() if not each.over]
         if not sessions:
             return
         who: list[Any] = []
@@ -328,7 +273,9 @@ class PostgresEngine(Administration):
             session.tokens.append(token)
             who.append([session.id, session.tokens[:-1], token])
         at = self.clock.now()
-        answers = await self._ask(connection, "reattach", self.channel, json.dumps(who))
+        answers = await opened.ask(
+            f"{self._address.schema}.reattach", self.channel, json.dumps(who)
+        )
         for session, answer in zip(sessions, answers, strict=True):
             if session.over:
                 continue
@@ -343,27 +290,27 @@ class PostgresEngine(Administration):
 
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
-        self._connection = connection
+        self.connection = connection
         self._queue_operations()
         waiting, self._waiting = self._waiting, []
         for statement in waiting:
             connection.send(statement)
-        for session in self._all_sessions():
+        for session in self.all_sessions():
             session.events.attached()
             session.look_up((WAITING, OWNS))
-        for channel in tuple(self._watches):
-            self._changed(channel, "b")
-        self._set_timer(1.0)
+        self._watches.all_changed()
+        self._monitor.note_waiter()
 
-    def _all_sessions(self) -> list[PostgresSession]:
+    def all_sessions(self) -> list[PostgresSession]:
+        """Return the attached sessions."""
         return [each for group in self._sessions.values() for each in group]
 
     def down(self, connection: PostgresConnection, why: TenureError) -> None:
         """Keep the unanswered statements for the next connection."""
-        self._connection = None
+        self.connection = None
         connection.drop(str(why))
         self._waiting[:0] = connection.take_unanswered()
-        for session in self._all_sessions():
+        for session in self.all_sessions():
             session.events.detached(why)
 
     def longest_pause(self) -> float:
@@ -394,7 +341,7 @@ class PostgresEngine(Administration):
     def _deliver(self, event: str) -> None:
         kind, rest = event.split(" ", 1)
         if len(kind) > 1:
-            self._changed(kind, rest)
+            self._watches.changed(kind, rest)
             return
         number, _, rest = rest.partition(" ")
         for session in tuple(self._sessions.get(int(number), ())):
@@ -404,74 +351,23 @@ class PostgresEngine(Administration):
 
     def note_waiter(self) -> None:
         """Look soon for an expired session that holds a request up."""
-        self._looked = min(self._looked, self.clock.now() + _LOOK_SOON - _LOOK)
-        self._set_timer(_LOOK_SOON)
+        self._monitor.note_waiter()
+
+    def note_ahead(self, ahead: int) -> None:
+        """Note how many requests are ahead of one that waits."""
+        self._monitor.note_ahead(ahead)
+
+    def ticked(self, reply: dict[str, Any]) -> None:
+        """Handle what a look has found."""
+        self.push_all(reply["events"])
+        self._reason = reply["why"]
+        self.quarantined(reply["quarantine"])
 
     def quarantined(self, left: float) -> None:
         """Note the rest of a quarantine."""
         self._quarantined_until = self.clock.now() + left if left > 0 else 0.0
         if left > 0:
-            self._set_timer(min(left, _LOOK_SOON))
-
-    def _set_timer(self, delay: float) -> None:
-        self._timer.by(self.clock.now() + delay)
-
-    def _tick(self) -> None:
-        sessions = self._all_sessions()
-        if not sessions and not self._watches:
-            return
-        now = self.clock.now()
-        connection = self._connection
-        if connection is None:
-            self._set_timer(1.0)
-            return
-        shortest = min((session.window for session in sessions), default=30.0)
-        timeout = min(self._address.socket_timeout, max(shortest / 3, 0.3))
-        if connection.silent_for > timeout:
-            connection.drop("the server does not answer")
-            return
-        overdue = [each.id for each in sessions if now > each.proven_at + each.window + _MARGIN]
-        if overdue and connection.silent_for == 0:
-            self.send(self.expire(overdue))
-        if now >= self._looked + _LOOK and connection.silent_for == 0:
-            self._looked = now
-            self._look(sessions)
-        if now >= self._swept + _SWEEP and connection.silent_for == 0:
-            if self._swept:
-                self.send(Call("sweep", (self.channel,), partial(self._ticked, ())))
-            self._swept = now
-        self._set_timer(min(0.5, timeout / 2, max(self._looked + _LOOK - now, 0.01)))
-
-    def _look(self, sessions: list[PostgresSession]) -> None:
-        """Look for what has expired in the queues in which requests wait, and for changes."""
-        places = {
-            (session.path, values.to_text(session.names[request_id]))
-            for session in sessions
-            for request_id, state in session.requests.items()
-            if state == WAITING
-        }
-        if places or self._watches:
-            watched = [list(self._places[channel]) for channel in self._watches]
-            asked = sorted(map(list, places.union(self._places.values())))
-            ticked = partial(self._ticked, tuple(self._watches))
-            self.send(Call("tick", (self.channel, asked, watched or None), ticked))
-            for session in sessions:
-                session.look_up((WAITING,))
-
-    def _ticked(self, channels: tuple[str, ...], reply: Any) -> None:
-        if not isinstance(reply, dict):
-            return
-        self.push_all(reply["events"])
-        self._reason = reply["why"]
-        self.quarantined(reply["quarantine"])
-        if reply["due"] is not None:
-            due = max(reply["due"], 0.0) + 0.01
-            self._looked = min(self._looked, self.clock.now() + due - _LOOK)
-            self._set_timer(due)
-        for channel, counters in zip(channels, reply["seen"] or (), strict=False):
-            if self._counters.get(channel) != counters:
-                self._counters[channel] = counters
-                self._changed(channel, "b")
+            self._monitor.look_in(left + 0.01)
 
     # Sessions
 
@@ -479,10 +375,10 @@ class PostgresEngine(Administration):
         """Return the reason why the store grants nothing at this moment, if it is known."""
         if not self._open:
             return None
-        if self._connection is None:
+        if self.connection is None:
             return self.reconnector.failure
-        if self._connection.trouble:
-            return EngineError(f"{self.url} refuses to commit: {self._connection.trouble}")
+        if self.connection.trouble:
+            return EngineError(f"{self.url} refuses to commit: {self.connection.trouble}")
         left = self._quarantined_until - self.clock.now()
         if left > 0:
             return EngineError(f"{self.url} grants nothing for {left:.1f} s more: {self._reason}")
@@ -496,69 +392,24 @@ class PostgresEngine(Administration):
     def admit(self, session: PostgresSession) -> bool:
         """Add an attached session; false if the engine has been closed."""
         self._sessions.setdefault(session.id, []).append(session)
-        if self._open:
-            self._set_timer(1.0)
+        self._monitor.begin()
         return self._open
 
-    def forget(self, session: PostgresSession) -> None:
+    def forget(self, session: PostgresAttachment) -> None:
         """Remove a session that is over."""
-        group = self._sessions.get(session.id, [])
-        if session in group:
-            group.remove(session)
-            if not group:
-                del self._sessions[session.id]
-        for channel, watch in self._watches.of(session):
-            self._unwatch(channel, watch)
-
-    # Watches
+        group = [each for each in self._sessions.pop(session.id, ()) if each is not session]
+        if group:
+            self._sessions[session.id] = group
+        self._watches.forget(session)
 
     def watch(
-        self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
+        self, session: PostgresAttachment, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
-        place = f"{self._address.schema} {session.path} {name}"
-        digest = hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
-        channel = f"tenure_q{digest}"
-        watch = _LocalWatch(session, kinds, changed)
-        if channel not in self._watches:
-            self._places[channel] = (session.path, values.to_text(name))
-            self.send(Sql(f"LISTEN {channel}"))
-        self._watches.add(channel, session, watch)
-        watched = partial(self._watched, channel)
-        self.send(SessionCall("watch", session, (values.to_text(name), channel), watched))
-        self._set_timer(1.0)
-        return partial(self._unwatch, channel, watch)
+        self._monitor.begin()
+        return self._watches.add(session, name, kinds, changed)
 
-    def _watched(self, channel: str, reply: Any) -> None:
-        if isinstance(reply, list) and isinstance(reply[0], int):
-            self._counters.setdefault(channel, reply)
-
-    def _changed(self, channel: str, kind: str) -> None:
-        for watch in self._watches.on(channel):
-            if (kind == "b" or kind in watch.kinds) and not watch.session.over:
-                watch.changed()
-
-    def _unwatch(self, channel: str, watch: _LocalWatch) -> None:
-        removed = self._watches.remove(channel, watch.session, watch)
-        if removed and channel not in self._watches:
-            self._places.pop(channel, None)
-            self._counters.pop(channel, None)
-            if self._connection is not None:
-                self.send(Sql(f"UNLISTEN {channel}"))
-
-
-async def _execute(connection: psycopg.AsyncConnection[Any], sql: str) -> None:
-    await connection.execute(sql.encode())
-
-
-def _line(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
-
-
-def _unavailable(url: str, error: psycopg.OperationalError) -> TenureError:
-    text = _line(error)
-    if error.sqlstate in {"28000", "28P01"} or "password authentication failed" in text:
-        return AuthenticationFailed(f"{url} refused the login: {text}")
-    if "does not exist" in text and "database" in text:
-        return EngineError(f"{url} cannot be used: {text}. Create the database first")
-    return EngineUnavailable(f"{url}: {text}")
+    def listen(self, sql: str) -> None:
+        """Run ``LISTEN`` or ``UNLISTEN`` where notifications are received."""
+        if self.connection is not None and self.connection.listener is not None:
+            self.connection.listener.send(Sql(sql))

@@ -6,8 +6,8 @@ import secrets
 from functools import cache
 from importlib import resources
 
-from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.engines.postgresql import values
+from tenure.model import DEFAULT_NODE, NodeConfig
 
 __all__ = ["VERSION", "creation"]
 
@@ -26,6 +26,7 @@ def creation(schema: str) -> str:
     Two programs may run it at the same time; the second one finds the schema and fails.
     """
     parts = "\n".join(map(_text, _PARTS)).replace("SCHEMA", schema)
+    # The name was checked when the URL was parsed.
     return f"""BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext('{schema}'));
 CREATE SCHEMA {schema};
@@ -38,4 +39,4 @@ INSERT INTO {schema}.nodes (path, config)
 SELECT setval('{schema}.order_ids', (extract(epoch FROM clock_timestamp()) * 1e6)::bigint);
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
 COMMIT;
-"""
+"""  # noqa: S608

@@ -1,16 +1,12 @@
-"""Session of the PostgreSQL engine: its token and proof, its requests and its end."""
+"""Session of the PostgreSQL engine: its requests and takeover, upon its attachment."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines._kit.session import SessionBase
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -21,88 +17,20 @@ from tenure.engines.contract import (
     Withdrawn,
 )
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.statements import (
-    Call,
-    Operation,
-    OrderIds,
-    Refusal,
-    SessionCall,
-    Statement,
-    enqueue_words,
-    settle,
-)
-from tenure.errors import EngineError, SessionExpired, TenureError
-from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
+from tenure.engines.postgresql.attachment import PAUSE, PostgresAttachment, SessionEngine
+from tenure.engines.postgresql.statements import Operation, SessionCall, enqueue_words
+from tenure.errors import SessionExpired
+from tenure.model import UNCHANGED, Unchanged
 
-__all__ = ["OWNS", "WAITING", "PostgresSession", "SessionEngine"]
-
-_log = logging.getLogger("tenure")
+__all__ = ["OWNS", "WAITING", "PostgresSession"]
 
 SENT, WAITING, OWNS = range(3)
 """States of a request, as far as they are known here."""
 
 _REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
 _REFUSED = Enqueued(Place.REFUSED, None)
-_GUARDED_PAUSE = 0.05
 _SOON = 4.5
 """Seconds that a request which does not wait spends in a quarantine, at the most."""
-
-
-class SessionEngine(Protocol):
-    """The engine, as its sessions use it."""
-
-    loop: asyncio.AbstractEventLoop
-    clock: Clock
-    heartbeat: PostgresHeartbeat
-    order_ids: OrderIds
-    channel: str
-
-    @property
-    def url(self) -> str:
-        """URL of the store without secrets."""
-        ...
-
-    @property
-    def relaxed(self) -> bool:
-        """True if commits do not wait for the disk."""
-        ...
-
-    @property
-    def is_up(self) -> bool:
-        """True while there is a connection."""
-        ...
-
-    def is_in_loop(self) -> bool:
-        """Return true on the thread of the engine's loop."""
-        ...
-
-    def send(self, statement: Statement) -> None:
-        """Send a statement, now or when there is a connection."""
-
-    def operate(self, operation: Operation[Any]) -> None:
-        """Send an operation, with others."""
-
-    def renew(self, session: PostgresSession) -> None:
-        """Renew a session, with others."""
-
-    def push_all(self, events: Iterable[str]) -> None:
-        """Handle events, later in this iteration of the loop."""
-
-    def note_waiter(self) -> None:
-        """Look soon for an expired session that holds a request up."""
-
-    def quarantined(self, left: float) -> None:
-        """Note the rest of a quarantine."""
-
-    def forget(self, session: PostgresSession) -> None:
-        """Remove a session that is over."""
-
-    def watch(
-        self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call `changed` after changes of these kinds; returns what ends the watch."""
-        ...
 
 
 class EnqueueOperation(Operation[Enqueued]):
@@ -168,15 +96,12 @@ class WithdrawOperation(Operation[Withdrawn]):
         self.may_have_run = True
 
 
-class PostgresSession(SessionBase):
+class PostgresSession(PostgresAttachment):
     """An attached session, as the contract defines it.
 
     Attributes:
         requests: the states of its requests.
         names: their semaphores.
-        token: names this attachment: "<attach number>.<secret>"; every statement has it.
-        tokens: those that it may have in the store, while it is reattached.
-        proven_at: the time of its latest proof.
     """
 
     def __init__(
@@ -189,43 +114,22 @@ class PostgresSession(SessionBase):
         window: float,
     ) -> None:
         """Start attached, with the token that the store has."""
-        super().__init__(how, events, number, window)
+        super().__init__(engine, how, events, number, token, window)
         self.requests: dict[int, int] = {}
         self.names: dict[int, str] = {}
-        self.token = token
-        self.tokens = [token]
-        self.loop = engine.loop
-        self.proven_at = engine.clock.now()
         self._ahead: dict[int, str] = {}  # events that came before the answers to their requests
-        self._changes = 0
-        self._engine = engine
 
-    @property
-    def attach_number(self) -> int:
-        """Number of this attachment of the session."""
-        return int(self.token.partition(".")[0])
-
-    # Proof
-
-    def renew(self) -> None:
-        """Extend the session's expiry; the proof comes through the session's events."""
-        if self.over:
-            return
-        if not self._engine.is_in_loop():
-            self._engine.heartbeat.renew(self)
-        elif self._engine.is_up:  # otherwise reattaching is the proof
-            self._engine.renew(self)
-
-    def prove(self, at: float) -> None:
-        """Report a proof of that time."""
-        self.proven_at = max(self.proven_at, at)
-        self.events.proven(at)
-
-    def probe(self) -> None:
-        """Find out what has become of the session, which could not be renewed."""
-        self._engine.send(SessionCall("look", self, ([],), self._wrong))
-
-    # Requests
+    async def begin(self, description: str) -> None:
+        """Complete a takeover with the requests of the session."""
+        _, found = await self.ask("begin_session", values.to_text(description))
+        requests = values.recovered(found)
+        for each in requests:
+            self._engine.order_ids.saw(each.order_id)
+            self.requests[each.request_id] = OWNS if each.granted else WAITING
+            self.names[each.request_id] = each.name
+        self.resume(requests)
+        if WAITING in self.requests.values():
+            self._engine.note_waiter()
 
     def enqueue(
         self,
@@ -314,7 +218,7 @@ class PostgresSession(SessionBase):
             if timeout is not UNCHANGED:
                 rules.check_timeout(timeout, self.path)
         name = self.names.get(request_id, "")
-        return self._change(
+        return self.change(
             "alter",
             name,
             0 if count is None else count,
@@ -339,7 +243,7 @@ class PostgresSession(SessionBase):
         elif reply == -1:
             operation.settle(Withdrawn.LEFT if operation.may_have_run else Withdrawn.MISSING)
         elif reply == -2:  # a transaction guards the lease until it ends
-            self.loop.call_later(_GUARDED_PAUSE, self._withdraw_again, operation)
+            self.loop.call_later(PAUSE, self._withdraw_again, operation)
         else:
             error = self._wrong(reply)
             if operation.may_have_run and isinstance(error, SessionExpired):
@@ -408,205 +312,17 @@ class PostgresSession(SessionBase):
     def _found(self, request_ids: list[int], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:
             return
-        for request_id, place in zip(request_ids, reply, strict=True):
+        for request_id, place in zip(request_ids, reply or (), strict=True):
             standing = self.requests.get(request_id)
             if standing is None or standing == SENT:
                 continue
-            if isinstance(place, int):
-                if place > 0 and standing == WAITING:
+            if isinstance(place, list):
+                self._engine.note_ahead(place[0])
+            elif isinstance(place, int):
+                if standing == WAITING:
                     self._granted(request_id, place)
             else:
                 self._removed(request_id, _REMOVALS.get(place, Removal.LAPSED))
-
-    # Semaphores
-
-    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
-        """Create a lasting semaphore."""
-        self.check()
-        rules.check_name(name, self.path)
-        rules.check_limit(limit, self.path, name)
-        rules.check_data(data, self.path, name)
-        most = rules.SEMAPHORES_PER_NODE
-        await self._change("create", name, 0, str(limit), values.base64(data), exist_ok, most)
-
-    async def update_semaphore(self, name: str, data: bytes) -> None:
-        """Replace the data of a semaphore."""
-        self.check()
-        rules.check_name(name, self.path)
-        rules.check_data(data, self.path, name)
-        await self._change("update", name, 0, values.base64(data))
-
-    async def delete_semaphore(self, name: str, *, force: bool) -> None:
-        """Delete a semaphore."""
-        self.check()
-        rules.check_name(name, self.path)
-        await self._change("delete", name, 0, force)
-
-    def _change(self, kind: str, name: str, count: int, *args: Any) -> asyncio.Future[None]:
-        """Make a change that must not be made twice."""
-        self._changes += 1
-        future: asyncio.Future[None] = self.loop.create_future()
-
-        def answered(reply: Any) -> None:
-            error = self._wrong(reply)
-            if error is None and reply[0] != "ok":
-                error = self._error(reply, name, count)
-            elif error is None:
-                self._engine.push_all(reply[1])
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        words = (
-            self._changes,
-            kind,
-            [values.to_text(name), *args],
-            self._engine.channel,
-            self._engine.relaxed,
-        )
-        self._engine.send(SessionCall("change", self, words, answered))
-        return future
-
-    async def describe_semaphore(
-        self, name: str, *, owners: bool, waiters: bool
-    ) -> SemaphoreDescription:
-        """Describe a semaphore."""
-        self.check()
-        rules.check_name(name, self.path)
-        included = values.included(owners=owners, waiters=waiters)
-        answer: asyncio.Future[Any] = self.loop.create_future()
-        self._engine.send(
-            Call("describe", (self.path, values.to_text(name), included), partial(settle, answer))
-        )
-        reply = await answer
-        error = self._wrong(reply)
-        self.check()
-        if error is None and (reply[0] != "ok" or not reply[1]):
-            error = self._error(["missing"], name)
-        if error is not None:
-            raise error
-        return values.semaphore(reply[1][0], owners=owners)
-
-    def watch(
-        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
-        self.check()
-        rules.check_name(name, self.path)
-        return self._engine.watch(self, name, "b" + "d" * data + "o" * owners, changed)
-
-    # The end
-
-    async def close(self) -> None:
-        """End the session."""
-        await self._leave(detach=False)
-
-    async def detach(self) -> None:
-        """Detach the session, without ending it."""
-        await self._leave(detach=True)
-
-    async def _leave(self, *, detach: bool) -> None:
-        if self.over:
-            return
-        self._forget()
-        left: asyncio.Future[Any] = self.loop.create_future()
-        self._send_leave(detach=detach, answered=partial(settle, left))
-        reply = await left
-        if isinstance(reply, Refusal):
-            raise self._failure(reply)
-
-    def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
-        engine = self._engine
-
-        def left(reply: Any) -> None:
-            if isinstance(reply, list):
-                engine.push_all(reply[1:])
-                if reply[:1] == ["guarded"]:
-                    self.loop.call_later(_GUARDED_PAUSE, engine.send, leaving)
-                    return
-            answered(reply)
-
-        words = (self.id, list(self.tokens), detach, engine.channel, engine.relaxed)
-        leaving = Call("leave", words, left)
-        engine.send(leaving)
-
-    def abandon(self) -> None:
-        """Undo an attach whose caller no longer waits for it."""
-        if not self.over:
-            self._forget()
-            self._send_leave(detach=self.taken_over, answered=_ignore)
-
-    def _acknowledge(self) -> None:
-        words = (self.id, list(self.tokens), self._engine.channel)
-        self._engine.send(Call("acknowledge", words, self._acknowledged))
-
-    def _acknowledged(self, reply: Any) -> None:
-        if isinstance(reply, list):
-            self._engine.push_all(reply)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._engine.forget(self)
-
-    # Takeover
-
-    async def remaining(self) -> float:
-        """Renew the session; return for how long a former attachment may consider a lease held."""
-        _, seconds = await self._ask("remaining")
-        return float(seconds)
-
-    async def begin(self, description: str) -> None:
-        """Complete a takeover with the requests of the session."""
-        _, found = await self._ask("begin_session", values.to_text(description))
-        requests = values.recovered(found)
-        for each in requests:
-            self._engine.order_ids.saw(each.order_id)
-            self.requests[each.request_id] = OWNS if each.granted else WAITING
-            self.names[each.request_id] = each.name
-        self.resume(requests)
-        if WAITING in self.requests.values():
-            self._engine.note_waiter()
-
-    async def _ask(self, function: str, *args: Any) -> Any:
-        answer: asyncio.Future[Any] = self.loop.create_future()
-        self._engine.send(SessionCall(function, self, args, partial(settle, answer)))
-        reply = await answer
-        error = self._wrong(reply)
-        if error is not None:
-            raise error
-        self.check()
-        return reply
-
-    # Replies that are errors
-
-    def _wrong(self, reply: Any) -> TenureError | None:
-        """Return the error if a reply is one; the session ends if the reply says so."""
-        if isinstance(reply, Refusal):
-            return self._failure(reply)
-        if isinstance(reply, list) and reply:
-            if reply[0] == "gone":
-                self.end("the store does not know it any more")
-                return self.reason
-            if reply[0] == "taken":
-                self.superseded()
-                return self.reason
-        return None
-
-    def _failure(self, refusal: Refusal | str) -> EngineError:
-        return EngineError(
-            f"a command on {self.path} failed: {self._engine.url} refused it: {refusal}",
-            node=self.path,
-        )
-
-    def _error(self, reply: list[Any], name: str, count: int = 0) -> TenureError:
-        return values.error(self._engine.url, self.path, name, count, reply)
-
-
-def _ignore(reply: object) -> None:
-    """Ignore a reply that has no receiver."""
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:

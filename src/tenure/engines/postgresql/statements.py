@@ -40,6 +40,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, code: str, message: str) -> None:
+        """Keep the code and the message."""
         super().__init__(message)
         self.code = code
 
@@ -50,6 +51,7 @@ class OrderIds:
     __slots__ = ("highest",)
 
     def __init__(self) -> None:
+        """Start with none seen."""
         self.highest = 0
 
     def saw(self, order_id: int) -> None:
@@ -63,23 +65,18 @@ class AttachedSession(Protocol):
     Attributes:
         id: its number in the store.
         token: names the current attachment: "<attach number>.<secret>".
+        path: of its node.
     """
 
     id: int
     token: str
+    path: str
 
 
 class Statement:
-    """A statement, and the receiver of its reply.
+    """A statement, and the receiver of its reply."""
 
-    Attributes:
-        again: it was sent before, and may have run.
-    """
-
-    __slots__ = ("again",)
-
-    def __init__(self) -> None:
-        self.again = False
+    __slots__ = ()
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters as of now."""
@@ -89,9 +86,11 @@ class Statement:
         """Handle the reply: a value from JSON, or a `Refusal`."""
         raise NotImplementedError
 
+    def rolled_back(self) -> None:
+        """Note that the database has rolled it back; it is sent again."""
+
     def lost(self) -> bool:
         """Note the end of the connection; return whether the next one sends the statement."""
-        self.again = True
         return True
 
 
@@ -103,7 +102,7 @@ class Call(Statement):
     def __init__(
         self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], None]
     ) -> None:
-        super().__init__()
+        """Describe the call; `answered` receives the reply."""
         self._function = function
         self._args = args
         self._answered = answered
@@ -113,11 +112,13 @@ class Call(Statement):
         return self._args
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        """Return the SQL and its parameters."""
         args = self.args()
         places = ",".join(f"${at}" for at in range(1, len(args) + 1))
         return f"SELECT {schema}.{self._function}({places})".encode(), [*map(_encoded, args)]
 
     def answered(self, reply: Any) -> None:
+        """Handle the reply."""
         self._answered(reply)
 
 
@@ -133,31 +134,33 @@ class SessionCall(Call):
         args: tuple[Argument, ...],
         answered: Callable[[Any], None],
     ) -> None:
+        """Describe the call; `answered` receives the reply."""
         super().__init__(function, args, answered)
         self._session = session
 
     def args(self) -> tuple[Argument, ...]:
+        """Return the arguments as of now."""
         return (self._session.id, self._session.token, *self._args)
 
 
 class Sql(Statement):
     """SQL without a reply that matters, such as ``LISTEN``; it belongs to one connection."""
 
-    __slots__ = ("_answered", "_text")
+    __slots__ = ("_text",)
 
-    def __init__(self, text: str, answered: Callable[[Any], None] | None = None) -> None:
-        super().__init__()
+    def __init__(self, text: str) -> None:
+        """Describe the statement."""
         self._text = text
-        self._answered = answered
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:  # noqa: ARG002
+        """Return the SQL and its parameters."""
         return self._text.encode(), []
 
     def answered(self, reply: Any) -> None:
-        if self._answered is not None:
-            self._answered(reply)
+        """Ignore the reply."""
 
     def lost(self) -> bool:
+        """Forget the statement with its connection."""
         return False
 
 
@@ -175,6 +178,7 @@ class Operation(Prompt[T]):
     words: list[Argument]
 
     def __init__(self, session: AttachedSession, loop: asyncio.AbstractEventLoop) -> None:
+        """Start pending."""
         _init(self, loop=loop)
         self.listeners = ()
         self.session = session
@@ -203,41 +207,54 @@ class Batch(Statement):
     Args:
         caller: the channel of the engine.
         order_ids: those that the program has seen.
+        known: node and name of ephemeral semaphores that have a row in the store.
         relaxed: commit without the disk.
         pushed: called with each event of the engine's sessions.
     """
 
-    __slots__ = ("_caller", "_order_ids", "_pushed", "_relaxed", "operations")
+    __slots__ = ("_caller", "_known", "_order_ids", "_pushed", "_relaxed", "operations")
 
     def __init__(
         self,
         caller: str,
         order_ids: OrderIds,
+        known: set[tuple[str, str]],
         *,
         relaxed: bool,
         pushed: Callable[[str], None],
     ) -> None:
-        super().__init__()
+        """Start empty."""
         self.operations: list[Operation[Any]] = []
         self._caller = caller
         self._order_ids = order_ids
+        self._known = known
         self._relaxed = relaxed
         self._pushed = pushed
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        """Return the SQL and its parameters."""
         who: dict[AttachedSession, int] = {}
-        asked = [
-            [who.setdefault(each.session, len(who) + 1), *each.words] for each in self.operations
-        ]
-        return f"SELECT {schema}.operate($1,$2,$3,$4,$5)".encode(), [
+        asked, fresh = [], []
+        for each in self.operations:
+            session, words = each.session, each.words
+            at = who.setdefault(session, len(who) + 1)
+            asked.append([at, *words])
+            if (len(words) == 3 and words[0] == "m") or words[-1] == "1":
+                place = session.path, str(words[2])
+                if place not in self._known:
+                    fresh.append([at, words[2]])
+                    self._known.add(place)
+        return f"SELECT {schema}.operate($1,$2,$3,$4,$5,$6)".encode(), [
             self._caller.encode(),
             b"%d" % self._order_ids.highest,
             b"t" if self._relaxed else b"f",
             _json([(each.id, each.token) for each in who]),
             _json(asked),
+            _json(fresh),
         ]
 
     def answered(self, reply: Any) -> None:
+        """Give each operation its part of the reply."""
         operations = self.operations
         if isinstance(reply, Refusal):
             for operation in operations:
@@ -248,7 +265,12 @@ class Batch(Statement):
         for event in reply[len(operations) :]:
             self._pushed(event)
 
+    def rolled_back(self) -> None:
+        """Assume nothing of the rows: other programs remove those that are not used."""
+        self._known.clear()
+
     def lost(self) -> bool:
+        """Have the operations looked up first."""
         for operation in self.operations:
             operation.repeat()
         return True

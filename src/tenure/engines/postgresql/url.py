@@ -18,8 +18,8 @@ from tenure.engines._kit.url import (
     BUSY_POLL,
     SOCKET_TIMEOUT,
     TLS,
-    StoreUrl,
     Parameter,
+    StoreUrl,
     choice,
     text,
 )
@@ -41,9 +41,15 @@ def _libpq() -> list[Parameter[Any]]:
 
 
 _PASSED = _libpq()
+_TLS: tuple[Parameter[Any], ...] = tuple(each for each in TLS if each.name != "tls_server_name")
 _OWN: tuple[Parameter[Any], ...] = (
-    *(_SCHEMA, _LISTEN, _RELAXED, _SYNCHRONOUS, SOCKET_TIMEOUT, BUSY_POLL),
-    *(each for each in TLS if each.name != "tls_server_name"),
+    _SCHEMA,
+    _LISTEN,
+    _RELAXED,
+    _SYNCHRONOUS,
+    SOCKET_TIMEOUT,
+    BUSY_POLL,
+    *_TLS,
 )
 
 
@@ -86,11 +92,10 @@ def parse(url: str) -> PostgresUrl:
     for setting, value in _places(given).items():
         if passed.setdefault(setting, value) != value:
             raise given.wrong(f"the {setting} is given twice, in front of '?' and as a parameter")
-    _, ca, cert, key, verify = (None, *(given[each] for each in _OWN[6:]))
-    for name, value in (("sslrootcert", ca), ("sslcert", cert), ("sslkey", key)):
-        if value:
-            passed[name] = value
-    if any(each in given for each in _OWN[6:]):
+    ca, cert, key, verify = (given[each] for each in _TLS)
+    files = {"sslrootcert": ca, "sslcert": cert, "sslkey": key}
+    passed |= {name: value for name, value in files.items() if value}
+    if any(each in given for each in _TLS):
         passed["sslmode"] = _MODES[verify]
     passed.setdefault("connect_timeout", "10")
     passed.setdefault("target_session_attrs", "read-write")

@@ -1,13 +1,12 @@
 -- Functions of administration: nodes, lists, descriptions.
 
-CREATE OR REPLACE FUNCTION SCHEMA.hello(relaxing boolean) RETURNS text
+CREATE OR REPLACE FUNCTION SCHEMA.hello(its_relaxed boolean, its_synchronous boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     left_of_it double precision := SCHEMA.quarantine();
 BEGIN
-    IF relaxing THEN
-        UPDATE SCHEMA.meta SET relaxed = true WHERE NOT relaxed;
-    END IF;
+    UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
+        WHERE its_relaxed AND NOT relaxed OR synchronous <> its_synchronous;
     RETURN (SELECT json_build_array(version, epoch, left_of_it, quarantine_reason)
         FROM SCHEMA.meta)::text;
 END $$;

@@ -23,14 +23,16 @@ DECLARE
     lost text;
     name text;
 BEGIN
-    SELECT * INTO m FROM SCHEMA.meta;
-    IF EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
-        RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
+    SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch;
+    IF FOUND THEN
+        RETURN CASE WHEN m.quarantined_until < clock_timestamp() THEN 0
+            ELSE extract(epoch FROM m.quarantined_until - clock_timestamp()) END;
     END IF;
     SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
     IF NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
         name := SCHEMA.server_name();
-        IF name <> m.server THEN
+        IF split_part(name, '/', 1) <> split_part(m.server, '/', 1)
+                OR name <> m.server AND NOT m.synchronous THEN
             lost := 'the database was restored, or another server was promoted';
         ELSIF m.relaxed THEN
             lost := 'the server crashed, and durability=process is in use';
@@ -41,10 +43,11 @@ BEGIN
                 nextval('SCHEMA.order_ids'), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint)
                 + 1000000);
             m.epoch := md5(random()::text || clock_timestamp()::text);
-            UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, quarantine_reason = lost,
-                quarantined_until = m.quarantined_until;
             UPDATE SCHEMA.sessions SET seen = clock_timestamp();
         END IF;
+        UPDATE SCHEMA.meta SET epoch = m.epoch, server = name,
+            quarantine_reason = coalesce(lost, quarantine_reason),
+            quarantined_until = m.quarantined_until;
         INSERT INTO SCHEMA.witness VALUES (m.epoch) ON CONFLICT DO NOTHING;
     END IF;
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
@@ -76,7 +79,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION SCHEMA.expired(s SCHEMA.sessions) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql AS $$
     SELECT clock_timestamp() - s.seen > make_interval(secs => s.recovery_window)
 $$;
 
@@ -196,17 +199,21 @@ END $$;
 --   who: [session, token], ...
 --   asked: [index in who, kind, request id, name, count, data, microseconds to wait, ephemeral], ...
 --     kinds: "m" a mutex, with no more words; "e" enqueue; "E" enqueue, sent before; "w" withdraw.
--- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there
--- was nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then
--- events of the caller's sessions.
+--   fresh: [index in who, name], ...: ephemeral semaphores that may have no row yet
+-- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
+-- the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there was
+-- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
+-- of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
-    caller text, highest bigint, relaxed boolean, who jsonb, asked jsonb
+    caller text, highest bigint, relaxed boolean, who jsonb, asked jsonb, fresh jsonb
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     everything CONSTANT numeric := 18446744073709551615;
+    total CONSTANT integer := jsonb_array_length(asked);
     left_of_quarantine double precision := SCHEMA.quarantine();
     frozen boolean := left_of_quarantine > 0;
+    ids bigint[];
     nodes integer[];
     states text[];
     q SCHEMA.queues;
@@ -221,7 +228,7 @@ DECLARE
     there boolean;
     wait bigint;
     number bigint;
-    answers text[] := '{}';
+    answers text[] := array_fill(NULL::text, ARRAY[total]);
     events text[] := '{}';
     answer text;
     done boolean;
@@ -230,83 +237,142 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    nodes := array_fill(NULL::integer, ARRAY[jsonb_array_length(who)]);
-    states := array_fill('gone'::text, ARRAY[jsonb_array_length(who)]);
+
+    -- Locks: sessions, new queues, queues.
+    i := jsonb_array_length(who);
+    ids := array_fill(0::bigint, ARRAY[i]);
+    nodes := array_fill(0, ARRAY[i]);
+    states := array_fill('gone'::text, ARRAY[i]);
     FOR each IN
-        SELECT w.at, w.v ->> 1 AS token, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
+        SELECT w.at, w.v ->> 1 AS token, s.id, s.node, s.token AS current, SCHEMA.expired(s) AS late
+            FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
             JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
         ORDER BY s.id FOR KEY SHARE OF s
     LOOP
-        nodes[each.at] := (each.s).node;
-        IF (each.s).token <> each.token THEN
-            states[each.at] := 'taken';
-        ELSIF NOT SCHEMA.expired(each.s) THEN
-            states[each.at] := '';
-        END IF;
+        ids[each.at] := each.id;
+        nodes[each.at] := each.node;
+        states[each.at] := CASE WHEN each.current <> each.token THEN 'taken'
+            WHEN each.late THEN 'gone' ELSE '' END;
     END LOOP;
-    INSERT INTO SCHEMA.queues (node, name)
-        SELECT DISTINCT nodes[(o ->> 0)::integer], o ->> 3 FROM jsonb_array_elements(asked) o
-        WHERE (o ->> 1 = 'm' OR o ->> 7 = '1') AND states[(o ->> 0)::integer] = ''
-            AND NOT EXISTS (SELECT FROM SCHEMA.queues x
-                WHERE x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3)
-        ORDER BY 1, 2 ON CONFLICT DO NOTHING;
-    PERFORM FROM SCHEMA.queues x JOIN (
-            SELECT DISTINCT nodes[(o ->> 0)::integer] AS node, (o ->> 3) COLLATE "C" AS name
-            FROM jsonb_array_elements(asked) o
-        ) k ON x.node = k.node AND x.name = k.name
-        ORDER BY x.id FOR NO KEY UPDATE OF x;
-
-    -- A request that does not wait must not be refused because of an owner that has expired.
-    SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(asked) o
-        JOIN SCHEMA.queues x ON x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3
-        JOIN SCHEMA.requests y ON y.queue = x.id
-        JOIN SCHEMA.sessions s ON s.id = y.session
-        WHERE o ->> 6 = '0' AND x.owners + x.waiters > 0 AND SCHEMA.expired(s);
-    IF dead IS NOT NULL THEN
-        RETURN '{"expired":[' || array_to_string(dead, ',') || ']}';
+    IF fresh <> '[]' THEN
+        INSERT INTO SCHEMA.queues (node, name)
+            SELECT DISTINCT nodes[(f ->> 0)::integer], f ->> 1 FROM jsonb_array_elements(fresh) f
+            WHERE states[(f ->> 0)::integer] = ''
+            ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+    END IF;
+    IF total = 1 THEN
+        SELECT * INTO q FROM SCHEMA.queues
+            WHERE node = nodes[1] AND name = asked -> 0 ->> 3 FOR NO KEY UPDATE;
+    ELSE
+        PERFORM FROM SCHEMA.queues x JOIN (
+                SELECT DISTINCT nodes[(o ->> 0)::integer] AS node, (o ->> 3) COLLATE "C" AS name
+                FROM jsonb_array_elements(asked) o
+            ) k ON x.node = k.node AND x.name = k.name
+            ORDER BY x.id FOR NO KEY UPDATE OF x;
     END IF;
 
-    FOR a IN SELECT value FROM jsonb_array_elements(asked) LOOP
+    -- A request that does not wait must not be refused because of an owner that has expired.
+    IF asked @? '$[*] ? (@[6] == "0")' THEN
+        SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(asked) o
+            JOIN SCHEMA.queues x ON x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3
+            JOIN SCHEMA.requests y ON y.queue = x.id
+            JOIN SCHEMA.sessions s ON s.id = y.session
+            WHERE o ->> 6 = '0' AND x.owners + x.waiters > 0 AND SCHEMA.expired(s);
+        IF dead IS NOT NULL THEN
+            RETURN '{"expired":[' || array_to_string(dead, ',') || ']}';
+        END IF;
+    END IF;
+
+    -- All at once: mutexes that are free, and releases that no request waits for, each the only
+    -- operation on its queue.
+    IF total > 2 AND NOT frozen THEN
+        PERFORM SCHEMA.next_order_id(highest);  -- the sequence is above it, and near the clock
+        FOR each IN
+            WITH o AS MATERIALIZED (
+                SELECT e.at, ids[(e.v ->> 0)::integer] AS session, e.v ->> 1 AS kind,
+                    (e.v ->> 2)::bigint AS number, x.id AS queue, x.owners, x.waiters, x.max_count,
+                    count(*) OVER (PARTITION BY x.id) AS operations
+                FROM jsonb_array_elements(asked) WITH ORDINALITY e (v, at)
+                JOIN SCHEMA.queues x
+                    ON x.node = nodes[(e.v ->> 0)::integer] AND x.name = e.v ->> 3
+                WHERE states[(e.v ->> 0)::integer] = '' AND x.data = ''
+                    AND x.watched_until < clock_timestamp()
+            ), granted AS (
+                INSERT INTO SCHEMA.requests
+                SELECT o.queue, nextval('SCHEMA.order_ids'), o.session, o.number, everything, '',
+                    clock_timestamp(), clock_timestamp(), NULL
+                FROM o WHERE o.kind = 'm' AND o.operations = 1 AND o.owners + o.waiters = 0
+                    AND o.max_count IS NULL
+                RETURNING queue, order_id, count
+            ), free AS (
+                SELECT y.queue, y.order_id FROM o
+                JOIN SCHEMA.requests y ON y.session = o.session AND y.request_id = o.number
+                WHERE o.kind = 'w' AND o.operations = 1 AND o.waiters = 0
+                FOR UPDATE OF y SKIP LOCKED
+            ), released AS (
+                DELETE FROM SCHEMA.requests y USING free
+                WHERE y.queue = free.queue AND y.order_id = free.order_id
+                RETURNING y.queue, 0::bigint AS order_id, -y.count AS count
+            ), changed AS (
+                SELECT * FROM granted UNION ALL SELECT * FROM released
+            ), saved AS (
+                UPDATE SCHEMA.queues x SET held = x.held + c.count, whole = c.order_id > 0,
+                    owners = x.owners + CASE WHEN c.order_id > 0 THEN 1 ELSE -1 END,
+                    last_owner = greatest(x.last_owner, c.order_id),
+                    data_changes = data_changes + 1, owner_changes = owner_changes + 1
+                FROM changed c WHERE x.id = c.queue
+            )
+            SELECT o.at, c.order_id FROM changed c JOIN o ON o.queue = c.queue
+        LOOP
+            answers[each.at] := each.order_id::text;
+        END LOOP;
+    END IF;
+
+    FOR at IN 1 .. total LOOP
+        CONTINUE WHEN answers[at] IS NOT NULL;
+        a := asked -> at - 1;
         i := (a ->> 0)::integer;
         IF states[i] <> '' THEN
-            answers := array_append(answers, '["' || states[i] || '"]');
+            answers[at] := '["' || states[i] || '"]';
             CONTINUE;
         END IF;
         kind := a ->> 1;
         number := (a ->> 2)::bigint;
-        SELECT * INTO q FROM SCHEMA.queues WHERE node = nodes[i] AND name = a ->> 3;
+        IF total > 1 THEN
+            SELECT * INTO q FROM SCHEMA.queues WHERE node = nodes[i] AND name = a ->> 3;
+        END IF;
 
         IF kind = 'w' THEN
-            SELECT * INTO r FROM SCHEMA.requests
-                WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
-            IF NOT FOUND THEN
-                DELETE FROM SCHEMA.removals
-                    WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
-                answers := array_append(answers, '-1');
-                CONTINUE;
+            DELETE FROM SCHEMA.requests WHERE ctid = (
+                SELECT ctid FROM SCHEMA.requests WHERE session = ids[i] AND request_id = number
+                FOR UPDATE SKIP LOCKED) RETURNING * INTO r;
+            IF FOUND THEN
+                there := r.order_id <= q.last_owner;
+                q := SCHEMA.without(q, r);
+                events := events
+                    || SCHEMA.settle(q, CASE WHEN there THEN 'o' ELSE '' END, frozen, caller);
+                answers[at] := '0';
+            ELSIF EXISTS (SELECT FROM SCHEMA.requests
+                    WHERE session = ids[i] AND request_id = number) THEN
+                answers[at] := '-2';
+            ELSE
+                DELETE FROM SCHEMA.removals WHERE session = ids[i] AND request_id = number;
+                answers[at] := '-1';
             END IF;
-            there := r.order_id <= q.last_owner;
-            done := SCHEMA.take_out(r, '', caller) IS NOT NULL;
-            IF done THEN
-                events := events || SCHEMA.settle(SCHEMA.without(q, r),
-                    CASE WHEN there THEN 'o' ELSE '' END, frozen, caller);
-            END IF;
-            answers := array_append(answers, CASE WHEN done THEN '0' ELSE '-2' END);
             CONTINUE;
         END IF;
 
         IF kind = 'E' THEN
-            SELECT * INTO r FROM SCHEMA.requests
-                WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
+            SELECT * INTO r FROM SCHEMA.requests WHERE session = ids[i] AND request_id = number;
             IF FOUND THEN
-                answers := array_append(answers, CASE WHEN r.order_id <= q.last_owner
-                    THEN r.order_id::text ELSE '[' || r.order_id || ']' END);
+                answers[at] := CASE WHEN r.order_id <= q.last_owner
+                    THEN r.order_id::text ELSE '[' || r.order_id || ']' END;
                 CONTINUE;
             END IF;
             SELECT '[' || order_id || ']' INTO answer FROM SCHEMA.removals
-                WHERE session = (who -> i - 1 ->> 0)::bigint AND request_id = number;
+                WHERE session = ids[i] AND request_id = number;
             IF FOUND THEN
-                answers := array_append(answers, answer);
+                answers[at] := answer;
                 CONTINUE;
             END IF;
         END IF;
@@ -316,15 +382,15 @@ BEGIN
         there := q.max_count IS NOT NULL OR q.owners + q.waiters > 0;
         top := coalesce(q.max_count, everything);
         IF q.id IS NULL AND ephemeral THEN
-            RAISE 'removed since it was created above' USING ERRCODE = 'TN001';  -- is sent again
+            RAISE 'the semaphore has no row' USING ERRCODE = 'TN001';  -- sent again, as a fresh one
         ELSIF NOT coalesce(there, false) AND NOT ephemeral THEN
-            answers := array_append(answers, '["missing"]');
+            answers[at] := '["missing"]';
             CONTINUE;
         ELSIF there AND ephemeral <> (q.max_count IS NULL) THEN
-            answers := array_append(answers, '["kind",' || (NOT ephemeral)::integer || ']');
+            answers[at] := '["kind",' || (NOT ephemeral)::integer || ']';
             CONTINUE;
         ELSIF wanted < 1 OR wanted > top OR wanted > 9007199254740991 AND wanted <> top THEN
-            answers := array_append(answers, '["count",' || top || ']');
+            answers[at] := '["count",' || top || ']';
             CONTINUE;
         END IF;
         wait := nullif(a ->> 6, '')::bigint;
@@ -337,30 +403,31 @@ BEGIN
             done := q.waiters = 0 AND SCHEMA.fits(q, wanted);
         END IF;
         IF NOT done AND wait = 0 THEN
-            answers := array_append(answers, CASE WHEN frozen
-                THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END);
+            answers[at] := CASE WHEN frozen
+                THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END;
             CONTINUE;
         END IF;
         r.order_id := SCHEMA.next_order_id(greatest(highest, q.last_owner));
         INSERT INTO SCHEMA.requests VALUES (
-            q.id, r.order_id, (who -> i - 1 ->> 0)::bigint, number, wanted,
-            decode(coalesce(a ->> 5, ''), 'base64'), clock_timestamp(),
-            CASE WHEN done THEN clock_timestamp() END,
+            q.id, r.order_id, ids[i], number, wanted, decode(coalesce(a ->> 5, ''), 'base64'),
+            clock_timestamp(), CASE WHEN done THEN clock_timestamp() END,
             CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => wait / 1e6) END);
         IF done THEN
             q.held := q.held + wanted;
             q.whole := wanted = top;
             q.owners := q.owners + 1;
             q.last_owner := r.order_id;
-            answers := array_append(answers, r.order_id::text);
+            answers[at] := r.order_id::text;
         ELSE
             q.waiters := q.waiters + 1;
-            answers := array_append(answers, '[' || r.order_id || ']');
+            answers[at] := '[' || r.order_id || ']';
         END IF;
         PERFORM SCHEMA.save(q, CASE WHEN NOT there THEN 'b' WHEN done THEN 'o' ELSE '' END);
     END LOOP;
-    RETURN '[' || array_to_string(answers || array(SELECT to_json(e)::text FROM unnest(events) e), ',')
-        || ']';
+    IF events <> '{}' THEN
+        answers := answers || array(SELECT to_json(e)::text FROM unnest(events) e);
+    END IF;
+    RETURN '[' || array_to_string(answers, ',') || ']';
 END $$;
 
 -- Renew sessions, [session, token] each; answers the ids of those that live.
@@ -541,8 +608,8 @@ BEGIN
     RETURN json_build_array(q.id, q.data_changes, q.owner_changes)::text;
 END $$;
 
--- The state of requests of a session: an order id of an owner, a negative one of a waiter,
--- "reason" of one that was removed, null of one that is unknown.
+-- The state of requests of a session: an order id of an owner, [requests ahead, at most 60] of a
+-- waiter, "reason" of one that was removed, null of one that is unknown.
 CREATE OR REPLACE FUNCTION SCHEMA.look(of_session bigint, its_token text, numbers jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -557,7 +624,10 @@ BEGIN
     RETURN (SELECT jsonb_agg(CASE
             WHEN y.order_id IS NULL THEN to_jsonb(v.reason)
             WHEN y.order_id <= x.last_owner THEN to_jsonb(y.order_id)
-            ELSE to_jsonb(-y.order_id) END ORDER BY n.at)::text
+            ELSE jsonb_build_array((SELECT count(*) FROM (
+                SELECT FROM SCHEMA.requests z WHERE z.queue = y.queue
+                    AND z.order_id > x.last_owner AND z.order_id < y.order_id LIMIT 60) ahead))
+            END ORDER BY n.at)::text
         FROM jsonb_array_elements_text(numbers) WITH ORDINALITY n (v, at)
         LEFT JOIN SCHEMA.requests y ON y.session = of_session AND y.request_id = n.v::bigint
         LEFT JOIN SCHEMA.queues x ON x.id = y.queue

@@ -12,6 +12,7 @@ CREATE TABLE SCHEMA.meta (
     epoch text NOT NULL,                     -- another one after each loss of data
     server text NOT NULL,                    -- system identifier and timeline of the data
     relaxed boolean NOT NULL DEFAULT false,  -- some program has committed without the disk
+    synchronous boolean NOT NULL DEFAULT false,  -- a promoted standby has lost nothing
     longest_window double precision NOT NULL DEFAULT 0,
     quarantined_until timestamptz NOT NULL DEFAULT 'epoch',
     quarantine_reason text NOT NULL DEFAULT ''

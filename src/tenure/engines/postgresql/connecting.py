@@ -1,0 +1,183 @@
+"""Connecting to a store: its connections, its greeting, and its creation on first use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from tenure.engines.postgresql import schema
+from tenure.engines.postgresql.url import PostgresUrl
+from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
+
+__all__ = [
+    "Greeting",
+    "OpenedConnections",
+    "SchemaDropped",
+    "explained",
+    "greet",
+    "open_connections",
+]
+
+_MISSING = frozenset({"3F000", "42883"})  # schema, function
+_CREATED_MEANWHILE = frozenset({"42P06", "23505"})
+_DENIED = frozenset({"28000", "28P01"})
+_NO_RIGHT = "42501"
+
+_Psycopg = psycopg.AsyncConnection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a store says of itself.
+
+    Attributes:
+        epoch: another one after each loss of data.
+        left: seconds of quarantine.
+        reason: why there is one.
+    """
+
+    epoch: str
+    left: float
+    reason: str
+
+
+class SchemaDropped(EngineError):
+    """The store that was in use is not there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedConnections:
+    """Connections of psycopg's.
+
+    Attributes:
+        statements: for everything but notifications.
+        notifications: the same one or another one; ``None`` behind a pooler, unless the URL names
+            a direct address.
+    """
+
+    statements: _Psycopg
+    notifications: _Psycopg | None
+
+    async def aclose(self) -> None:
+        """Close them."""
+        await self.statements.close()
+        if self.notifications is not None:
+            await self.notifications.close()
+
+    async def ask(self, function: str, *args: Any) -> Any:
+        """Call a function by its qualified name, and return its reply."""
+        places = ",".join("%s" for _ in args)
+        cursor = await self.statements.execute(f"SELECT {function}({places})".encode(), args)
+        row = await cursor.fetchone()
+        assert row is not None
+        return json.loads(row[0])
+
+    async def listen(self, *channels: str) -> None:
+        """Receive the notifications of channels."""
+        if self.notifications is not None:
+            for channel in channels:
+                await self.notifications.execute(f"LISTEN {channel}".encode())
+
+
+async def open_connections(address: PostgresUrl) -> OpenedConnections:
+    """Connect, and find out whether notifications can be received.
+
+    A pooler makes up the process id that libpq sees, so that it differs from the server's.
+    """
+    statements = await _connect(address.conninfo)
+    notifications: _Psycopg | None = statements
+    try:
+        if address.listen:
+            notifications = await _connect(address.listen)
+        assert notifications is not None
+        cursor = await notifications.execute("SELECT pg_backend_pid()")
+        row = await cursor.fetchone()
+        if row != (notifications.pgconn.backend_pid,):
+            if address.listen:
+                raise EngineError(
+                    f"{address.url}: ?listen= names a pooler. Name the database's own address"
+                )
+            notifications = None
+    except BaseException:
+        await OpenedConnections(statements, notifications).aclose()
+        raise
+    return OpenedConnections(statements, notifications)
+
+
+async def _connect(conninfo: str) -> _Psycopg:
+    return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+
+
+async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool) -> Greeting:
+    """Return what the store says of itself.
+
+    Args:
+        opened: the connections.
+        address: of the store.
+        create: create the store if it does not exist.
+
+    Raises:
+        SchemaDropped: it does not exist, and `create` is false.
+        AuthenticationFailed: it does not exist, and this account may not create it.
+        EngineError: it is one of another version.
+    """
+    hello = f"{address.schema}.hello"
+    try:
+        found = await opened.ask(hello, address.relaxed, address.synchronous)
+    except psycopg.Error as error:
+        if error.sqlstate not in _MISSING:
+            raise
+        if not create:
+            raise SchemaDropped(
+                f"the schema {address.schema} of {address.url} was dropped: start the programs "
+                "that use it again"
+            ) from error
+        await _create(opened.statements, address)
+        found = await opened.ask(hello, address.relaxed, address.synchronous)
+    version, epoch, left, reason = found
+    if version != schema.VERSION:
+        newer = "upgrade tenure here" if version > schema.VERSION else "upgrade the schema"
+        raise EngineError(
+            f"{address.url} has version {version} of the schema {address.schema}, and this tenure "
+            f"needs {schema.VERSION}: {newer}"
+        )
+    return Greeting(epoch, left, reason)
+
+
+async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
+    try:
+        await connection.execute(schema.creation(address.schema).encode())
+    except psycopg.Error as error:
+        await connection.execute("ROLLBACK")
+        if error.sqlstate == _NO_RIGHT:
+            raise AuthenticationFailed(
+                f"{address.url} has no schema {address.schema}, and this account may not create "
+                f"it: {_line(error)}. Have an administrator run the SQL that 'tenure postgresql "
+                "init --print-sql' prints"
+            ) from error
+        if error.sqlstate not in _CREATED_MEANWHILE:
+            raise
+
+
+def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
+    """Return an error of psycopg's as one that says what to do."""
+    text = _line(error)
+    if error.sqlstate in _DENIED or "password authentication failed" in text:
+        return AuthenticationFailed(f"{address.url} refused the login: {text}")
+    if error.sqlstate == _NO_RIGHT:
+        return AuthenticationFailed(
+            f"{address.url}: this account may not use the schema {address.schema}: {text}. Grant "
+            "it USAGE on the schema and EXECUTE on its functions"
+        )
+    if "database" in text and "does not exist" in text:
+        return EngineError(f"{address.url} cannot be used: {text}. Create the database first")
+    if isinstance(error, psycopg.OperationalError):
+        return EngineUnavailable(f"{address.url}: {text}")
+    return EngineError(f"{address.url} cannot be used: {text}")
+
+
+def _line(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())

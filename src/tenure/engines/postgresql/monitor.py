@@ -1,0 +1,152 @@
+"""Monitor of the PostgreSQL engine: what has expired, what was missed, and a server that is silent.
+
+A waiter's engine looks when the session of an owner would expire. Events report everything else; a
+look from time to time is the net below them. Behind a pooler no event arrives, and the monitor
+polls: the first waiter of a queue often, those behind it less, so that a long queue costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Protocol
+
+from tenure.background import BackgroundTimer, Failures
+from tenure.clock import Clock
+from tenure.engines.postgresql import values
+from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.session import WAITING, PostgresSession
+from tenure.engines.postgresql.statements import Call, Statement
+from tenure.engines.postgresql.watches import PostgresWatches
+
+__all__ = ["PostgresMonitor"]
+
+_TURN = 0.5
+"""Seconds between two checks of the connection, at the most; they cost no statement."""
+_SOON = 0.3
+"""Seconds from a request that waits to the look for an owner that has expired."""
+_NET = 10.0
+"""Seconds between two looks at what an event should have reported."""
+_SWEEP = 60.0
+_POLL, _LONGEST_POLL = 0.1, 40.0
+"""Seconds between two polls of the first waiter, and of any, at the most."""
+_WATCH_POLL = 1.0
+_MARGIN = 0.05
+
+
+class _Engine(Protocol):
+    """The engine, as its monitor uses it."""
+
+    clock: Clock
+    channel: str
+    connection: PostgresConnection | None
+
+    def all_sessions(self) -> list[PostgresSession]: ...
+
+    def send(self, statement: Statement) -> None: ...
+
+    def expire(self, sessions: list[int]) -> Statement: ...
+
+    def ticked(self, reply: dict[str, Any]) -> None: ...
+
+
+class PostgresMonitor:
+    """The timer of one engine, which is open on the running loop.
+
+    Args:
+        engine: to look after.
+        watches: of the engine.
+        silence: seconds after which a server that does not answer is abandoned, at the most.
+        failures: logs unexpected errors.
+    """
+
+    def __init__(
+        self, engine: _Engine, watches: PostgresWatches, silence: float, failures: Failures
+    ) -> None:
+        """Start idle."""
+        self._engine = engine
+        self._watches = watches
+        self._silence = silence
+        self._now = engine.clock.now
+        self._timer = BackgroundTimer(asyncio.get_running_loop(), self._now, self._turn, failures)
+        self._look_at = 0.0
+        self._sweep_at = self._now() + _SWEEP
+
+    def begin(self) -> None:
+        """Look after a session or a watch that is new."""
+        self._timer.by(self._now() + _TURN)
+
+    def cancel(self) -> None:
+        """Stop."""
+        self._timer.cancel()
+
+    @property
+    def _polls(self) -> bool:
+        connection = self._engine.connection
+        return connection is not None and connection.listener is None
+
+    def look_in(self, seconds: float) -> None:
+        """Look in that time, or earlier."""
+        self._look_at = min(self._look_at, self._now() + seconds)
+        self._timer.by(self._look_at)
+
+    def note_waiter(self) -> None:
+        """Look soon for an expired session that holds a request up."""
+        self.look_in(_POLL if self._polls else _SOON)
+
+    def note_ahead(self, ahead: int) -> None:
+        """Look again when a request with so many ahead of it may have been granted."""
+        if self._polls:
+            self.look_in(min(_POLL * (ahead + 1) ** 1.5, _LONGEST_POLL))
+
+    def _turn(self) -> None:
+        sessions = self._engine.all_sessions()
+        if not sessions and not self._watches.channels:
+            return
+        now = self._now()
+        connection = self._engine.connection
+        shortest = min((session.window for session in sessions), default=30.0)
+        silence = min(self._silence, max(shortest / 3, 0.3))
+        if connection is not None:
+            if connection.silent_for > silence:
+                connection.drop("the server does not answer")
+            elif connection.silent_for == 0:
+                self._look_after(sessions, now)
+        self._timer.by(min(now + min(_TURN, silence / 2), max(self._look_at, now + 0.01)))
+
+    def _look_after(self, sessions: list[PostgresSession], now: float) -> None:
+        overdue = [each.id for each in sessions if now > each.proven_at + each.window + _MARGIN]
+        if overdue:
+            self._engine.send(self._engine.expire(overdue))
+        if now >= self._look_at:
+            self._look_at = now + (_LONGEST_POLL if self._polls else _NET)
+            self._look(sessions)
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP
+            self._engine.send(Call("sweep", (self._engine.channel,), partial(self._looked, ())))
+
+    def _look(self, sessions: list[PostgresSession]) -> None:
+        places = [
+            [session.path, values.to_text(session.names[request_id])]
+            for session in sessions
+            for request_id, state in session.requests.items()
+            if state == WAITING
+        ]
+        channels, watched = self._watches.channels, self._watches.places()
+        if channels and self._polls:
+            self.look_in(_WATCH_POLL)
+        if not places and not watched:
+            return
+        asked = [list(each) for each in sorted({(*each,) for each in (*places, *watched)})]
+        words = (self._engine.channel, asked, watched or None)
+        self._engine.send(Call("tick", words, partial(self._looked, channels)))
+        for session in sessions:
+            session.look_up((WAITING,))
+
+    def _looked(self, channels: tuple[str, ...], reply: Any) -> None:
+        if not isinstance(reply, dict):
+            return
+        self._engine.ticked(reply)
+        if reply["due"] is not None:
+            self.look_in(max(reply["due"], 0.0) + 0.01)
+        self._watches.compare(channels, reply["seen"] or [])

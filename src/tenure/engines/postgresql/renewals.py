@@ -1,0 +1,65 @@
+"""Renewals of the PostgreSQL engine: all that are due together are one statement."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, Protocol
+
+from tenure.clock import Clock
+from tenure.engines.postgresql.attachment import PostgresAttachment
+from tenure.engines.postgresql.statements import Call, Refusal, Statement
+
+__all__ = ["Renewals"]
+
+_log = logging.getLogger("tenure")
+
+
+class _Engine(Protocol):
+    """The engine, as its renewals use it."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    relaxed: bool
+
+    @property
+    def url(self) -> str: ...
+
+    def send(self, statement: Statement) -> None: ...
+
+
+class Renewals:
+    """The renewals of one engine."""
+
+    def __init__(self, engine: _Engine) -> None:
+        """Start with none that is due."""
+        self._engine = engine
+        self._due: dict[PostgresAttachment, float] = {}
+
+    def add(self, session: PostgresAttachment) -> None:
+        """Renew a session, with others that are added in this iteration of the loop."""
+        if not self._due:
+            self._engine.loop.call_soon(self._send)
+        self._due[session] = self._engine.clock.now()
+
+    def _send(self) -> None:
+        due, self._due = self._due, {}
+        sessions = {each.id: each for each in due if not each.over}
+        if sessions:
+            who = [[each.id, each.token] for each in sessions.values()]
+            answered = partial(self._answered, min(due.values()), sessions)
+            self._engine.send(Call("renew", (self._engine.relaxed, who), answered))
+
+    def _answered(self, at: float, sessions: dict[int, PostgresAttachment], reply: Any) -> None:
+        if isinstance(reply, Refusal):
+            _log.warning("sessions could not be renewed: url=%s error=%s", self._engine.url, reply)
+            return
+        alive = set(reply)
+        for number, session in sessions.items():
+            if session.over:
+                continue
+            if number in alive:
+                session.prove(at)
+            else:
+                session.probe()

@@ -1,0 +1,117 @@
+"""Watches of the PostgreSQL engine: notifications, and counters where those cannot be received.
+
+Each queue counts its changes. The counters are compared when a watch begins, after a reconnect, and
+from time to time, so that no change is missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from tenure.engines._kit.watchers import Watchers
+from tenure.engines.postgresql import values
+from tenure.engines.postgresql.attachment import PostgresAttachment
+from tenure.engines.postgresql.statements import SessionCall, Statement
+
+__all__ = ["PostgresWatches"]
+
+
+class _Engine(Protocol):
+    """The engine, as its watches use it."""
+
+    def send(self, statement: Statement) -> None: ...
+
+    def listen(self, sql: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalWatch:
+    """One watch of a session."""
+
+    session: PostgresAttachment
+    kinds: str
+    changed: Callable[[], None]
+
+
+class PostgresWatches:
+    """The watches of one engine.
+
+    Args:
+        engine: sends statements.
+        schema: of the store; equal names in other schemas are others.
+    """
+
+    def __init__(self, engine: _Engine, schema: str) -> None:
+        """Start without watches."""
+        self._engine = engine
+        self._schema = schema
+        self._watchers: Watchers[str, PostgresAttachment, LocalWatch] = Watchers()
+        self._places: dict[str, list[str]] = {}  # node and name of each channel
+        self._counters: dict[str, Any] = {}
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels on which changes are notified."""
+        return tuple(self._watchers)
+
+    def places(self) -> list[list[str]]:
+        """Return node and name for each channel."""
+        return [self._places[channel] for channel in self._watchers]
+
+    def add(
+        self, session: PostgresAttachment, name: str, kinds: str, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `changed` after changes of these kinds; returns what ends the watch."""
+        place = f"{self._schema} {session.path} {name}"
+        digest = hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
+        channel = f"tenure_q{digest}"
+        watch = LocalWatch(session, kinds, changed)
+        if channel not in self._watchers:
+            self._places[channel] = [session.path, values.to_text(name)]
+            self._engine.listen(f"LISTEN {channel}")
+        self._watchers.add(channel, session, watch)
+        begun = partial(self._begun, channel)
+        self._engine.send(SessionCall("watch", session, (values.to_text(name), channel), begun))
+        return partial(self._end, channel, watch)
+
+    def _begun(self, channel: str, reply: Any) -> None:
+        if channel in self._watchers and isinstance(reply, list) and isinstance(reply[0], int):
+            self._counters.setdefault(channel, reply)
+
+    def changed(self, channel: str, kind: str) -> None:
+        """Report a change: "d" of data, "o" of owners, "b" of both."""
+        for watch in self._watchers.on(channel):
+            if (kind == "b" or kind in watch.kinds) and not watch.session.over:
+                watch.changed()
+
+    def all_changed(self) -> None:
+        """Report changes to all watches, because some may have been missed."""
+        for channel in self.channels:
+            self.changed(channel, "b")
+
+    def compare(self, channels: tuple[str, ...], counters: list[Any]) -> None:
+        """Report the changes that the counters of the queues show."""
+        for channel, each in zip(channels, counters, strict=False):
+            if channel in self._watchers and self._counters.get(channel) != each:
+                self._counters[channel] = each
+                self.changed(channel, "b")
+
+    def forget(self, session: PostgresAttachment) -> None:
+        """End the watches of a session."""
+        for channel, watch in self._watchers.of(session):
+            self._end(channel, watch)
+
+    def _end(self, channel: str, watch: LocalWatch) -> None:
+        removed = self._watchers.remove(channel, watch.session, watch)
+        if removed and channel not in self._watchers:
+            self._places.pop(channel, None)
+            self._counters.pop(channel, None)
+            self._engine.listen(f"UNLISTEN {channel}")
+
+    def clear(self) -> None:
+        """Drop all watches."""
+        self._watchers.clear()
