@@ -15,7 +15,7 @@ from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
-from tenure.engines.postgresql.session import WAITING, PostgresSession
+from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
 from tenure.engines.postgresql.statements import Call, Statement
 from tenure.engines.postgresql.watches import PostgresWatches
 
@@ -69,7 +69,7 @@ class PostgresMonitor:
         self._silence = silence
         self._now = engine.clock.now
         self._timer = BackgroundTimer(asyncio.get_running_loop(), self._now, self._turn, failures)
-        self._look_at = 0.0
+        self._look_at = self._check_at = 0.0
         self._sweep_at = self._now() + _SWEEP
 
     def begin(self) -> None:
@@ -121,6 +121,10 @@ class PostgresMonitor:
         if now >= self._look_at:
             self._look_at = now + (_LONGEST_POLL if self._polls else _NET)
             self._look(sessions)
+        if self._polls and now >= self._check_at:
+            self._check_at = now + _NET
+            for session in sessions:
+                session.look_up((WAITING, OWNS))
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP
             self._engine.send(Call("sweep", (self._engine.channel,), partial(self._looked, ())))

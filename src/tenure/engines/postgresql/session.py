@@ -308,6 +308,8 @@ class PostgresSession(PostgresAttachment):
             self._engine.send(
                 SessionCall("look", self, (list(found),), partial(self._found, found))
             )
+        elif OWNS in standings:
+            self.probe()
 
     def _found(self, request_ids: list[int], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:

@@ -95,10 +95,18 @@ class PostgresWatches:
 
     def compare(self, channels: tuple[str, ...], counters: list[Any]) -> None:
         """Report the changes that the counters of the queues show."""
-        for channel, each in zip(channels, counters, strict=False):
-            if channel in self._watchers and self._counters.get(channel) != each:
-                self._counters[channel] = each
+        for channel, (queue, data, owners) in zip(channels, counters, strict=False):
+            before = self._counters.get(channel)
+            if channel not in self._watchers or before == [queue, data, owners]:
+                continue
+            self._counters[channel] = [queue, data, owners]
+            if before is None or before[0] != queue:
                 self.changed(channel, "b")
+                continue
+            if before[1] != data:
+                self.changed(channel, "d")
+            if before[2] != owners:
+                self.changed(channel, "o")
 
     def forget(self, session: PostgresAttachment) -> None:
         """End the watches of a session."""
