@@ -236,7 +236,6 @@ VARIANTS = (
         "postgresql",
         _postgresql_pooled,
         behaviours=frozenset({"ending", "queue", "requests", "timeouts", "watches"}),
-        histories=Histories(5),
         repeats="postgresql",
     ),
     Variant("etcd", "etcd", _etcd, "`etcd://`", shows="etcd", histories=Histories(10, quick=False)),

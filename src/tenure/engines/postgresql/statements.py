@@ -28,6 +28,8 @@ __all__ = [
 T = TypeVar("T")
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 
+_ALONE = {"m": "acquire", "w": "release"}
+
 _init = asyncio.Future.__init__
 """Constructor of operations, called directly because it is on the hot path."""
 
@@ -233,6 +235,8 @@ class Batch(Statement):
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
+        if len(self.operations) == 1 and (packed := self._packed_alone(schema)):
+            return packed
         who: dict[AttachedSession, int] = {}
         asked, fresh = [], []
         for each in self.operations:
@@ -251,6 +255,25 @@ class Batch(Statement):
             _json([(each.id, each.token) for each in who]),
             _json(asked),
             _json(fresh),
+        ]
+
+    def _packed_alone(self, schema: str) -> tuple[bytes, list[bytes | None]] | None:
+        """Return the statement for one operation of a kind that has a function of its own."""
+        (operation,) = self.operations
+        function = _ALONE.get(str(operation.words[0]))
+        if function is None or len(operation.words) != 3:
+            return None
+        session, (kind, request_id, name) = operation.session, operation.words
+        if kind == "m" and (session.path, name) not in self._known:
+            return None
+        return f"SELECT {schema}.{function}($1,$2,$3,$4,$5,$6,$7)".encode(), [
+            self._caller.encode(),
+            b"%d" % self._order_ids.highest,
+            b"t" if self._relaxed else b"f",
+            b"%d" % session.id,
+            session.token.encode(),
+            str(request_id).encode(),
+            str(name).encode(),
         ]
 
     def answered(self, reply: Any) -> None:

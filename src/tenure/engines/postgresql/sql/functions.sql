@@ -430,6 +430,87 @@ BEGIN
     RETURN '[' || array_to_string(answers, ',') || ']';
 END $$;
 
+-- One mutex that is free, as `operate` would acquire it, in one statement. Anything else is left to
+-- `operate`.
+CREATE OR REPLACE FUNCTION SCHEMA.acquire(
+    caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
+    number bigint, its_name text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    answer bigint;
+BEGIN
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    WITH s AS (
+        SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+        WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
+            AND w.epoch = m.epoch AND m.quarantined_until < clock_timestamp()
+        FOR KEY SHARE OF s
+    ), q AS (
+        SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node
+        WHERE x.name = its_name AND x.owners = 0 AND x.waiters = 0 AND x.max_count IS NULL
+            AND x.data = '' AND x.watched_until < clock_timestamp()
+        FOR NO KEY UPDATE OF x
+    ), granted AS (
+        INSERT INTO SCHEMA.requests
+        SELECT q.id, SCHEMA.next_order_id(highest), q.session, number, 18446744073709551615, '',
+            clock_timestamp(), clock_timestamp(), NULL FROM q
+        RETURNING queue, order_id
+    ), saved AS (
+        UPDATE SCHEMA.queues x SET held = 18446744073709551615, whole = true, owners = 1,
+            last_owner = g.order_id, data_changes = data_changes + 1,
+            owner_changes = owner_changes + 1
+        FROM granted g WHERE x.id = g.queue
+    ) SELECT order_id INTO answer FROM granted;
+    IF FOUND THEN
+        RETURN '[' || answer || ']';
+    END IF;
+    RETURN SCHEMA.operate(caller, highest, relaxed,
+        jsonb_build_array(jsonb_build_array(of_session, its_token)),
+        jsonb_build_array(jsonb_build_array(1, 'm', number, its_name)), '[]');
+END $$;
+
+-- One withdrawal that no request waits for, in the same way.
+CREATE OR REPLACE FUNCTION SCHEMA.release(
+    caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
+    number bigint, its_name text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    WITH s AS (
+        SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+        WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
+            AND w.epoch = m.epoch
+        FOR KEY SHARE OF s
+    ), q AS (
+        SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node
+        WHERE x.name = its_name AND x.waiters = 0 AND x.data = ''
+            AND x.watched_until < clock_timestamp()
+        FOR NO KEY UPDATE OF x
+    ), free AS (
+        SELECT y.queue, y.order_id FROM q JOIN SCHEMA.requests y
+            ON y.session = q.session AND y.request_id = number AND y.queue = q.id
+        FOR UPDATE OF y SKIP LOCKED
+    ), released AS (
+        DELETE FROM SCHEMA.requests y USING free
+        WHERE y.queue = free.queue AND y.order_id = free.order_id RETURNING y.queue, y.count
+    )
+    UPDATE SCHEMA.queues x SET held = x.held - r.count, whole = false, owners = x.owners - 1,
+        data_changes = data_changes + 1, owner_changes = owner_changes + 1
+    FROM released r WHERE x.id = r.queue;
+    IF FOUND THEN
+        RETURN '[0]';
+    END IF;
+    RETURN SCHEMA.operate(caller, highest, relaxed,
+        jsonb_build_array(jsonb_build_array(of_session, its_token)),
+        jsonb_build_array(jsonb_build_array(1, 'w', number, its_name)), '[]');
+END $$;
+
 -- Renew sessions, [session, token] each; answers the ids of those that live.
 CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
