@@ -16,6 +16,7 @@ from pathlib import Path
 from chaos.adapter import Engine
 from chaos.dflockd import Dflockd
 from chaos.etcd import Etcd
+from chaos.postgresql import Postgresql
 from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
@@ -26,7 +27,17 @@ __all__ = ["ENGINES", "main"]
 
 ENGINES: dict[str, type[Engine]] = {
     engine.name: engine
-    for engine in (Sqlite, Served, OverYdb, Dflockd, Redis, RedisInMemory, RedisLossy, Etcd)
+    for engine in (
+        Sqlite,
+        Served,
+        OverYdb,
+        Dflockd,
+        Redis,
+        RedisInMemory,
+        RedisLossy,
+        Etcd,
+        Postgresql,
+    )
 }
 """The engines that chaos can be done to, by name."""
 
