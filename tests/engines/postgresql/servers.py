@@ -15,9 +15,9 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -90,12 +90,31 @@ class PostgresServer:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all its processes."""
+        for each in self._processes():
+            _send(number, each)
+
+    def crash(self) -> None:
+        """Kill all its processes; afterwards it can be started again."""
+        _send(signal.SIGSTOP, self._processes()[0])  # it starts no other one from now on
+        processes = self._processes()
+        for each in processes:
+            _send(signal.SIGKILL, each)
+        while any(map(_runs, processes)):
+            time.sleep(0.01)
+        for left in (self.data / "postmaster.pid", self.folder / ".s.PGSQL.5432.lock"):
+            left.unlink()
+
+    def end(self) -> None:
+        """Stop it at once, unless it has crashed."""
+        if (self.data / "postmaster.pid").exists():
+            self.stop("immediate")
+
+    def _processes(self) -> list[int]:
         main = int((self.data / "postmaster.pid").read_text().splitlines()[0])
         children = subprocess.run(
             ["pgrep", "-P", str(main)], capture_output=True, text=True, check=False
         ).stdout.split()
-        for each in (main, *map(int, children)):
-            os.kill(each, number)
+        return [main, *map(int, children)]
 
     def run(self, name: str, *arguments: str) -> None:
         """Run one of PostgreSQL's programs as the server's user."""
@@ -120,6 +139,20 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
 
+def _send(number: signal.Signals, process: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(process, number)
+
+
+def _runs(process: int) -> bool:
+    """Return true unless a process has ended, whether or not its parent has noticed."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
 @contextmanager
 def a_server(*settings: str) -> Iterator[PostgresServer]:
     """Run a server, which the block may stop and start again."""
@@ -128,7 +161,7 @@ def a_server(*settings: str) -> Iterator[PostgresServer]:
         server = PostgresServer(folder, *settings)
         server.create()
         server.start()
-        with clean_up_with(lambda: server.stop("immediate")):
+        with clean_up_with(server.end):
             yield server
 
 
@@ -183,7 +216,7 @@ def _wait_for_socket(path: Path, process: subprocess.Popen[bytes]) -> None:
         with socket.socket(socket.AF_UNIX) as probe:
             if not probe.connect_ex(str(path)):
                 return
-        threading.Event().wait(0.02)
+        time.sleep(0.02)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ Rules:
   statements are sent again: requests are identified by their numbers, and changes by theirs, so
   none is made twice.
 * No state is kept in the database's session: no prepared statement, no setting, no advisory lock.
-  Only ``LISTEN`` is, on a direct connection.
+  Only ``LISTEN`` and the isolation level are, on a direct connection.
 """
 
 from __future__ import annotations

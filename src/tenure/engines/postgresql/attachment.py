@@ -17,6 +17,7 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.statements import (
+    DROPPED,
     Call,
     Operation,
     OrderIds,
@@ -245,7 +246,7 @@ class PostgresAttachment(SessionBase):
         left: asyncio.Future[Any] = self.loop.create_future()
         self._send_leave(detach=detach, answered=partial(settle, left))
         reply = await left
-        if isinstance(reply, Refusal):
+        if isinstance(reply, Refusal) and reply.code != DROPPED:
             raise self._failure(reply)
 
     def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
+from tenure.engines._kit.backoff import backoff
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
@@ -25,6 +27,16 @@ _MISSING = frozenset({"3F000", "42883"})  # schema, function
 _CREATED_MEANWHILE = frozenset({"42P06", "23505"})
 _DENIED = frozenset({"28000", "28P01"})
 _NO_RIGHT = "42501"
+
+_PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
+_RETRIES = 6
+
+_READ_COMMITTED = b"""
+    SELECT set_config('default_transaction_isolation', 'read committed', false)
+    WHERE current_setting('default_transaction_isolation') NOT IN
+        ('read committed', 'read uncommitted')"""
+"""Where an account has a stricter level, transactions that wait for a lock would fail after it. The
+connection of a pooler is also used by others, and is left alone."""
 
 _Psycopg = psycopg.AsyncConnection[Any]
 
@@ -69,8 +81,17 @@ class OpenedConnections:
 
     async def ask(self, function: str, *args: Any) -> Any:
         """Call a function by its qualified name, and return its reply."""
-        places = ",".join("%s" for _ in args)
-        cursor = await self.statements.execute(f"SELECT {function}({places})".encode(), args)
+        sql = f"SELECT {function}({','.join('%s' for _ in args)})".encode()
+        for failures in range(_RETRIES):
+            try:
+                cursor = await self.statements.execute(sql, args)
+                break
+            except psycopg.Error as error:  # other programs may connect at the same time
+                if error.sqlstate not in _PASSING:
+                    raise
+            await asyncio.sleep(backoff(failures))
+        else:
+            cursor = await self.statements.execute(sql, args)
         row = await cursor.fetchone()
         assert row is not None
         return json.loads(row[0])
@@ -101,6 +122,8 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
                     f"{address.url}: ?listen= names a pooler. Name the database's own address"
                 )
             notifications = None
+        if notifications is statements:
+            await statements.execute(_READ_COMMITTED)
     except BaseException:
         await OpenedConnections(statements, notifications).aclose()
         raise

@@ -252,9 +252,8 @@ class PostgresEngine(Administration):
     async def _prepare(self, opened: OpenedConnections) -> None:
         try:
             greeting = await greet(opened, self._address, create=not self._epoch)
-        except SchemaDropped:
-            for session in self.all_sessions():
-                session.end("the schema of the store was dropped")
+        except SchemaDropped as error:
+            self._dropped(str(error))
             raise
         self._known.clear()
         self._epoch, self._reason = greeting.epoch, greeting.reason
@@ -262,6 +261,15 @@ class PostgresEngine(Administration):
         self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
         await opened.listen(self.channel, *self._watches.channels)
         await self._reattach(opened)
+
+    def _dropped(self, why: str) -> None:
+        """End the sessions of a store that was dropped, and what waits for a connection."""
+        for session in self.all_sessions():
+            session.end("the schema of the store was dropped")
+        self._queue_operations()
+        waiting, self._waiting = self._waiting, []
+        for statement in waiting:
+            statement.dropped(why)
 
     async def _reattach(self, opened: OpenedConnections) -> None:
         sessions = [each for each in self.all_sessions() if not each.over]

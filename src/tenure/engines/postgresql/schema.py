@@ -23,11 +23,14 @@ def _text(part: str) -> str:
 def creation(schema: str) -> str:
     """Return the SQL that creates a store, one transaction.
 
-    Two programs may run it at the same time; the second one finds the schema and fails.
+    Two programs may run it at the same time; the second one finds the schema and fails. It waits
+    for the first one, whatever timeouts its account has.
     """
     parts = "\n".join(map(_text, _PARTS)).replace("SCHEMA", schema)
     # The name was checked when the URL was parsed.
     return f"""BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL lock_timeout = 0;
+SET LOCAL statement_timeout = 0;
 SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext('{schema}'));
 CREATE SCHEMA {schema};
 {parts}

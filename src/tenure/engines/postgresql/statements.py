@@ -12,6 +12,7 @@ from tenure.engines.postgresql import values
 from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = [
+    "DROPPED",
     "AttachedSession",
     "Batch",
     "Call",
@@ -29,6 +30,8 @@ T = TypeVar("T")
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 
 _ALONE = {"m": "acquire", "w": "release"}
+DROPPED = "3F000"
+"""Code of a store that does not exist any more."""
 
 _init = asyncio.Future.__init__
 """Constructor of operations, called directly because it is on the hot path."""
@@ -95,6 +98,10 @@ class Statement:
         """Note the end of the connection; return whether the next one sends the statement."""
         return True
 
+    def dropped(self, why: str) -> None:
+        """Fail, because the store does not exist any more."""
+        self.answered(Refusal(DROPPED, why))
+
 
 class Call(Statement):
     """Call of a function."""
@@ -143,6 +150,10 @@ class SessionCall(Call):
     def args(self) -> tuple[Argument, ...]:
         """Return the arguments as of now."""
         return (self._session.id, self._session.token, *self._args)
+
+    def dropped(self, why: str) -> None:  # noqa: ARG002  its session has the reason
+        """Fail, because the session ended with the store."""
+        self.answered(["gone"])
 
 
 class Sql(Statement):
@@ -297,6 +308,11 @@ class Batch(Statement):
         for operation in self.operations:
             operation.repeat()
         return True
+
+    def dropped(self, why: str) -> None:  # noqa: ARG002  the sessions have the reason
+        """Fail, because the sessions ended with the store."""
+        for operation in self.operations:
+            operation.answered(["gone"])
 
 
 def enqueue_words(

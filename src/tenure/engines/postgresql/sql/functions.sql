@@ -16,6 +16,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Seconds for which nothing is granted; 0 outside a quarantine. It begins one after a loss of data.
+-- The transaction's commit waits for the disk unless a crash would begin one, whatever the account's
+-- or the server's setting is.
 CREATE OR REPLACE FUNCTION SCHEMA.quarantine() RETURNS double precision
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -24,6 +26,9 @@ DECLARE
     name text;
 BEGIN
     SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch;
+    IF NOT m.relaxed AND current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
     IF FOUND THEN
         RETURN CASE WHEN m.quarantined_until < clock_timestamp() THEN 0
             ELSE extract(epoch FROM m.quarantined_until - clock_timestamp()) END;
@@ -446,7 +451,8 @@ BEGIN
     WITH s AS (
         SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch AND m.quarantined_until < clock_timestamp()
+            AND w.epoch = m.epoch
+            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off') AND m.quarantined_until < clock_timestamp()
         FOR KEY SHARE OF s
     ), q AS (
         SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node
@@ -486,6 +492,7 @@ BEGIN
         SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
             AND w.epoch = m.epoch
+            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
         FOR KEY SHARE OF s
     ), q AS (
         SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node

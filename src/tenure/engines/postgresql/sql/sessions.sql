@@ -202,6 +202,7 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    PERFORM SCHEMA.quarantine();
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR NO KEY UPDATE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';

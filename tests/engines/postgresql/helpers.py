@@ -1,0 +1,76 @@
+"""Observation of what servers and other programs do, which no event reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import tenure
+from tenure.engines import connect_engine
+from tenure.engines.contract import Engine
+from tenure.events import EventStream, SessionAttached, SessionDetached
+from tests.engines.postgresql.servers import PostgresServer
+
+__all__ = [
+    "PATIENCE",
+    "an_engine",
+    "backends",
+    "is_waited_for",
+    "queue_of",
+    "until",
+    "until_detached_and_back",
+]
+
+PATIENCE = 40.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def until_detached_and_back(events: EventStream) -> None:
+    """Return after a gap in the connection."""
+    wanted: list[type[object]] = [SessionDetached, SessionAttached]
+    async with asyncio.timeout(PATIENCE):
+        async for event in events:
+            if isinstance(event, wanted[0]):
+                del wanted[0]
+                if not wanted:
+                    return
+
+
+async def queue_of(client: tenure.Client, name: str) -> tuple[int, int]:
+    """Return the numbers of owners and of waiters; (0, 0) if the semaphore does not exist."""
+    async with client.session() as session:
+        with contextlib.suppress(tenure.SemaphoreNotFound):
+            found = await session.semaphore(name).describe(owners=True, waiters=True)
+            return len(found.owners), len(found.waiters)
+    return 0, 0
+
+
+async def is_waited_for(client: tenure.Client, name: str) -> None:
+    """Return when a request waits."""
+    async with asyncio.timeout(PATIENCE):
+        while (await queue_of(client, name))[1] == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def backends(server: PostgresServer) -> list[int]:
+    """Return the process ids of the connections of engines."""
+    found = server.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'tenure'")
+    return [int(str(pid)) for (pid,) in found]
+
+
+@contextlib.asynccontextmanager
+async def an_engine(url: str, clock: tenure.Clock) -> AsyncIterator[Engine]:
+    """Open an engine, of which a test reads the trouble."""
+    engine = connect_engine(url, clock)
+    await engine.open()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()

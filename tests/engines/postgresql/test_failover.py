@@ -1,0 +1,140 @@
+"""Quarantine after a loss of data: a crash without the disk, and a promoted standby."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tests.clean_up import clean_up_with
+from tests.engines.postgresql.helpers import (
+    PATIENCE,
+    an_engine,
+    until,
+    until_detached_and_back,
+)
+from tests.engines.postgresql.servers import PostgresServer
+
+_WINDOW = 3.0
+_SOON = 3.0
+"""Seconds within which the first waiter is granted after a quarantine, on a busy machine."""
+
+
+@contextmanager
+def _a_standby(server: PostgresServer) -> Iterator[PostgresServer]:
+    """Run a standby of a server, which replicates asynchronously."""
+    folder = Path(tempfile.mkdtemp(prefix="tenure-"))
+    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
+        standby = PostgresServer(folder)
+        standby.run(
+            *("pg_basebackup", "--pgdata", str(standby.data), "--write-recovery-conf"),
+            *("--checkpoint", "fast", "--no-sync", "--dbname"),
+            f"host={server.folder} user=tenure",
+        )
+        standby.start()
+        with clean_up_with(standby.end):
+            yield standby
+
+
+def _has_replayed_all(server: PostgresServer) -> bool:
+    rows = server.execute(
+        "SELECT replay_lsn >= pg_current_wal_insert_lsn() FROM pg_stat_replication"
+    )
+    return rows == [(True,)]
+
+
+async def test_a_crash_with_durability_process_grants_nothing_for_the_longest_window(
+    server: PostgresServer,
+) -> None:
+    url = f"{server.url}&durability=process"
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        an_engine(url, client.clock) as engine,
+        client.session(recovery_window=_WINDOW) as session,
+        other.session(recovery_window=_WINDOW) as second,
+    ):
+        events = client.events()
+        lease = await session.mutex("m").lock()
+        assert engine.trouble() is None
+        await asyncio.to_thread(server.crash)
+        await asyncio.to_thread(server.start)
+        started = client.clock.now()
+        await until_detached_and_back(events)
+        await until(lambda: "grants nothing" in str(engine.trouble()))
+        assert "the server crashed, and durability=process is in use" in str(engine.trouble())
+        with pytest.raises(tenure.AcquireTimeout, match="the server crashed"):
+            await second.mutex("free").lock(timeout=0.5)
+        async with second.mutex("free").lock(timeout=PATIENCE) as later:
+            assert started + _WINDOW - 0.1 <= client.clock.now() < started + _WINDOW + _SOON
+            assert later.fencing_token > lease.fencing_token
+        await events.aclose()
+
+
+async def test_a_client_moves_to_a_promoted_standby_which_begins_with_a_quarantine(
+    server: PostgresServer,
+) -> None:
+    with _a_standby(server) as standby:
+        url = f"postgresql://tenure@/postgres?host={server.folder},{standby.folder}"
+        async with (
+            tenure.connect(url) as client,
+            tenure.connect(url) as other,
+            an_engine(url, client.clock) as engine,
+            client.session(recovery_window=2 * _WINDOW) as session,
+            other.session(recovery_window=2 * _WINDOW) as second,
+        ):
+            events = client.events()
+            kept = await session.mutex("kept").lock()
+            waiting = asyncio.ensure_future(second.mutex("kept").lock())
+            await until(lambda: _has_replayed_all(server))
+            await asyncio.to_thread(server.crash)
+            await asyncio.to_thread(standby.run, "pg_ctl", "promote", "-D", str(standby.data))
+            promoted = client.clock.now()
+            await until_detached_and_back(events)
+            await until(lambda: "grants nothing" in str(engine.trouble()))
+            assert "another server was promoted" in str(engine.trouble())
+            assert kept.held
+            with pytest.raises(tenure.AcquireTimeout, match="another server was promoted"):
+                await session.mutex("free").lock(timeout=0.5)
+            assert not waiting.done()
+            async with session.mutex("free").lock(timeout=PATIENCE) as later:
+                waited = client.clock.now() - promoted
+                assert 2 * _WINDOW - 0.5 <= waited < 2 * _WINDOW + _SOON
+                assert later.fencing_token > kept.fencing_token
+            assert kept.held
+            await kept.release()
+            async with asyncio.timeout(PATIENCE), await waiting as next_lease:
+                assert next_lease.fencing_token > kept.fencing_token
+            await events.aclose()
+
+
+async def test_a_lease_that_the_promoted_standby_does_not_know_is_lost_before_the_next_grant(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url):
+        pass
+    with _a_standby(server) as standby:
+        url = f"postgresql://tenure@/postgres?host={server.folder},{standby.folder}"
+        async with (
+            tenure.connect(url) as client,
+            tenure.connect(url) as other,
+            other.session(recovery_window=_WINDOW) as second,
+        ):
+            await until(lambda: _has_replayed_all(server))
+            standby.stop()  # it misses what follows
+            session = await client.session(recovery_window=_WINDOW)
+            lease = await session.mutex("m").lock()
+            server.crash()
+            await asyncio.to_thread(standby.start)
+            await asyncio.to_thread(standby.run, "pg_ctl", "promote", "-D", str(standby.data))
+            async with second.mutex("m").lock(timeout=PATIENCE) as later:
+                assert not lease.held
+                assert later.fencing_token > lease.fencing_token
+            async with asyncio.timeout(PATIENCE):
+                assert isinstance(await lease.wait_lost(), tenure.LeaseLost)

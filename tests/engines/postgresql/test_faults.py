@@ -1,0 +1,201 @@
+"""Leases and places when the server, a connection or a task fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+
+import psycopg
+import pytest
+
+import tenure
+from tests.engines.postgresql.helpers import (
+    PATIENCE,
+    backends,
+    is_waited_for,
+    queue_of,
+    until,
+    until_detached_and_back,
+)
+from tests.engines.postgresql.servers import PostgresServer
+
+_TERMINATIONS = 100
+_TERMINATE = b"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE application_name = 'tenure'"""
+
+
+async def test_a_terminated_connection_loses_no_lease_and_no_place(server: PostgresServer) -> None:
+    async with tenure.connect(server.url) as one, tenure.connect(server.url) as other:
+        events = one.events()
+        async with other.session() as second:
+            await second.semaphore("m").create(limit=1)
+            lease = await one.semaphore("m").acquire()
+            async with second.semaphore("m").enqueue() as ticket:
+                server.execute(_TERMINATE.decode())
+                await until_detached_and_back(events)
+                assert lease.held
+                assert await queue_of(other, "m") == (1, 1)
+                await lease.release()
+                async with await ticket.wait(timeout=PATIENCE) as next_lease:
+                    assert next_lease.fencing_token > lease.fencing_token
+        await events.aclose()
+
+
+@pytest.mark.timeout(240)
+async def test_contenders_have_the_lock_in_turn_while_their_connections_are_terminated(
+    server: PostgresServer,
+) -> None:
+    inside: list[int] = []
+    tokens: list[int] = []
+    terminated = 0
+
+    async def contend(number: int) -> None:
+        async with tenure.connect(server.url) as client, client.session() as session:
+            while terminated < _TERMINATIONS:
+                async with session.mutex("m").lock() as lease:
+                    assert not inside
+                    inside.append(number)
+                    tokens.append(lease.fencing_token)
+                    await asyncio.sleep(0.001 * random.random())
+                    assert inside.pop() == number
+                    assert lease.held
+
+    async def terminate() -> None:
+        nonlocal terminated
+        async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as admin:
+            while terminated < _TERMINATIONS:
+                before = len(tokens)
+                await until(lambda before=before: len(tokens) > before)  # type: ignore[misc]
+                cursor = await admin.execute(_TERMINATE)
+                row = await cursor.fetchone()
+                assert row is not None
+                terminated += row[0]
+
+    async with asyncio.timeout(200), asyncio.TaskGroup() as group:
+        group.create_task(terminate())
+        for number in range(8):
+            group.create_task(contend(number))
+    assert tokens == sorted(set(tokens))
+    async with tenure.connect(server.url) as client:
+        assert await queue_of(client, "m") == (0, 0)
+
+
+def _kill_a_backend(server: PostgresServer) -> None:
+    os.kill(backends(server)[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", ["fast", "immediate", "backend killed"])
+async def test_leases_and_places_survive_a_restart(server: PostgresServer, fault: str) -> None:
+    async with tenure.connect(server.url) as one, tenure.connect(server.url) as other:
+        events = one.events()
+        lease = await one.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock())
+        await is_waited_for(one, "m")
+        if fault == "backend killed":
+            _kill_a_backend(server)
+        else:
+            await asyncio.to_thread(server.stop, fault)
+            await asyncio.to_thread(server.start)
+        await until_detached_and_back(events)
+        assert await queue_of(one, "m") == (1, 1)
+        assert lease.held
+        assert not waiting.done()
+        await lease.release()
+        async with asyncio.timeout(PATIENCE), await waiting as later:
+            assert later.fencing_token > lease.fencing_token
+        await events.aclose()
+
+
+async def test_crash_recovery_with_full_durability_begins_no_quarantine(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url) as client:
+        events = client.events()
+        async with client.mutex("m").lock() as lease:
+            _kill_a_backend(server)
+            await until_detached_and_back(events)
+            async with client.mutex("another").lock(timeout=5) as another:
+                assert another.fencing_token > lease.fencing_token
+        await events.aclose()
+    assert server.execute("SELECT quarantine_reason FROM tenure.meta") == [("",)]
+
+
+async def test_a_task_cancelled_at_any_time_leaves_no_request(server: PostgresServer) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        tenure.connect(server.url) as other,
+        client.session() as session,
+    ):
+
+        async def lock(held: bool) -> None:
+            async with session.mutex("m").lock():
+                if held:
+                    await asyncio.Event().wait()
+
+        for attempt in range(200):
+            tasks = [asyncio.create_task(lock(attempt % 2 == 0)) for _ in range(3)]
+            await asyncio.wait(tasks, timeout=random.uniform(0, 0.008))
+            if attempt % 10 == 9:
+                await asyncio.to_thread(server.execute, _TERMINATE.decode())
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert all(task.cancelled() or task.exception() is None for task in tasks)
+        async with asyncio.timeout(PATIENCE):
+            while await queue_of(other, "m") != (0, 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert server.execute("SELECT count(*) FROM tenure.requests") == [(0,)]
+        async with other.mutex("m").lock(timeout=PATIENCE):
+            pass
+
+
+async def test_a_server_stopped_for_less_than_the_window_costs_nothing(
+    server: PostgresServer,
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        client.session(recovery_window=12) as session,
+        session.mutex("m").lock() as lease,
+    ):
+        server.signal(signal.SIGSTOP)
+        locking = asyncio.ensure_future(session.mutex("another").lock())
+        await asyncio.wait([locking], timeout=2)
+        assert not locking.done()
+        server.signal(signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE), await locking:
+            assert lease.held
+
+
+async def test_a_server_stopped_past_the_window_costs_the_lease_by_its_deadline(
+    server: PostgresServer,
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        tenure.connect(server.url) as other,
+        client.session(recovery_window=4) as spare,
+    ):
+        session = await client.session(recovery_window=1.5)
+        lease = await session.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock())
+        await is_waited_for(other, "m")
+
+        async def hold() -> None:
+            async with lease:
+                server.signal(signal.SIGSTOP)
+                await asyncio.Event().wait()
+
+        try:
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(tenure.LeaseLost):
+                    await hold()
+            assert lease.deadline <= client.clock.now() < lease.deadline + 0.5
+            with pytest.raises(tenure.AcquireTimeout, match="does not answer") as late:
+                await spare.mutex("x").lock(timeout=1)
+            assert isinstance(late.value.__cause__, tenure.EngineUnavailable)
+            assert not waiting.done()
+        finally:
+            server.signal(signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE), await waiting as later:
+            assert later.fencing_token > lease.fencing_token

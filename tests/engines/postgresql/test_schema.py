@@ -1,0 +1,123 @@
+"""Creation and loss of the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable
+
+import pytest
+
+import tenure
+from tenure.engines.contract import Attach, Withdrawn
+from tenure.testing.recorder import Recorder
+from tests.engines.postgresql.helpers import PATIENCE, an_engine, is_waited_for, queue_of
+from tests.engines.postgresql.servers import PostgresServer
+
+_PROGRAM = """
+import asyncio, sys, tenure
+
+async def main():
+    async with tenure.connect(sys.argv[1]) as client:
+        print("connected", flush=True)
+        async with client.mutex("m").lock(timeout=30) as lease:
+            print(lease.fencing_token)
+
+sys.stdin.readline()
+asyncio.run(main())
+"""
+
+
+async def test_programs_that_create_the_store_at_the_same_time_all_use_it(
+    server: PostgresServer,
+) -> None:
+    programs = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _PROGRAM, server.url),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        for _ in range(10)
+    ]
+    said = await asyncio.gather(*(each.communicate(b"go\n") for each in programs))
+    assert [each.returncode for each in programs] == [0] * 10, said
+    tokens = {int(output.split()[1]) for output, _ in said}
+    assert len(tokens) == 10
+
+
+@pytest.mark.parametrize("setting", ["", "lock_timeout = '1ms'", "statement_timeout = '50ms'"])
+async def test_clients_that_create_the_store_at_the_same_time_all_use_it(
+    server: PostgresServer, setting: str
+) -> None:
+    if setting:
+        server.execute(f"ALTER ROLE tenure SET {setting}")
+
+    async def lock() -> int:
+        async with (
+            tenure.connect(server.url) as client,
+            client.mutex("m").lock(timeout=PATIENCE) as lease,
+        ):
+            return lease.fencing_token
+
+    tokens = await asyncio.gather(*(lock() for _ in range(10)))
+    assert len(set(tokens)) == 10
+
+
+async def test_a_dropped_schema_costs_its_leases_and_a_new_program_creates_a_store(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url) as client, tenure.connect(server.url) as other:
+        session = await client.session()
+        lease = await session.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock(timeout=PATIENCE))
+        await is_waited_for(client, "m")
+        server.execute("DROP SCHEMA tenure CASCADE")
+        acting = asyncio.ensure_future(session.semaphore("s").create(limit=1))
+        async with asyncio.timeout(PATIENCE):
+            lost = await lease.wait_lost()
+            with pytest.raises(tenure.SessionExpired, match="the schema of the store was dropped"):
+                await acting
+        assert isinstance(lost.__cause__, tenure.SessionExpired)
+        assert "the schema of the store was dropped" in str(lost.__cause__)
+        with pytest.raises(tenure.TenureError, match="was dropped: start the programs"):
+            await client.session()
+        async with (
+            tenure.connect(server.url) as again,
+            again.mutex("m").lock(timeout=PATIENCE) as later,
+        ):
+            assert later.fencing_token > lease.fencing_token
+            assert await queue_of(again, "m") in {(1, 0), (1, 1)}
+        await asyncio.wait([waiting], timeout=PATIENCE)
+        assert waiting.done()
+        if not waiting.exception():
+            await waiting.result().release()
+
+
+async def test_operations_of_a_session_fail_with_it_when_the_schema_is_dropped(
+    server: PostgresServer,
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        an_engine(server.url, client.clock) as engine,
+    ):
+        first, second = Recorder(), Recorder()
+        session = await engine.attach(Attach("/default", 30), first)
+        leaving = await engine.attach(Attach("/default", 30), second)
+        server.execute("DROP SCHEMA tenure CASCADE")
+        first.sending(1)
+        request = session.enqueue(1, "m", 1, b"", timeout=None, ephemeral=True)
+        withdrawal = session.withdraw(2)
+        assert isinstance(request, asyncio.Future)
+        assert isinstance(withdrawal, asyncio.Future)
+        calls: list[Awaitable[object]] = [
+            request,
+            session.create_semaphore("s", 1, b"", exist_ok=False),
+            session.describe_semaphore("s", owners=True, waiters=True),
+        ]
+        async with asyncio.timeout(PATIENCE):
+            await leaving.close()
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert await withdrawal is Withdrawn.LEFT  # it may have been sent
+        assert [type(each) for each in answers] == [tenure.SessionExpired] * len(calls)
+        assert "was dropped: start the programs" in str(engine.trouble())
