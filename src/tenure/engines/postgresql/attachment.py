@@ -286,10 +286,10 @@ class PostgresAttachment(SessionBase):
 
     async def remaining(self) -> float:
         """Renew the session; return for how long a former attachment may consider a lease held."""
-        _, seconds = await self.ask("remaining")
+        _, seconds = await self.call("remaining")
         return float(seconds)
 
-    async def ask(self, function: str, *args: Any) -> Any:
+    async def call(self, function: str, *args: Any) -> Any:
         """Call a function for this session, and return its reply."""
         answer: asyncio.Future[Any] = self.loop.create_future()
         self._engine.send(SessionCall(function, self, args, partial(settle, answer)))

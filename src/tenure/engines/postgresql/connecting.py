@@ -43,7 +43,7 @@ _Psycopg = psycopg.AsyncConnection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a store says of itself.
+    """State of a store, as a new connection finds it.
 
     Attributes:
         epoch: another one after each loss of data.
@@ -79,7 +79,7 @@ class OpenedConnections:
         if self.notifications is not None:
             await self.notifications.close()
 
-    async def ask(self, function: str, *args: Any) -> Any:
+    async def call(self, function: str, *args: Any) -> Any:
         """Call a function by its qualified name, and return its reply."""
         sql = f"SELECT {function}({','.join('%s' for _ in args)})".encode()
         for failures in range(_RETRIES):
@@ -135,7 +135,7 @@ async def _connect(conninfo: str) -> _Psycopg:
 
 
 async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool) -> Greeting:
-    """Return what the store says of itself.
+    """Return the state of the store.
 
     Args:
         opened: the connections.
@@ -149,7 +149,7 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
     """
     hello = f"{address.schema}.hello"
     try:
-        found = await opened.ask(hello, address.relaxed, address.synchronous)
+        found = await opened.call(hello, address.relaxed, address.synchronous)
     except psycopg.Error as error:
         if error.sqlstate not in _MISSING:
             raise
@@ -159,7 +159,7 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
                 "that use it again"
             ) from error
         await _create(opened.statements, address)
-        found = await opened.ask(hello, address.relaxed, address.synchronous)
+        found = await opened.call(hello, address.relaxed, address.synchronous)
     version, epoch, left, reason = found
     if version != schema.VERSION:
         newer = "upgrade tenure here" if version > schema.VERSION else "upgrade the schema"

@@ -281,7 +281,7 @@ class PostgresEngine(Administration):
             session.tokens.append(token)
             who.append([session.id, session.tokens[:-1], token])
         at = self.clock.now()
-        answers = await opened.ask(
+        answers = await opened.call(
             f"{self._address.schema}.reattach", self.channel, json.dumps(who)
         )
         for session, answer in zip(sessions, answers, strict=True):

@@ -141,8 +141,8 @@ class PostgresMonitor:
             self.look_in(_WATCH_POLL)
         if not places and not watched:
             return
-        asked = [list(each) for each in sorted({(*each,) for each in (*places, *watched)})]
-        words = (self._engine.channel, asked, watched or None)
+        all_places = [list(each) for each in sorted({(*each,) for each in (*places, *watched)})]
+        words = (self._engine.channel, all_places, watched or None)
         self._engine.send(Call("tick", words, partial(self._looked, channels)))
         for session in sessions:
             session.look_up((WAITING,))

@@ -121,7 +121,7 @@ class PostgresSession(PostgresAttachment):
 
     async def begin(self, description: str) -> None:
         """Complete a takeover with the requests of the session."""
-        _, found = await self.ask("begin_session", values.to_text(description))
+        _, found = await self.call("begin_session", values.to_text(description))
         requests = values.recovered(found)
         for each in requests:
             self._engine.order_ids.saw(each.order_id)

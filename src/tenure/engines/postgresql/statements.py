@@ -249,11 +249,11 @@ class Batch(Statement):
         if len(self.operations) == 1 and (packed := self._packed_alone(schema)):
             return packed
         who: dict[AttachedSession, int] = {}
-        asked, fresh = [], []
+        operations, fresh = [], []
         for each in self.operations:
             session, words = each.session, each.words
             at = who.setdefault(session, len(who) + 1)
-            asked.append([at, *words])
+            operations.append([at, *words])
             if (len(words) == 3 and words[0] == "m") or words[-1] == "1":
                 place = session.path, str(words[2])
                 if place not in self._known:
@@ -264,7 +264,7 @@ class Batch(Statement):
             b"%d" % self._order_ids.highest,
             b"t" if self._relaxed else b"f",
             _json([(each.id, each.token) for each in who]),
-            _json(asked),
+            _json(operations),
             _json(fresh),
         ]
 

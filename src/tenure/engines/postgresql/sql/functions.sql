@@ -202,7 +202,7 @@ END $$;
 
 -- The operations of sessions, in order.
 --   who: [session, token], ...
---   asked: [index in who, kind, request id, name, count, data, microseconds to wait, ephemeral], ...
+--   operations: [index in who, kind, request id, name, count, data, microseconds to wait, ephemeral], ...
 --     kinds: "m" a mutex, with no more words; "e" enqueue; "E" enqueue, sent before; "w" withdraw.
 --   fresh: [index in who, name], ...: ephemeral semaphores that may have no row yet
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
@@ -210,12 +210,12 @@ END $$;
 -- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
 -- of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
-    caller text, highest bigint, relaxed boolean, who jsonb, asked jsonb, fresh jsonb
+    caller text, highest bigint, relaxed boolean, who jsonb, operations jsonb, fresh jsonb
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     everything CONSTANT numeric := 18446744073709551615;
-    total CONSTANT integer := jsonb_array_length(asked);
+    total CONSTANT integer := jsonb_array_length(operations);
     left_of_quarantine double precision := SCHEMA.quarantine();
     frozen boolean := left_of_quarantine > 0;
     ids bigint[];
@@ -267,18 +267,18 @@ BEGIN
     END IF;
     IF total = 1 THEN
         SELECT * INTO q FROM SCHEMA.queues
-            WHERE node = nodes[1] AND name = asked -> 0 ->> 3 FOR NO KEY UPDATE;
+            WHERE node = nodes[1] AND name = operations -> 0 ->> 3 FOR NO KEY UPDATE;
     ELSE
         PERFORM FROM SCHEMA.queues x JOIN (
                 SELECT DISTINCT nodes[(o ->> 0)::integer] AS node, (o ->> 3) COLLATE "C" AS name
-                FROM jsonb_array_elements(asked) o
+                FROM jsonb_array_elements(operations) o
             ) k ON x.node = k.node AND x.name = k.name
             ORDER BY x.id FOR NO KEY UPDATE OF x;
     END IF;
 
     -- A request that does not wait must not be refused because of an owner that has expired.
-    IF asked @? '$[*] ? (@[6] == "0")' THEN
-        SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(asked) o
+    IF operations @? '$[*] ? (@[6] == "0")' THEN
+        SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(operations) o
             JOIN SCHEMA.queues x ON x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3
             JOIN SCHEMA.requests y ON y.queue = x.id
             JOIN SCHEMA.sessions s ON s.id = y.session
@@ -296,8 +296,8 @@ BEGIN
             WITH o AS MATERIALIZED (
                 SELECT e.at, ids[(e.v ->> 0)::integer] AS session, e.v ->> 1 AS kind,
                     (e.v ->> 2)::bigint AS number, x.id AS queue, x.owners, x.waiters, x.max_count,
-                    count(*) OVER (PARTITION BY x.id) AS operations
-                FROM jsonb_array_elements(asked) WITH ORDINALITY e (v, at)
+                    count(*) OVER (PARTITION BY x.id) AS uses
+                FROM jsonb_array_elements(operations) WITH ORDINALITY e (v, at)
                 JOIN SCHEMA.queues x
                     ON x.node = nodes[(e.v ->> 0)::integer] AND x.name = e.v ->> 3
                 WHERE states[(e.v ->> 0)::integer] = '' AND x.data = ''
@@ -306,13 +306,13 @@ BEGIN
                 INSERT INTO SCHEMA.requests
                 SELECT o.queue, nextval('SCHEMA.order_ids'), o.session, o.number, everything, '',
                     clock_timestamp(), clock_timestamp(), NULL
-                FROM o WHERE o.kind = 'm' AND o.operations = 1 AND o.owners + o.waiters = 0
+                FROM o WHERE o.kind = 'm' AND o.uses = 1 AND o.owners + o.waiters = 0
                     AND o.max_count IS NULL
                 RETURNING queue, order_id, count
             ), free AS (
                 SELECT y.queue, y.order_id FROM o
                 JOIN SCHEMA.requests y ON y.session = o.session AND y.request_id = o.number
-                WHERE o.kind = 'w' AND o.operations = 1 AND o.waiters = 0
+                WHERE o.kind = 'w' AND o.uses = 1 AND o.waiters = 0
                 FOR UPDATE OF y SKIP LOCKED
             ), released AS (
                 DELETE FROM SCHEMA.requests y USING free
@@ -335,7 +335,7 @@ BEGIN
 
     FOR at IN 1 .. total LOOP
         CONTINUE WHEN answers[at] IS NOT NULL;
-        a := asked -> at - 1;
+        a := operations -> at - 1;
         i := (a ->> 0)::integer;
         IF states[i] <> '' THEN
             answers[at] := '["' || states[i] || '"]';
