@@ -17,7 +17,7 @@ from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines._kit.session import close_sessions
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, Finding, SessionEvents
 from tenure.engines.postgresql.administration import Administration
 from tenure.engines.postgresql.attaching import attach, new_token
 from tenure.engines.postgresql.attachment import PostgresAttachment
@@ -117,6 +117,12 @@ class PostgresEngine(Administration):
             "Expiry follows the server's wall clock: a step forward ends sessions early, which "
             "their holders learn when they renew."
         )
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Examine the store for `tenure doctor`."""
+        from tenure.engines.postgresql.doctor import examine  # not needed by a program
+
+        return examine(self._address)
 
     # Opening and closing
 

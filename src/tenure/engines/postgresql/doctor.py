@@ -1,0 +1,199 @@
+"""Findings of `tenure doctor` about a ``postgresql://`` URL: server, settings, rights, schema.
+
+Rules:
+
+* Nothing is changed. Every transaction is read-only, and a missing schema is not created.
+* One connection, and `TIMEOUT` for all of its transactions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tenure.engines.contract import Finding
+from tenure.engines.postgresql import reported, schema
+from tenure.engines.postgresql.url import PostgresUrl
+
+__all__ = ["examine"]
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+
+CONNECT_TIMEOUT = 5
+"""Seconds for one attempt to connect, at the most."""
+TIMEOUT = 10.0
+"""Seconds for the examination of a connected server."""
+ROUNDS = 20
+
+_READ_ONLY = "25006"
+
+
+def examine(address: PostgresUrl) -> Iterator[Finding]:
+    """Examine the store at a URL. Errors become findings."""
+    try:
+        at = time.perf_counter()
+        connection = _connect(address)
+        took = time.perf_counter() - at
+    except (psycopg.Error, OSError) as error:
+        yield reported.unreachable(_line(error))
+        return
+    late = threading.Event()
+    timer = threading.Timer(TIMEOUT, _interrupt, (connection, late))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield reported.connected(connection, took)
+        yield from _server(connection, address)
+    except (psycopg.Error, OSError) as error:
+        found = f"no answer within {TIMEOUT:g} s" if late.is_set() else f"failed: {_line(error)}"
+        remedy = "see what the server is busy with, in pg_stat_activity and its log"
+        yield Finding("failure", "examination", found, remedy)
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+def _connect(address: PostgresUrl) -> Connection:
+    """Connect to the server that programs use; without one, to any, such as a standby."""
+    timeout = min(int(address.connect_timeout), CONNECT_TIMEOUT)
+    parameters: dict[str, Any] = {
+        **conninfo_to_dict(address.conninfo),
+        "connect_timeout": timeout,
+        "tcp_user_timeout": timeout * 1000,
+    }
+    try:
+        connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+    except psycopg.OperationalError as error:
+        if "read-only" not in str(error):
+            raise
+        parameters["target_session_attrs"] = "any"
+        connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+    connection.read_only = True
+    return connection
+
+
+def _interrupt(connection: Connection, late: threading.Event) -> None:
+    """End what the connection reads."""
+    if not connection.closed:
+        late.set()
+        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+
+def _read(connection: Connection, sql: str, *args: Any) -> tuple[Any, ...]:
+    """Return the row of a query, which cannot change anything."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL statement_timeout = {TIMEOUT * 1000:.0f}".encode())
+        row = connection.execute(sql.encode(), args or None).fetchone()
+    assert row is not None
+    return row
+
+
+def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
+    before = time.time()
+    number, standby, read_only, pid, clock, *settings = _read(
+        connection,
+        "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), "
+        "current_setting('default_transaction_read_only')::bool, pg_backend_pid(), "
+        "extract(epoch FROM clock_timestamp())::float8, current_setting('fsync')::bool, "
+        "current_setting('full_page_writes')::bool, current_setting('synchronous_commit'), "
+        "current_setting('autovacuum')::bool AND current_setting('track_counts')::bool",
+    )
+    here = (before + time.time()) / 2
+    yield reported.version(number)
+    yield reported.role(standby=standby, read_only=read_only)
+    yield reported.pooler(connection.info.backend_pid, pid)
+    yield reported.durability(address, *settings[:3])
+    yield reported.vacuum(running=settings[3])
+    yield _round_trip(connection)
+    yield reported.clock(clock - here)
+    yield from _schema(connection, address.schema, usable=not (standby or read_only))
+
+
+def _round_trip(connection: Connection) -> Finding:
+    took = []
+    for _ in range(ROUNDS):
+        at = time.perf_counter()
+        connection.execute(b"SELECT 1")
+        took.append(time.perf_counter() - at)
+    return reported.round_trip(took)
+
+
+def _schema(connection: Connection, name: str, *, usable: bool) -> Iterator[Finding]:
+    there, may_use, may_create, functions, refused = _read(
+        connection,
+        "SELECT n.oid IS NOT NULL, coalesce(has_schema_privilege(n.oid, 'USAGE'), false), "
+        "has_database_privilege(current_database(), 'CREATE'), count(p.oid), "
+        "count(p.oid) FILTER (WHERE NOT has_function_privilege(p.oid, 'EXECUTE')) "
+        "FROM (VALUES (%s::name)) x (name) LEFT JOIN pg_namespace n ON n.nspname = x.name "
+        "LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.prosecdef GROUP BY n.oid",
+        name,
+    )
+    if not there:
+        found = f"{name} is not there yet"
+        if may_create:
+            yield Finding("ok", "schema", f"{found}; the first use creates it", absent=True)
+        else:
+            found = f"{found}, and this account may not create it"
+            remedy = "have an administrator run what 'tenure postgresql init --print-sql' prints"
+            yield Finding("failure", "schema", found, remedy)
+    elif not functions:
+        remedy = "choose another one with ?schema=NAME"
+        yield Finding("failure", "schema", f"{name} is not one of tenure's", remedy)
+    elif not may_use or refused:
+        remedy = (
+            f"have its owner run: GRANT USAGE ON SCHEMA {name} TO ACCOUNT; GRANT EXECUTE ON ALL "
+            f"FUNCTIONS IN SCHEMA {name} TO ACCOUNT;"
+        )
+        yield Finding("failure", "schema", f"this account may not use {name}", remedy)
+    elif usable:
+        yield from _store(connection, name)
+
+
+def _store(connection: Connection, name: str) -> Iterator[Finding]:
+    try:
+        version, _, left, reason = json.loads(_read(connection, f"SELECT {name}.hello(false)")[0])
+    except psycopg.Error as error:
+        if error.sqlstate != _READ_ONLY:
+            raise
+        yield Finding(
+            "warning",
+            "quarantine",
+            "the server crashed, was promoted or was restored since the last use of the store",
+            "nothing: the next program finds out whether a grant may be lost, and waits then",
+        )
+        return
+    if version != schema.VERSION:
+        yield Finding(
+            "failure",
+            "schema",
+            f"{name} has version {version}, and this tenure needs {schema.VERSION}",
+            "upgrade tenure" if version > schema.VERSION else "upgrade the schema",
+        )
+        return
+    yield Finding("ok", "schema", f"{name}, version {version}")
+    if left > 0:
+        found = f"nothing is granted for another {left:,.0f} s: {reason}"
+        yield Finding("failure", "quarantine", found, "wait")
+    else:
+        yield Finding("ok", "quarantine", "none")
+    nodes = json.loads(_read(connection, f"SELECT {name}.list_nodes()")[0])
+    sessions = semaphores = 0
+    for node in nodes:
+        reply = json.loads(_read(connection, f"SELECT {name}.describe_node(%s)", node)[0])
+        if reply[0] == "ok":  # it was not dropped meanwhile
+            sessions, semaphores = sessions + reply[2], semaphores + reply[3]
+    found = f"nodes: {len(nodes)}, sessions: {sessions}, semaphores: {semaphores}"
+    yield Finding("ok", "contents", found)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,140 @@
+"""Findings about what a server reports: its version and role, a pooler, its settings, its clock."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import psycopg
+
+from tenure.engines.contract import Finding
+from tenure.engines.postgresql.url import PostgresUrl
+
+__all__ = [
+    "clock",
+    "connected",
+    "durability",
+    "pooler",
+    "role",
+    "round_trip",
+    "unreachable",
+    "vacuum",
+    "version",
+]
+
+OLDEST = 13
+"""Oldest major version of PostgreSQL that has what the store uses."""
+SLOW = 0.05
+"""Seconds of round trip above which a warning is due."""
+FAR = 1.0
+"""Seconds between the clocks above which a warning is due."""
+
+
+def unreachable(text: str) -> Finding:
+    """Report why no connection was opened."""
+    if "authentication" in text or "pg_hba.conf" in text or "no password" in text:
+        remedy = (
+            "check the user and the password (URL, PGPASSWORD, password file), and the server's "
+            "pg_hba.conf"
+        )
+    elif "does not exist" in text and "database" in text:
+        remedy = "create it with 'createdb', or name another one in the path of the URL"
+    elif "does not exist" in text and "role" in text:
+        remedy = "create it with 'createuser', or name another one in front of the host"
+    else:
+        remedy = "start the server, or correct the host and the port"
+    return Finding("failure", "connection", text, remedy)
+
+
+def connected(connection: psycopg.Connection[Any], took: float) -> Finding:
+    """Report the connection, and the seconds that it took."""
+    info, link = connection.info, connection.pgconn
+    local = info.host.startswith("/")
+    secured = "a socket" if local else "with TLS" if link.ssl_in_use else "not encrypted"
+    place = info.host if local else f"{info.host}:{info.port}"
+    return Finding(
+        "ok",
+        "connection",
+        f"{place}, {secured}, database {info.dbname}, account {info.user}, connected in "
+        f"{took * 1e3:.1f} ms",
+    )
+
+
+def version(number: int) -> Finding:
+    """Examine the version."""
+    found = f"PostgreSQL {number // 10000}.{number % 10000}"
+    if number // 10000 < OLDEST:
+        remedy = f"use PostgreSQL {OLDEST} or newer"
+        return Finding("failure", "server", f"{found} is too old", remedy)
+    return Finding("ok", "server", found)
+
+
+def role(*, standby: bool, read_only: bool) -> Finding:
+    """Examine whether the server accepts writes."""
+    if standby:
+        remedy = "name the primary, or all servers: the one that accepts writes is chosen"
+        return Finding("failure", "role", "a standby, which is read-only", remedy)
+    if read_only:
+        remedy = "turn default_transaction_read_only off for this account and database"
+        return Finding("failure", "role", "transactions are read-only", remedy)
+    return Finding("ok", "role", "primary")
+
+
+def pooler(given: int, actual: int) -> Finding:
+    """Compare the process of the connection's greeting with the one that answers."""
+    if given == actual:
+        return Finding("ok", "pooler", "none")
+    remedy = (
+        "name the server itself in the URL, or pool whole sessions (pool_mode=session): grants "
+        "are notified over one connection of the server"
+    )
+    return Finding("warning", "pooler", "there is one in front of the server", remedy)
+
+
+def durability(address: PostgresUrl, fsync: bool, pages: bool, commit: str) -> Finding:
+    """Examine the settings on which confirmed commits depend."""
+    switches = {"fsync": fsync, "full_page_writes": pages}
+    off = [name for name, on in switches.items() if not on]
+    if commit == "off" and not address.relaxed:  # durability=process allows for it
+        off.append("synchronous_commit")
+    if off:
+        plural = "are" if len(off) > 1 else "is"
+        return Finding(
+            "warning",
+            "durability",
+            f"{' and '.join(off)} {plural} off",
+            "turn on what is off: a crash may damage the database, or undo a confirmed grant",
+        )
+    found = f"fsync and full_page_writes are on, synchronous_commit is {commit}"
+    return Finding("ok", "durability", found)
+
+
+def vacuum(*, running: bool) -> Finding:
+    """Examine whether dead rows are removed."""
+    if running:
+        return Finding("ok", "autovacuum", "on")
+    remedy = "turn autovacuum and track_counts on: every lock leaves dead rows"
+    return Finding("warning", "autovacuum", "off", remedy)
+
+
+def clock(ahead: float) -> Finding:
+    """Compare the server's clock with this machine's."""
+    if abs(ahead) < FAR:
+        return Finding("ok", "clock", f"within {abs(ahead) * 1e3:,.0f} ms of this machine's")
+    return Finding(
+        "warning",
+        "clock",
+        f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
+        "leases do not depend on it, but set it right slowly (NTP): a step forward of the server's "
+        "clock ends every session",
+    )
+
+
+def round_trip(took: list[float]) -> Finding:
+    """Judge some round trips, in seconds."""
+    middle = median(took)
+    found = f"{middle * 1e3:.2f} ms (median of {len(took)}, at worst {max(took) * 1e3:.2f} ms)"
+    if middle > SLOW:
+        remedy = "find out whether the server is far or busy: each operation takes one round trip"
+        return Finding("warning", "round trip", found, remedy)
+    return Finding("ok", "round trip", found)

@@ -1,0 +1,74 @@
+"""PgBouncer in front of a server of the tests."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.clean_up import clean_up_with
+from tests.engines.postgresql.servers import PostgresServer
+
+__all__ = ["a_pooler"]
+
+_ATTEMPTS = 100
+
+
+@contextmanager
+def a_pooler(server: PostgresServer, mode: str = "transaction") -> Iterator[str]:
+    """Yield the URL of the server's database behind a PgBouncer."""
+    program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
+    if program is None:
+        pytest.skip("no PgBouncer here: apt-get install pgbouncer")
+    folder = Path(tempfile.mkdtemp(prefix="tenure-"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (folder / "users").write_text('"tenure" ""\n')
+    (folder / "settings").write_text(
+        f"""[databases]
+* = host={server.folder}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder}/users
+pool_mode = {mode}
+"""
+    )
+    if server.user is not None:  # it refuses to run as root
+        for each in (folder, *folder.iterdir()):
+            shutil.chown(each, server.user)
+    process = subprocess.Popen(
+        [program, "-q", str(folder / "settings")],
+        user=server.user,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"postgresql://tenure@127.0.0.1:{port}/postgres"
+
+    def clean_up() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    with clean_up_with(clean_up):
+        for attempt in range(_ATTEMPTS):
+            try:
+                psycopg.connect(url).close()
+            except psycopg.OperationalError:
+                assert process.poll() is None, "it has ended"
+                assert attempt < _ATTEMPTS - 1, "it accepts no connection"
+                time.sleep(0.05)
+            else:
+                break
+        yield url
