@@ -68,6 +68,11 @@ class LazyGroup(CommandGroup):
         "doctor": ("tenure.cli.doctor", "doctor", "Examine and test the store."),
         "backup": ("tenure.cli.backup", "backup", "Write a backup of the store into FILE."),
         "restore": ("tenure.cli.backup", "restore", "Make a store from the backup FILE."),
+        "postgresql": (
+            "tenure.cli.postgresql",
+            "postgresql",
+            "Create the schema of a PostgreSQL store.",
+        ),
         "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
         "token": ("tenure.cli.token", "token", "Make, list and revoke a server's tokens."),
         "dflockd": (

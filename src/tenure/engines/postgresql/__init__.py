@@ -37,7 +37,7 @@ def connect(url: str, clock: Clock) -> Engine:
         InvalidArgument: the URL is malformed.
         Unsupported: the extra ``tenure[postgresql]`` is not installed.
     """
-    with needs_extra("postgresql", "psycopg"):
+    with needs_extra("postgresql", "postgresql"):
         from tenure.engines.postgresql.engine import PostgresEngine
         from tenure.engines.postgresql.url import parse
 
