@@ -74,6 +74,8 @@ def test_a_store_in_use_is_refused_and_its_holder_goes_on(tenure: Tenure) -> Non
         ("tenures://coord.example", "beside the server"),
         ("redis://cache", "redis-cli --rdb"),
         ("rediss://cache", "redis-cli --rdb"),
+        ("postgresql://db/jobs", "pg_dump"),
+        ("postgres://db/jobs", "pg_basebackup"),
         ("etcd://a,b,c", "etcdctl snapshot"),
         ("ydb://db:2136/local", "ydb tools"),
         ("dflockd://locks", "memory only"),

@@ -83,7 +83,7 @@ def attach(client: ClientCore, options: SessionOptions) -> Once[Session]:
     if options.how.liveness == "window" and not client.capabilities.resume:
         raise Unsupported(
             f"{client.url} has no sessions that can be resumed; "
-            "sqlite://, redis://, etcd:// and tenure:// have",
+            "sqlite://, redis://, postgresql://, etcd:// and tenure:// have",
             node=node,
         )
     return Once(f"the session on {node}", _attach, client, options)

@@ -187,7 +187,7 @@ def _check_store(session: SessionCore, name: str) -> None:
     if not (can.data and can.lasting):
         raise Unsupported(
             f"the store of {session.client.url} keeps no data, and remembers no run of {name!r}; "
-            "sqlite://, redis://, etcd:// and tenure:// do",
+            "sqlite://, redis://, postgresql://, etcd:// and tenure:// do",
             node=session.node,
             name=name,
         )

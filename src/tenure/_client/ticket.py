@@ -85,7 +85,7 @@ class Ticket(AsyncHandle, Generic[L]):
         if request.order_id is None:
             raise Unsupported(
                 f"this engine does not report a waiter's position (for {request.name!r} on "
-                f"{request.node}); sqlite://, redis://, etcd:// and tenure:// do",
+                f"{request.node}); sqlite://, redis://, postgresql://, etcd:// and tenure:// do",
                 node=request.node,
                 name=request.name,
             )

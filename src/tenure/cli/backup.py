@@ -23,6 +23,10 @@ _SERVER = (
 _BACKUP_OF_SERVER = _SERVER + "the server may run meanwhile"
 _RESTORE_OF_SERVER = _SERVER + "the server must be stopped for it"
 _REDIS = "Redis has its own: 'redis-cli --rdb FILE', or a copy of its append-only file"
+_POSTGRESQL = (
+    "PostgreSQL has its own: 'pg_dump' and 'pg_restore' for a database, or 'pg_basebackup' for all "
+    "of a server"
+)
 _ETCD = "etcd has its own: 'etcdctl snapshot save FILE', and 'etcdutl snapshot restore FILE'"
 _YDB = "YDB has its own: 'ydb tools dump' and 'ydb tools restore'"
 _DFLOCKD = "a dflockd server keeps its locks in memory only"
@@ -31,6 +35,8 @@ _OWN_TOOLS = {
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
     "redis+unix": _REDIS,
+    "postgresql": _POSTGRESQL,
+    "postgres": _POSTGRESQL,
     "etcd": _ETCD,
     "etcds": _ETCD,
     "ydb": _YDB,
