@@ -32,6 +32,7 @@ PROGRAMS = {
     "etcd": [CONNECTS.format("etcd://localhost")],
     "interop": ["import tenure.interop.effect, tenure.interop.exclusive_lock"],
     "native": [CONNECTS.format("tenure://localhost")],
+    "postgresql": [CONNECTS.format("postgresql://localhost")],
     "redis": [CONNECTS.format("redis://localhost")],
     "server": [SERVES.format("--listen tenure://127.0.0.1:0 --listen dflockd://127.0.0.1:0")],
     "server-ydb": [SERVES.format("--listen tenure://127.0.0.1:0 --listen ydb://127.0.0.1:0")],

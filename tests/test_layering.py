@@ -70,6 +70,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
     "tenure.engines.native": frozenset({"msgspec"}),
     "tenure.engines.etcd": frozenset({"hpack"}),
+    "tenure.engines.postgresql": frozenset({"psycopg"}),
     "tenure.engines.redis": frozenset({"hiredis"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),

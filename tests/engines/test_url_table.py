@@ -23,6 +23,8 @@ URLS = {
     "rediss": ("rediss://one.example.org", "rediss"),
     "redis+unix": ("redis+unix:///run/redis.sock", "rediss"),
     "redis+sentinel": ("redis+sentinel://one,two/mymaster", "rediss"),
+    "postgresql": ("postgresql://one.example.org/jobs", None),  # libpq decides about TLS
+    "postgres": ("postgres://one.example.org/jobs", None),
     "etcd": ("etcd://one.example.org", "etcds"),
     "etcds": ("etcds://one.example.org", "etcds"),
     "tenure": ("tenure://one.example.org", "tenures"),
@@ -54,7 +56,7 @@ PARAMETERS: list[tuple[str, Parameter[Any]]] = [
     (scheme, each)
     for scheme in ("sqlite", "redis", "etcd", "tenure", "ydb", "dflockd")
     for each in module(scheme).PARAMETERS
-]
+] + [("postgresql", each) for each in module("postgresql").OWN]  # the others are libpq's
 
 
 def test_every_scheme_is_in_the_table() -> None:

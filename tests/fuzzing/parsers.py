@@ -19,6 +19,7 @@ from tenure.engines.etcd.grpc import StreamCall
 from tenure.engines.etcd.http2 import Http2Connection
 from tenure.engines.etcd.wire import WATCH
 from tenure.engines.native import url as native_url
+from tenure.engines.postgresql import url as postgresql_url
 from tenure.engines.redis import url as redis_url
 from tenure.engines.sqlite import url as sqlite_url
 from tenure.engines.ydb import url as ydb_url
@@ -168,6 +169,8 @@ _ENGINES: dict[str, Callable[[str], object]] = {
     "rediss": redis_url.parse,
     "redis+sentinel": redis_url.parse,
     "redis+unix": redis_url.parse,
+    "postgresql": postgresql_url.parse,
+    "postgres": postgresql_url.parse,
     "etcd": etcd_url.parse,
     "etcds": etcd_url.parse,
     "tenure": native_url.parse,
@@ -220,6 +223,8 @@ PARSERS = (
                 "redis://user:secret@cache:6379,other/3?prefix=a&max_window=30&min_replicas=1",
                 "redis+sentinel://a:26379,b/main?fresh=true&eviction=allow&busy_poll=100",
                 "rediss://:secret@[::1]:6380/0?tls_verify=no",
+                "postgresql://user:secret@a:5432,b/jobs?schema=x&durability=process&sslmode=prefer",
+                "postgres://user@/jobs?host=/run/postgresql&tls_ca=/ca.pem&listen=a:5432",
                 "etcd://user:pass@a:2379,b,[fe80::1]:2379?prefix=/x&timeout=5",
                 "tenure://token@a:7070,b?busy-poll=200",
                 "tenure+unix:///run/tenure/tenure.sock?busy-poll=0",

@@ -7,7 +7,7 @@ file, the password file and the environment. The kit's names for TLS are transla
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,13 +24,14 @@ from tenure.engines._kit.url import (
     text,
 )
 
-__all__ = ["PostgresUrl", "parse"]
+__all__ = ["OWN", "PARAMETERS", "PostgresUrl", "parse"]
 
 _SCHEMES = ("postgresql", "postgres")
 _SCHEMA = text("schema", "tenure")
 _LISTEN = text("listen")
-_RELAXED = choice("durability", False, {"full": False, "process": True})
+_DURABILITY = choice("durability", "full", {"process": "process", "full": "full"})
 _SYNCHRONOUS = choice("failover", False, {"asynchronous": False, "synchronous": True})
+_PORT = 5432
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _MODES = {"full": "verify-full", "ca": "verify-ca", "none": "require"}
 
@@ -42,15 +43,10 @@ def _libpq() -> list[Parameter[Any]]:
 
 _PASSED = _libpq()
 _TLS: tuple[Parameter[Any], ...] = tuple(each for each in TLS if each.name != "tls_server_name")
-_OWN: tuple[Parameter[Any], ...] = (
-    _SCHEMA,
-    _LISTEN,
-    _RELAXED,
-    _SYNCHRONOUS,
-    SOCKET_TIMEOUT,
-    BUSY_POLL,
-    *_TLS,
+OWN: tuple[Parameter[Any], ...] = (
+    *(_SCHEMA, _LISTEN, _DURABILITY, _SYNCHRONOUS, SOCKET_TIMEOUT, BUSY_POLL, *_TLS),
 )
+PARAMETERS: tuple[Parameter[Any], ...] = (*OWN, *_PASSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +67,8 @@ class PostgresUrl:
     """
 
     url: str
-    conninfo: str
-    listen: str
+    conninfo: str = field(repr=False)
+    listen: str = field(repr=False)
     schema: str
     relaxed: bool
     synchronous: bool
@@ -87,7 +83,7 @@ def parse(url: str) -> PostgresUrl:
     Raises:
         InvalidArgument: it is malformed; the message shows it without secrets.
     """
-    given = StoreUrl(url, _SCHEMES, (*_OWN, *_PASSED))
+    given = StoreUrl(url, _SCHEMES, PARAMETERS)
     passed = {each.name: given[each] for each in _PASSED if each in given}
     for setting, value in _places(given).items():
         if passed.setdefault(setting, value) != value:
@@ -112,14 +108,14 @@ def parse(url: str) -> PostgresUrl:
     if _LISTEN in given:
         host, _, port = given[_LISTEN].rpartition(":")
         if not port.isdigit():
-            host, port = given[_LISTEN], "5432"
+            host, port = given[_LISTEN], str(_PORT)
         listen = make_conninfo(conninfo, host=host, port=port, hostaddr="")
     return PostgresUrl(
         given.shown,
         conninfo,
         listen,
         schema,
-        given[_RELAXED],
+        given[_DURABILITY] == "process",
         given[_SYNCHRONOUS],
         timeout,
         given[SOCKET_TIMEOUT],
@@ -131,6 +127,8 @@ def _places(given: StoreUrl) -> dict[str, str]:
     """Return what stands in front of the parameters, as libpq's parameters."""
     found = {"user": given.user, "password": given.secret, "dbname": unquote(given.path[1:])}
     if given.hosts:
+        if "%" not in given.hosts:  # the path of a socket is for libpq
+            given.endpoints(_PORT)  # refuses what is no host
         hosts, ports = [], []
         for each in given.hosts.split(","):
             host, _, port = each.rpartition(":") if re.search(r":\d*$", each) else (each, "", "")
