@@ -69,7 +69,7 @@ def _postgresql() -> Stores:
 
 
 def _postgresql_pooled() -> Stores:
-    from tests.engines.postgresql.servers import a_pooled_schema
+    from tests.engines.postgresql.poolers import a_pooled_schema
 
     return Stores(a_pooled_schema)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 import socket
 import subprocess
@@ -15,9 +17,9 @@ import psycopg
 import pytest
 
 from tests.clean_up import clean_up_with
-from tests.engines.postgresql.servers import PostgresServer
+from tests.engines.postgresql.servers import PostgresServer, new_name, shared
 
-__all__ = ["a_pooler"]
+__all__ = ["a_pooled_schema", "a_pooler"]
 
 _ATTEMPTS = 100
 
@@ -72,3 +74,18 @@ pool_mode = {mode}
             else:
                 break
         yield url
+
+
+@functools.cache
+def _shared_pooler() -> str:
+    """Return the URL of a pooler in front of the server of all tests; it ends with the tests."""
+    pooler_of_all = a_pooler(shared())
+    url = pooler_of_all.__enter__()
+    atexit.register(pooler_of_all.__exit__, None, None, None)
+    return url
+
+
+@contextmanager
+def a_pooled_schema() -> Iterator[str]:
+    """Yield the URL of an empty store behind a transaction pooler."""
+    yield f"{_shared_pooler()}?schema={new_name()}"

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,15 +24,7 @@ import pytest
 
 from tests.clean_up import clean_up_with
 
-__all__ = [
-    "PostgresServer",
-    "a_pooled_schema",
-    "a_pooler",
-    "a_schema",
-    "a_server",
-    "shared",
-    "shared_pooler",
-]
+__all__ = ["PostgresServer", "a_schema", "a_server", "new_name", "shared"]
 
 _PATIENCE = 60  # seconds for a command that starts or ends a server
 _numbers = itertools.count(1)
@@ -174,62 +165,12 @@ def shared() -> PostgresServer:
     return server
 
 
+def new_name() -> str:
+    """Return the name of a schema that no other test uses."""
+    return f"test_{os.getpid()}_{next(_numbers)}"
+
+
 @contextmanager
 def a_schema(parameters: str = "") -> Iterator[str]:
     """Yield the URL of an empty store in the shared server."""
-    yield f"{shared().url}&schema=test_{os.getpid()}_{next(_numbers)}{parameters}"
-
-
-@contextmanager
-def a_pooler(server: PostgresServer) -> Iterator[Path]:
-    """Run PgBouncer in transaction mode in front of a server; yield the folder of its socket."""
-    bouncer = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
-    if not Path(bouncer).exists():
-        pytest.skip("no PgBouncer here: apt-get install pgbouncer")
-    folder = Path(tempfile.mkdtemp(prefix="tenure-"))
-    settings = folder / "pgbouncer.ini"
-    (folder / "users").write_text('"tenure" ""\n')
-    settings.write_text(
-        "[databases]\n"
-        f"postgres = host={server.folder} dbname=postgres user=tenure\n"
-        "[pgbouncer]\n"
-        f"auth_type = any\nauth_file = {folder}/users\nunix_socket_dir = {folder}\n"
-        "listen_port = 5432\npool_mode = transaction\ndefault_pool_size = 3\n"
-        f"max_client_conn = 300\nlogfile = {folder}/log\n"
-    )
-    if server.user is not None:
-        for each in (folder, *folder.iterdir()):
-            shutil.chown(each, server.user)
-    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
-        pooler = subprocess.Popen(
-            [bouncer, "--quiet", str(settings)], user=server.user, stdin=subprocess.DEVNULL
-        )
-        with pooler, clean_up_with(pooler.kill):
-            _wait_for_socket(folder / ".s.PGSQL.5432", pooler)
-            yield folder
-
-
-def _wait_for_socket(path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server listens on a Unix socket."""
-    while True:
-        assert process.poll() is None, "PgBouncer does not start"
-        with socket.socket(socket.AF_UNIX) as probe:
-            if not probe.connect_ex(str(path)):
-                return
-        time.sleep(0.02)
-
-
-@functools.cache
-def shared_pooler() -> Path:
-    """Return the folder of a pooler in front of the server of all tests."""
-    pooler_of_all = a_pooler(shared())
-    folder = pooler_of_all.__enter__()
-    atexit.register(pooler_of_all.__exit__, None, None, None)
-    return folder
-
-
-@contextmanager
-def a_pooled_schema() -> Iterator[str]:
-    """Yield the URL of an empty store behind a transaction pooler."""
-    schema = f"test_{os.getpid()}_{next(_numbers)}"
-    yield f"postgresql://tenure@/postgres?host={shared_pooler()}&schema={schema}"
+    yield f"{shared().url}&schema={new_name()}{parameters}"

@@ -194,7 +194,9 @@ def test_a_standby_is_a_failure() -> None:
 def test_a_pooler_in_front_of_the_server_is_noticed(url: str) -> None:
     with a_pooler(shared()) as pooled:
         found = findings(f"{pooled}?schema={name_in(url)}")
+        direct = findings(f"{pooled}?schema={name_in(url)}&listen=127.0.0.1")
     assert found["pooler"].level == "warning"
+    assert direct["pooler"].level == "ok"
     assert findings(url)["pooler"].level == "ok"
 
 

@@ -138,3 +138,43 @@ async def test_a_lease_that_the_promoted_standby_does_not_know_is_lost_before_th
                 assert later.fencing_token > lease.fencing_token
             async with asyncio.timeout(PATIENCE):
                 assert isinstance(await lease.wait_lost(), tenure.LeaseLost)
+
+
+async def test_a_synchronous_failover_needs_no_quarantine(server: PostgresServer) -> None:
+    with _a_standby(server) as standby:
+        url = f"postgresql://tenure@/postgres?host={server.folder},{standby.folder}"
+        async with (
+            tenure.connect(f"{url}&failover=synchronous") as client,
+            client.session(recovery_window=60) as session,
+        ):
+            events = client.events()
+            kept = await session.mutex("kept").lock()
+            await until(lambda: _has_replayed_all(server))
+            await asyncio.to_thread(server.crash)
+            await asyncio.to_thread(standby.run, "pg_ctl", "promote", "-D", str(standby.data))
+            await until_detached_and_back(events)
+            async with session.mutex("free").lock(timeout=_WINDOW) as later:
+                assert later.fencing_token > kept.fencing_token
+            assert kept.held
+            await kept.release()
+            await events.aclose()
+
+
+@pytest.mark.parametrize("how", ["dump", "data_was_restored"])
+async def test_restored_data_begin_with_a_quarantine(server: PostgresServer, how: str) -> None:
+    async with tenure.connect(server.url) as client:
+        session = await client.session(recovery_window=_WINDOW)
+        token = (await session.mutex("m").lock()).fencing_token
+        await session.detach()
+    if how == "dump":
+        dump = server.folder / "dump"
+        server.run("pg_dump", "--schema", "tenure", "--file", str(dump), "--dbname", server.url)
+        server.execute("DROP SCHEMA tenure CASCADE")
+        server.run("psql", "--quiet", "--file", str(dump), "--dbname", server.url)
+    else:
+        server.execute("SELECT tenure.data_was_restored()")
+    async with tenure.connect(server.url) as client:
+        with pytest.raises(tenure.AcquireTimeout, match="the database was restored"):
+            await client.mutex("free").lock(timeout=0.5)
+        async with client.mutex("free").lock(timeout=PATIENCE) as later:
+            assert later.fencing_token > token

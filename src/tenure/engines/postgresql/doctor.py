@@ -110,7 +110,7 @@ def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
     here = (before + time.time()) / 2
     yield reported.version(number)
     yield reported.role(standby=standby, read_only=read_only)
-    yield reported.pooler(connection.info.backend_pid, pid)
+    yield reported.pooler(connection.info.backend_pid, pid, address.listen)
     yield reported.durability(address, *settings[:3])
     yield reported.vacuum(running=settings[3])
     yield _round_trip(connection)
@@ -160,7 +160,7 @@ def _schema(connection: Connection, name: str, *, usable: bool) -> Iterator[Find
 
 def _store(connection: Connection, name: str) -> Iterator[Finding]:
     try:
-        version, _, left, reason = json.loads(_read(connection, f"SELECT {name}.hello(false)")[0])
+        version, _, left, reason = json.loads(_read(connection, f"SELECT {name}.examine()")[0])
     except psycopg.Error as error:
         if error.sqlstate != _READ_ONLY:
             raise

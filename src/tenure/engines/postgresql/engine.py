@@ -112,8 +112,9 @@ class PostgresEngine(Administration):
             else ""
         )
         return (
-            f"{durable}Grants are as durable as the database's commits. After a failover or a "
-            "restored backup nothing is granted until every holder's recovery window has passed. "
+            f"{durable}Grants are as durable as the database's commits. After a failover or the "
+            "restore of a dump nothing is granted until every holder's recovery window has passed. "
+            "A copied data directory that is started is not recognized: call data_was_restored(). "
             "Expiry follows the server's wall clock: a step forward ends sessions early, which "
             "their holders learn when they renew."
         )

@@ -80,13 +80,15 @@ def role(*, standby: bool, read_only: bool) -> Finding:
     return Finding("ok", "role", "primary")
 
 
-def pooler(given: int, actual: int) -> Finding:
+def pooler(given: int, actual: int, listen: str) -> Finding:
     """Compare the process of the connection's greeting with the one that answers."""
     if given == actual:
         return Finding("ok", "pooler", "none")
+    if listen:
+        return Finding("ok", "pooler", "there is one, and ?listen= names the server")
     remedy = (
-        "name the server itself in the URL, or pool whole sessions (pool_mode=session): grants "
-        "are notified over one connection of the server"
+        "name the server's own address with ?listen=HOST:PORT, so that grants are notified; "
+        "without it waiters poll"
     )
     return Finding("warning", "pooler", "there is one in front of the server", remedy)
 

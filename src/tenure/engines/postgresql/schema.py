@@ -34,8 +34,8 @@ SET LOCAL statement_timeout = 0;
 SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext('{schema}'));
 CREATE SCHEMA {schema};
 {parts}
-INSERT INTO {schema}.meta (version, epoch, server)
-    VALUES ({VERSION}, '{secrets.token_hex(8)}', {schema}.server_name());
+INSERT INTO {schema}.meta (version, epoch, server, place)
+    VALUES ({VERSION}, '{secrets.token_hex(8)}', {schema}.server_name(), '{schema}.meta'::regclass);
 INSERT INTO {schema}.witness SELECT epoch FROM {schema}.meta;
 INSERT INTO {schema}.nodes (path, config)
     VALUES ('{DEFAULT_NODE}', '{values.config_text(NodeConfig())}');

@@ -44,7 +44,13 @@ def _libpq() -> list[Parameter[Any]]:
 _PASSED = _libpq()
 _TLS: tuple[Parameter[Any], ...] = tuple(each for each in TLS if each.name != "tls_server_name")
 OWN: tuple[Parameter[Any], ...] = (
-    *(_SCHEMA, _LISTEN, _DURABILITY, _SYNCHRONOUS, SOCKET_TIMEOUT, BUSY_POLL, *_TLS),
+    _SCHEMA,
+    _LISTEN,
+    _DURABILITY,
+    _SYNCHRONOUS,
+    SOCKET_TIMEOUT,
+    BUSY_POLL,
+    *_TLS,
 )
 PARAMETERS: tuple[Parameter[Any], ...] = (*OWN, *_PASSED)
 

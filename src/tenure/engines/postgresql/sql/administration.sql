@@ -3,12 +3,27 @@
 CREATE OR REPLACE FUNCTION SCHEMA.hello(its_relaxed boolean, its_synchronous boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    left_of_it double precision := SCHEMA.quarantine();
+    left_of_it double precision;
 BEGIN
+    DELETE FROM SCHEMA.witness WHERE (SELECT server FROM SCHEMA.meta) <> SCHEMA.server_name();
+    left_of_it := SCHEMA.quarantine();
     UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
         WHERE its_relaxed AND NOT relaxed OR synchronous <> its_synchronous;
+    RETURN SCHEMA.state(left_of_it);
+END $$;
+
+CREATE OR REPLACE FUNCTION SCHEMA.state(left_of_it double precision) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
     RETURN (SELECT json_build_array(version, epoch, left_of_it, quarantine_reason)
         FROM SCHEMA.meta)::text;
+END $$;
+
+-- The same for an examination, which writes nothing: it fails where `hello` would have to.
+CREATE OR REPLACE FUNCTION SCHEMA.examine() RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN SCHEMA.state(SCHEMA.quarantine());
 END $$;
 
 CREATE OR REPLACE FUNCTION SCHEMA.store_time() RETURNS text

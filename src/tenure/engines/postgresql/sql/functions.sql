@@ -25,7 +25,8 @@ DECLARE
     lost text;
     name text;
 BEGIN
-    SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch;
+    SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch
+        WHERE x.place = 'SCHEMA.meta'::regclass;
     IF NOT m.relaxed AND current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
@@ -34,9 +35,11 @@ BEGIN
             ELSE extract(epoch FROM m.quarantined_until - clock_timestamp()) END;
     END IF;
     SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
-    IF NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
+    IF m.place <> 'SCHEMA.meta'::regclass
+            OR NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
         name := SCHEMA.server_name();
         IF split_part(name, '/', 1) <> split_part(m.server, '/', 1)
+                OR m.place <> 'SCHEMA.meta'::regclass
                 OR name <> m.server AND NOT m.synchronous THEN
             lost := 'the database was restored, or another server was promoted';
         ELSIF m.relaxed THEN
@@ -50,13 +53,20 @@ BEGIN
             m.epoch := md5(random()::text || clock_timestamp()::text);
             UPDATE SCHEMA.sessions SET seen = clock_timestamp();
         END IF;
-        UPDATE SCHEMA.meta SET epoch = m.epoch, server = name,
+        UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, place = 'SCHEMA.meta'::regclass,
             quarantine_reason = coalesce(lost, quarantine_reason),
             quarantined_until = m.quarantined_until;
         INSERT INTO SCHEMA.witness VALUES (m.epoch) ON CONFLICT DO NOTHING;
     END IF;
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
 END $$;
+
+-- For an administrator who has restored the data of a stopped server, which nothing else shows.
+CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
+LANGUAGE sql AS $$
+    UPDATE SCHEMA.meta SET server = '';
+    DELETE FROM SCHEMA.witness;
+$$;
 
 -- The next order id: above all before, above `above`, and near the clock's microseconds.
 CREATE OR REPLACE FUNCTION SCHEMA.next_order_id(above bigint) RETURNS bigint

@@ -11,6 +11,7 @@ CREATE TABLE SCHEMA.meta (
     version integer NOT NULL,
     epoch text NOT NULL,                     -- another one after each loss of data
     server text NOT NULL,                    -- system identifier and timeline of the data
+    place oid NOT NULL,                      -- of this table: another one after a dump and restore
     relaxed boolean NOT NULL DEFAULT false,  -- some program has committed without the disk
     synchronous boolean NOT NULL DEFAULT false,  -- a promoted standby has lost nothing
     longest_window double precision NOT NULL DEFAULT 0,
@@ -18,8 +19,8 @@ CREATE TABLE SCHEMA.meta (
     quarantine_reason text NOT NULL DEFAULT ''
 );
 
--- A crash, a promotion or a restored backup empties an unlogged table. So a missing row says that
--- data may have been lost.
+-- A crash, a promotion or the recovery of a backup empties an unlogged table. So a missing row says
+-- that data may have been lost.
 CREATE UNLOGGED TABLE SCHEMA.witness (epoch text PRIMARY KEY);
 
 CREATE TABLE SCHEMA.nodes (
