@@ -107,6 +107,7 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 	command -v redis-server >/dev/null || missing=redis-server; \
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 \
 		|| missing="$$missing postgresql"; \
+	command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || missing="$$missing pgbouncer"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
 	[ "$$(uname)" != Linux ] || command -v faketime >/dev/null || missing="$$missing faketime"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

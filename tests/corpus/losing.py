@@ -180,6 +180,7 @@ _NO_REPLICAS = "its store has no replica that could take its place"
         "sqlite": _NO_REPLICAS,
         "native": _NO_REPLICAS,
         "ydb": _NO_REPLICAS,
+        "postgresql": "tests/engines/postgresql/test_failover.py has one",
         "etcd": "a member that takes over has all that was ever told",
         "dflockd": _NO_REPLICAS,
     },

@@ -23,6 +23,7 @@ from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tests.corpus import etcd
 from tests.corpus.lua import in_lua
 from tests.corpus.rows import does_nothing, replacing, row, together
+from tests.corpus.sql import in_sql
 from tests.corpus.subjects import Scene
 
 
@@ -48,6 +49,10 @@ async def a_waiter_learns_that_its_session_is_over(scene: Scene) -> None:
         # By the hour, so that no slow machine makes them rise.
         "": replacing(rules, "next_order_id", lambda last, seen, wall: int(wall // 3600)),
         "redis": in_lua("math.max(order + 1, now)", "math.floor(now / 3.6e9)"),
+        "postgresql": in_sql(
+            "    IF id > above AND id > wall - 1000000 THEN",
+            "    id := wall / 3600000000; IF true THEN",
+        ),
         "etcd": replacing(EtcdAttachment, "order_id", etcd.numbered_by_the_hour),
     },
     not_on={"dflockd": "it has one node; tests/corpus/lines.py asks the rest"},

@@ -18,6 +18,7 @@ __all__ = [
     "FAULTS",
     "INAPPLICABLE",
     "MEMORY",
+    "POSTGRESQL",
     "PROMISES",
     "REDIS",
     "SERVED",
@@ -36,6 +37,7 @@ Engine: TypeAlias = str
 """The name of a variant that has a title, or "simulated"."""
 
 MEMORY, SQLITE, DURABLE_SQLITE, REDIS, ETCD = "memory", "sqlite", "sqlite-full", "redis", "etcd"
+POSTGRESQL = "postgresql"
 DFLOCKD, SERVED, YDB, SIMULATED = "dflockd", "tenure", "ydb", "simulated"
 
 ENGINES: dict[Engine, str] = {

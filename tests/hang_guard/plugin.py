@@ -107,5 +107,7 @@ class HangGuard:
         faulthandler.enable(self._stderr)  # pytest has just disabled its own
         if hasattr(self._config, "workerinput"):  # it waits for pytest-xdist, which ends it
             self._begin("after the tests of this worker", 0)
+        elif self._config.getoption("collectonly"):  # the process may go on to run them
+            self._begin("after a collection", 0)
         else:
             self._begin("the end of the process, after all tests")

@@ -20,6 +20,7 @@ from tests.engines.postgresql.helpers import (
     until_detached_and_back,
 )
 from tests.engines.postgresql.servers import PostgresServer
+from tests.guarantees import POSTGRESQL, guarantee
 
 _WINDOW = 3.0
 _SOON = 3.0
@@ -49,6 +50,7 @@ def _has_replayed_all(server: PostgresServer) -> bool:
     return rows == [(True,)]
 
 
+@guarantee("power cut", "tokens rise", on=POSTGRESQL)
 async def test_a_crash_with_durability_process_grants_nothing_for_the_longest_window(
     server: PostgresServer,
 ) -> None:
@@ -77,6 +79,7 @@ async def test_a_crash_with_durability_process_grants_nothing_for_the_longest_wi
         await events.aclose()
 
 
+@guarantee("restarted", "kept", "tokens rise", on=POSTGRESQL)
 async def test_a_client_moves_to_a_promoted_standby_which_begins_with_a_quarantine(
     server: PostgresServer,
 ) -> None:
@@ -114,6 +117,7 @@ async def test_a_client_moves_to_a_promoted_standby_which_begins_with_a_quaranti
             await events.aclose()
 
 
+@guarantee("restarted", "tokens rise", on=POSTGRESQL)
 async def test_a_lease_that_the_promoted_standby_does_not_know_is_lost_before_the_next_grant(
     server: PostgresServer,
 ) -> None:
@@ -160,6 +164,7 @@ async def test_a_synchronous_failover_needs_no_quarantine(server: PostgresServer
             await events.aclose()
 
 
+@guarantee("restarted", "tokens rise", on=POSTGRESQL)
 @pytest.mark.parametrize("how", ["dump", "data_was_restored"])
 async def test_restored_data_begin_with_a_quarantine(server: PostgresServer, how: str) -> None:
     async with tenure.connect(server.url) as client:

@@ -20,12 +20,14 @@ from tests.engines.postgresql.helpers import (
     until_detached_and_back,
 )
 from tests.engines.postgresql.servers import PostgresServer
+from tests.guarantees import POSTGRESQL, guarantee
 
 _TERMINATIONS = 100
 _TERMINATE = b"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'tenure'"""
 
 
+@guarantee("cut off", "kept", "one owner", on=POSTGRESQL)
 async def test_a_terminated_connection_loses_no_lease_and_no_place(server: PostgresServer) -> None:
     async with tenure.connect(server.url) as one, tenure.connect(server.url) as other:
         events = one.events()
@@ -43,6 +45,7 @@ async def test_a_terminated_connection_loses_no_lease_and_no_place(server: Postg
         await events.aclose()
 
 
+@guarantee("cut off", "one owner", "others proceed", "nothing leaks", on=POSTGRESQL)
 @pytest.mark.timeout(240)
 async def test_contenders_have_the_lock_in_turn_while_their_connections_are_terminated(
     server: PostgresServer,
@@ -86,6 +89,7 @@ def _kill_a_backend(server: PostgresServer) -> None:
     os.kill(backends(server)[0], signal.SIGKILL)
 
 
+@guarantee("restarted", "answers stand", "tokens rise", "kept", on=POSTGRESQL)
 @pytest.mark.parametrize("fault", ["fast", "immediate", "backend killed"])
 async def test_leases_and_places_survive_a_restart(server: PostgresServer, fault: str) -> None:
     async with tenure.connect(server.url) as one, tenure.connect(server.url) as other:
@@ -108,6 +112,7 @@ async def test_leases_and_places_survive_a_restart(server: PostgresServer, fault
         await events.aclose()
 
 
+@guarantee("power cut", "answers stand", "kept", on=POSTGRESQL)
 async def test_crash_recovery_with_full_durability_begins_no_quarantine(
     server: PostgresServer,
 ) -> None:
@@ -122,6 +127,7 @@ async def test_crash_recovery_with_full_durability_begins_no_quarantine(
     assert server.execute("SELECT quarantine_reason FROM tenure.meta") == [("",)]
 
 
+@guarantee("cancelled", "nothing leaks", "others proceed", on=POSTGRESQL)
 async def test_a_task_cancelled_at_any_time_leaves_no_request(server: PostgresServer) -> None:
     async with (
         tenure.connect(server.url) as client,
@@ -151,6 +157,7 @@ async def test_a_task_cancelled_at_any_time_leaves_no_request(server: PostgresSe
             pass
 
 
+@guarantee("cut off", "kept", on=POSTGRESQL)
 async def test_a_server_stopped_for_less_than_the_window_costs_nothing(
     server: PostgresServer,
 ) -> None:
@@ -168,6 +175,7 @@ async def test_a_server_stopped_for_less_than_the_window_costs_nothing(
             assert lease.held
 
 
+@guarantee("cut off", "loss reported", "others proceed", on=POSTGRESQL)
 async def test_a_server_stopped_past_the_window_costs_the_lease_by_its_deadline(
     server: PostgresServer,
 ) -> None:

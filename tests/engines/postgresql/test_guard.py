@@ -10,6 +10,7 @@ import pytest
 
 import tenure
 from tests.engines.postgresql.servers import a_schema, shared
+from tests.guarantees import POSTGRESQL, guarantee
 
 GUARD = "SELECT {}.guard(%s, %s, %s)"
 
@@ -69,6 +70,7 @@ async def test_a_release_waits_for_the_transaction_that_guards_it(url: str, guar
         await (await waiting).release()
 
 
+@guarantee("stopped", "fenced", on=POSTGRESQL)
 async def test_an_expiry_waits_for_the_transaction_that_guards_it(url: str, guard: bytes) -> None:
     async with tenure.connect(url) as client, tenure.connect(url) as other:
         session = await client.session(recovery_window=1)

@@ -5,10 +5,14 @@ transaction and one round trip, by the server's clock. A grant is sent with ``NO
 engine that has its session. Behind a transaction pooler, where that cannot be received, the engine
 polls.
 
-Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema`
-creates. `session` is a session and its requests. It sends `statements` over `connection`, one
-socket of libpq; `engine` owns the connections and sessions, upon `administration`. `attaching`
-attaches and takes over. `heartbeat` has a connection of its own. `values` decodes, `url` parses.
+Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema` puts
+together. `session` has the requests of a session, upon `attachment`, its token, proof and end.
+Both send `statements` over `connection`, one socket of libpq, which `connecting` opens. `engine`
+owns the connections and sessions; its base is `administration`. `monitor` looks for what has
+expired or was missed, `watches` has the watches, `renewals` the renewals, and `quarantine` the
+wait after a loss of data. `attaching` attaches and takes over. `heartbeat` has a connection of
+its own. `values` encodes and decodes, `url` parses. `initializing` creates a store for an
+administrator, and `doctor` examines one, in the words of `reported`.
 
 Rules:
 

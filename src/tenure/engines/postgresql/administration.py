@@ -45,12 +45,8 @@ class Administration(EngineDefaults):
         """Send a statement, now or when there is a connection."""
         raise NotImplementedError
 
-    def push_all(self, events: Iterable[str]) -> None:
+    def push_all(self, events: Iterable[str] | Refusal) -> None:
         """Handle events, later in this iteration of the loop."""
-        raise NotImplementedError
-
-    def drop(self, why: str) -> None:
-        """Drop the connection, and make another one."""
         raise NotImplementedError
 
     def _opened(self) -> None:

@@ -11,7 +11,7 @@ from tenure.core import refusals, rules
 from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.attachment import SessionEngine
+from tenure.engines.postgresql.attachment import PostgresSessionEngine
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Refusal
 from tenure.errors import EngineError, EngineUnavailable, TenureError
@@ -21,7 +21,7 @@ from tenure.model import Liveness
 __all__ = ["attach", "new_token"]
 
 
-class AttachEngine(SessionEngine, Protocol):
+class AttachEngine(PostgresSessionEngine, Protocol):
     """The engine, as `attach` uses it."""
 
     def admit(self, session: PostgresSession) -> bool:

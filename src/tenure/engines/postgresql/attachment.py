@@ -29,13 +29,13 @@ from tenure.engines.postgresql.statements import (
 from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
 
-__all__ = ["PAUSE", "PostgresAttachment", "SessionEngine"]
+__all__ = ["PAUSE", "PostgresAttachment", "PostgresSessionEngine"]
 
 PAUSE = 0.05
 """Seconds until an operation is tried again that a transaction of the user's holds up."""
 
 
-class SessionEngine(Protocol):
+class PostgresSessionEngine(Protocol):
     """The engine, as its sessions use it."""
 
     loop: asyncio.AbstractEventLoop
@@ -72,7 +72,7 @@ class SessionEngine(Protocol):
     def renew(self, session: PostgresAttachment) -> None:
         """Renew a session, with others."""
 
-    def push_all(self, events: Iterable[str]) -> None:
+    def push_all(self, events: Iterable[str] | Refusal) -> None:
         """Handle events, later in this iteration of the loop."""
 
     def note_waiter(self) -> None:
@@ -105,7 +105,7 @@ class PostgresAttachment(SessionBase):
 
     def __init__(
         self,
-        engine: SessionEngine,
+        engine: PostgresSessionEngine,
         how: Attach,
         events: SessionEvents,
         number: int,
@@ -272,11 +272,7 @@ class PostgresAttachment(SessionBase):
 
     def _acknowledge(self) -> None:
         words = (self.id, list(self.tokens), self._engine.channel)
-        self._engine.send(Call("acknowledge", words, self._acknowledged))
-
-    def _acknowledged(self, reply: Any) -> None:
-        if isinstance(reply, list):
-            self._engine.push_all(reply)
+        self._engine.send(Call("acknowledge", words, self._engine.push_all))
 
     def _forget(self) -> None:
         super()._forget()

@@ -15,9 +15,9 @@ from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
 
 __all__ = [
-    "Greeting",
     "OpenedConnections",
     "SchemaDropped",
+    "StoreState",
     "explained",
     "greet",
     "open_connections",
@@ -42,7 +42,7 @@ _Psycopg = psycopg.AsyncConnection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class StoreState:
     """State of a store, as a new connection finds it.
 
     Attributes:
@@ -134,7 +134,7 @@ async def _connect(conninfo: str) -> _Psycopg:
     return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
 
 
-async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool) -> Greeting:
+async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool) -> StoreState:
     """Return the state of the store.
 
     Args:
@@ -167,7 +167,7 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
             f"{address.url} has version {version} of the schema {address.schema}, and this tenure "
             f"needs {schema.VERSION}: {newer}"
         )
-    return Greeting(epoch, left, reason)
+    return StoreState(epoch, left, reason)
 
 
 async def _create(connection: _Psycopg, address: PostgresUrl) -> None:

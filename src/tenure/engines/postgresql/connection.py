@@ -26,7 +26,7 @@ from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
 from tenure.engines.postgresql.statements import Batch, Operation, Refusal, Statement
 
-__all__ = ["ConnectionOwner", "PostgresConnection"]
+__all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
 
 _log = logging.getLogger("tenure")
 
@@ -39,7 +39,7 @@ _UNUSABLE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42
 """Codes of a server that cannot be used: read-only, being shut down, or without the store."""
 
 
-class ConnectionOwner(Protocol):
+class PostgresConnectionOwner(Protocol):
     """Receiver of what a connection reports."""
 
     def pushed(self, channel: str, event: str) -> None:
@@ -60,6 +60,27 @@ class ConnectionOwner(Protocol):
         ...
 
 
+class ListenerOwner:
+    """The owner of a connection that only receives notifications.
+
+    Args:
+        owner: of the connection for statements.
+        connection: the connection for statements; the end of either is the end of both.
+    """
+
+    def __init__(self, owner: PostgresConnectionOwner, connection: PostgresConnection) -> None:
+        """Pass on what the connection receives."""
+        self.pushed = owner.pushed
+        self.send = owner.send
+        self.new_batch = owner.new_batch
+        self.expire = owner.expire
+        self._connection = connection
+
+    def disconnected(self, connection: PostgresConnection, why: str) -> None:  # noqa: ARG002
+        """End the connection for statements."""
+        self._connection.drop(why)
+
+
 class PostgresConnection:
     """One connection.
 
@@ -73,7 +94,7 @@ class PostgresConnection:
     def __init__(
         self,
         connection: psycopg.AsyncConnection[Any],
-        owner: ConnectionOwner,
+        owner: PostgresConnectionOwner,
         schema: str,
         busy_poll: float,
     ) -> None:

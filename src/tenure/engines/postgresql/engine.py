@@ -28,9 +28,10 @@ from tenure.engines.postgresql.connecting import (
     greet,
     open_connections,
 )
-from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.connection import ListenerOwner, PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.monitor import PostgresMonitor
+from tenure.engines.postgresql.quarantine import PostgresQuarantine
 from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
 from tenure.engines.postgresql.statements import (
@@ -38,6 +39,7 @@ from tenure.engines.postgresql.statements import (
     Call,
     Operation,
     OrderIds,
+    Refusal,
     Sql,
     Statement,
 )
@@ -52,21 +54,6 @@ _log = logging.getLogger("tenure")
 
 _MOST_KNOWN = 10_000
 """Names of which the engine remembers that they have a row."""
-
-
-class _Listener:
-    """The owner of a connection that receives notifications alone."""
-
-    def __init__(self, engine: PostgresEngine, connection: PostgresConnection) -> None:
-        self.pushed = engine.pushed
-        self.send = engine.send
-        self.new_batch = engine.new_batch
-        self.expire = engine.expire
-        self._connection = connection
-
-    def disconnected(self, connection: PostgresConnection, why: str) -> None:  # noqa: ARG002
-        """End the connection that it belongs to."""
-        self._connection.drop(why)
 
 
 class PostgresEngine(Administration):
@@ -99,8 +86,7 @@ class PostgresEngine(Administration):
         self._watches = PostgresWatches(self, address.schema)
         self._renewals = Renewals(self)
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
-        self._quarantined_until = 0.0
-        self._reason = ""
+        self._quarantine = PostgresQuarantine(clock)
 
     @property
     def guarantees(self) -> str:
@@ -210,21 +196,12 @@ class PostgresEngine(Administration):
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
         return Batch(
-            self.channel, self.order_ids, self._known, relaxed=self.relaxed, pushed=self._push
+            self.channel, self.order_ids, self._known, relaxed=self.relaxed, pushed=self.push_all
         )
 
     def expire(self, sessions: list[int]) -> Statement:
         """Return the statement that ends sessions which have expired."""
-        return Call("expire", (sessions, self.channel), self._expired)
-
-    def _expired(self, reply: Any) -> None:
-        if isinstance(reply, list):
-            self.push_all(reply)
-
-    def drop(self, why: str) -> None:
-        """Drop the connection, and make another one."""
-        if self.connection is not None:
-            self.connection.drop(why)
+        return Call("expire", (sessions, self.channel), self.push_all)
 
     def renew(self, session: PostgresAttachment) -> None:
         """Renew a session, with others."""
@@ -252,8 +229,8 @@ class PostgresEngine(Administration):
         if opened.notifications is opened.statements:
             connection.listener = connection
         elif opened.notifications is not None:
-            listener = _Listener(self, connection)
-            connection.listener = PostgresConnection(opened.notifications, listener, *options)
+            owner = ListenerOwner(self, connection)
+            connection.listener = PostgresConnection(opened.notifications, owner, *options)
         return connection
 
     async def _prepare(self, opened: OpenedConnections) -> None:
@@ -263,8 +240,8 @@ class PostgresEngine(Administration):
             self._dropped(str(error))
             raise
         self._known.clear()
-        self._epoch, self._reason = greeting.epoch, greeting.reason
-        self.quarantined(greeting.left)
+        self._epoch = greeting.epoch
+        self.quarantined(greeting.left, greeting.reason)
         self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
         await opened.listen(self.channel, *self._watches.channels)
         await self._reattach(opened)
@@ -341,17 +318,12 @@ class PostgresEngine(Administration):
 
     def pushed(self, channel: str, event: str) -> None:
         """Handle a notification, later in this iteration of the loop."""
-        if channel == self.channel:
-            self._pushes.put((event,))
-        else:
-            self._pushes.put((f"{channel} {event}",))
+        self._pushes.put((event if channel == self.channel else f"{channel} {event}",))
 
-    def _push(self, event: str) -> None:
-        self._pushes.put((event,))
-
-    def push_all(self, events: Iterable[str]) -> None:
-        """Handle events, later in this iteration of the loop."""
-        self._pushes.put(events)
+    def push_all(self, events: Iterable[str] | Refusal) -> None:
+        """Handle events, later in this iteration of the loop; there are none in a refusal."""
+        if not isinstance(events, Refusal):
+            self._pushes.put(events)
 
     def _deliver(self, event: str) -> None:
         kind, rest = event.split(" ", 1)
@@ -375,12 +347,11 @@ class PostgresEngine(Administration):
     def ticked(self, reply: dict[str, Any]) -> None:
         """Handle what a look has found."""
         self.push_all(reply["events"])
-        self._reason = reply["why"]
-        self.quarantined(reply["quarantine"])
+        self.quarantined(reply["quarantine"], reply["why"])
 
-    def quarantined(self, left: float) -> None:
+    def quarantined(self, left: float, reason: str = "") -> None:
         """Note the rest of a quarantine."""
-        self._quarantined_until = self.clock.now() + left if left > 0 else 0.0
+        self._quarantine.note(left, reason)
         if left > 0:
             self._monitor.look_in(left + 0.01)
 
@@ -394,10 +365,7 @@ class PostgresEngine(Administration):
             return self.reconnector.failure
         if self.connection.trouble:
             return EngineError(f"{self.url} refuses to commit: {self.connection.trouble}")
-        left = self._quarantined_until - self.clock.now()
-        if left > 0:
-            return EngineError(f"{self.url} grants nothing for {left:.1f} s more: {self._reason}")
-        return None
+        return self._quarantine.trouble(self.url)
 
     async def attach(self, how: Attach, events: SessionEvents) -> PostgresSession:
         """Attach a session, or take one over."""

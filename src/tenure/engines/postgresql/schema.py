@@ -24,7 +24,7 @@ def creation(schema: str) -> str:
     """Return the SQL that creates a store, one transaction.
 
     Two programs may run it at the same time; the second one finds the schema and fails. It waits
-    for the first one, whatever timeouts its account has.
+    for the first one, without the timeouts of its account.
     """
     parts = "\n".join(map(_text, _PARTS)).replace("SCHEMA", schema)
     # The name was checked when the URL was parsed.

@@ -17,7 +17,7 @@ from tenure.engines.contract import (
     Withdrawn,
 )
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.attachment import PAUSE, PostgresAttachment, SessionEngine
+from tenure.engines.postgresql.attachment import PAUSE, PostgresAttachment, PostgresSessionEngine
 from tenure.engines.postgresql.statements import Operation, SessionCall, enqueue_words
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, Unchanged
@@ -33,7 +33,7 @@ _SOON = 4.5
 """Seconds that a request which does not wait spends in a quarantine, at the most."""
 
 
-class EnqueueOperation(Operation[Enqueued]):
+class PostgresEnqueue(Operation[Enqueued]):
     """Operation that adds a request to a queue."""
 
     __slots__ = ("count", "name", "request_id")
@@ -69,7 +69,7 @@ class EnqueueOperation(Operation[Enqueued]):
         self.words[0] = "E"
 
 
-class WithdrawOperation(Operation[Withdrawn]):
+class PostgresWithdraw(Operation[Withdrawn]):
     """Operation that takes a request out of its queue.
 
     Attributes:
@@ -106,7 +106,7 @@ class PostgresSession(PostgresAttachment):
 
     def __init__(
         self,
-        engine: SessionEngine,
+        engine: PostgresSessionEngine,
         how: Attach,
         events: SessionEvents,
         number: int,
@@ -149,7 +149,7 @@ class PostgresSession(PostgresAttachment):
         if data != b"":
             rules.check_data(data, self.path, name)
         rules.check_name(name, self.path)
-        operation = EnqueueOperation(
+        operation = PostgresEnqueue(
             self, request_id, name, count, data, timeout, ephemeral=ephemeral
         )
         self.requests[request_id] = SENT
@@ -157,7 +157,7 @@ class PostgresSession(PostgresAttachment):
         self._engine.operate(operation)
         return operation
 
-    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
+    def placed(self, operation: PostgresEnqueue, reply: Any) -> None:
         """Handle the answer to a request."""
         request_id = operation.request_id
         if type(reply) is int and reply:
@@ -185,7 +185,7 @@ class PostgresSession(PostgresAttachment):
         if early := self._ahead.pop(request_id, ""):
             self._engine.push_all([early])
 
-    def _held_up(self, operation: EnqueueOperation, left: float) -> None:
+    def _held_up(self, operation: PostgresEnqueue, left: float) -> None:
         """Retry a request that does not wait at the end of the quarantine, if that is soon."""
         self._engine.quarantined(left)
         if left <= _SOON and not self.over:
@@ -194,7 +194,7 @@ class PostgresSession(PostgresAttachment):
             self._drop(operation.request_id)
             operation.settle(_REFUSED)  # and `Engine.trouble` says why
 
-    def _try_again(self, operation: EnqueueOperation) -> None:
+    def _try_again(self, operation: PostgresEnqueue) -> None:
         if self.over:
             operation.fail(self.reason)
         elif operation.request_id in self.requests:
@@ -232,11 +232,11 @@ class PostgresSession(PostgresAttachment):
         """Take a request out of its queue."""
         if self.over:
             self.check()
-        operation = WithdrawOperation(self, request_id, self._drop(request_id))
+        operation = PostgresWithdraw(self, request_id, self._drop(request_id))
         self._engine.operate(operation)
         return operation
 
-    def withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
+    def withdrawn(self, operation: PostgresWithdraw, reply: Any) -> None:
         """Handle the answer to a withdrawal."""
         if reply == 0:
             operation.settle(Withdrawn.LEFT)
@@ -251,7 +251,7 @@ class PostgresSession(PostgresAttachment):
             else:
                 operation.fail(error or self._failure(f"unexpected reply {reply!r}"))
 
-    def _withdraw_again(self, operation: WithdrawOperation) -> None:
+    def _withdraw_again(self, operation: PostgresWithdraw) -> None:
         if self.over:
             operation.fail(self.reason)
         else:
@@ -294,7 +294,7 @@ class PostgresSession(PostgresAttachment):
         self.events.granted(request_id, order_id)
 
     def _removed(self, request_id: int, why: Removal) -> None:
-        operation = WithdrawOperation(self, request_id, self._drop(request_id))
+        operation = PostgresWithdraw(self, request_id, self._drop(request_id))
         self._engine.operate(operation)  # the store need not keep the reason
         operation.add_done_callback(_retrieve)
         self.events.removed(request_id, why)

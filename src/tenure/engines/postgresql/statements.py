@@ -13,11 +13,11 @@ from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = [
     "DROPPED",
-    "AttachedSession",
     "Batch",
     "Call",
     "Operation",
     "OrderIds",
+    "PostgresAttached",
     "Refusal",
     "SessionCall",
     "Sql",
@@ -64,7 +64,7 @@ class OrderIds:
         self.highest = max(self.highest, order_id)
 
 
-class AttachedSession(Protocol):
+class PostgresAttached(Protocol):
     """An attached session, as statements see it.
 
     Attributes:
@@ -139,7 +139,7 @@ class SessionCall(Call):
     def __init__(
         self,
         function: str,
-        session: AttachedSession,
+        session: PostgresAttached,
         args: tuple[Argument, ...],
         answered: Callable[[Any], None],
     ) -> None:
@@ -187,10 +187,10 @@ class Operation(Prompt[T]):
 
     __slots__ = ("session", "words")
 
-    session: AttachedSession
+    session: PostgresAttached
     words: list[Argument]
 
-    def __init__(self, session: AttachedSession, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, session: PostgresAttached, loop: asyncio.AbstractEventLoop) -> None:
         """Start pending."""
         _init(self, loop=loop)
         self.listeners = ()
@@ -222,7 +222,7 @@ class Batch(Statement):
         order_ids: those that the program has seen.
         known: node and name of ephemeral semaphores that have a row in the store.
         relaxed: commit without the disk.
-        pushed: called with each event of the engine's sessions.
+        pushed: called with events of the engine's sessions.
     """
 
     __slots__ = ("_caller", "_known", "_order_ids", "_pushed", "_relaxed", "operations")
@@ -234,7 +234,7 @@ class Batch(Statement):
         known: set[tuple[str, str]],
         *,
         relaxed: bool,
-        pushed: Callable[[str], None],
+        pushed: Callable[[list[str]], None],
     ) -> None:
         """Start empty."""
         self.operations: list[Operation[Any]] = []
@@ -248,7 +248,7 @@ class Batch(Statement):
         """Return the SQL and its parameters."""
         if len(self.operations) == 1 and (packed := self._packed_alone(schema)):
             return packed
-        who: dict[AttachedSession, int] = {}
+        who: dict[PostgresAttached, int] = {}
         operations, fresh = [], []
         for each in self.operations:
             session, words = each.session, each.words
@@ -296,8 +296,8 @@ class Batch(Statement):
             return
         for operation, each in zip(operations, reply, strict=False):
             operation.answered(each)
-        for event in reply[len(operations) :]:
-            self._pushed(event)
+        if len(reply) > len(operations):
+            self._pushed(reply[len(operations) :])
 
     def rolled_back(self) -> None:
         """Assume nothing of the rows: other programs remove those that are not used."""
