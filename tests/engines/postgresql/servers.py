@@ -50,6 +50,7 @@ class PostgresServer:
     def __init__(self, folder: Path, *settings: str) -> None:
         self.folder = folder
         self.data = folder / "data"
+        self.port = 5432
         self.settings = settings
         self.user: str | None = None
         if os.geteuid() == 0:  # it refuses to run as root
@@ -60,7 +61,8 @@ class PostgresServer:
     @property
     def url(self) -> str:
         """URL of its database, over the socket."""
-        return f"postgresql://tenure@/postgres?host={self.folder}"
+        port = f"&port={self.port}" if self.port != 5432 else ""
+        return f"postgresql://tenure@/postgres?host={self.folder}{port}"
 
     def create(self) -> None:
         """Make an empty database cluster."""

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 import tenure
+from tests.engines.postgresql.helpers import until
 from tests.engines.postgresql.servers import a_schema, shared
 from tests.guarantees import POSTGRESQL, guarantee
 
@@ -86,3 +87,25 @@ async def test_an_expiry_waits_for_the_transaction_that_guards_it(url: str, guar
         with transaction() as mine, pytest.raises(psycopg.Error, match="is not held any more"):
             mine.execute(guard, ("/default", "job", lease.fencing_token))
         await granted.release()
+
+
+async def test_a_guarded_lock_of_an_expired_session_is_refused_and_holds_nothing_up(
+    url: str, guard: bytes
+) -> None:
+    async with tenure.connect(url) as client, tenure.connect(url) as other:
+        session = await client.session(recovery_window=1)
+        lease = await session.mutex("job").lock()
+        with transaction() as mine:
+            mine.execute(guard, ("/default", "job", lease.fencing_token))
+            await session.detach()
+            schema = url.rpartition("schema=")[2]
+            overdue = (
+                f"SELECT bool_and({schema}.expired(s)) FROM {schema}.sessions s "
+                f"JOIN {schema}.requests r ON r.session = s.id"
+            )
+            await until(lambda: shared().execute(overdue) == [(True,)])
+            assert await other.mutex("job").try_lock() is None
+            async with other.mutex("another").lock(timeout=5):
+                pass
+        async with other.mutex("job").lock(timeout=5) as granted:
+            assert granted.fencing_token > lease.fencing_token

@@ -220,6 +220,7 @@ class PostgresConnection:
         reply = result.get_value(0, 0) if result.ntuples else None
         answer = None if not reply else json.loads(reply)
         if isinstance(answer, dict) and "expired" in answer:  # the batch has not begun
+            statement.judged()
             self._waiting.extendleft((statement, self._owner.expire(answer["expired"])))
             self._next()
             return

@@ -91,6 +91,9 @@ class Statement:
         """Handle the reply: a value from JSON, or a `Refusal`."""
         raise NotImplementedError
 
+    def judged(self) -> None:
+        """Note that the sessions which hold it up have been ended, if that was possible."""
+
     def rolled_back(self) -> None:
         """Note that the database has rolled it back; it is sent again."""
 
@@ -225,7 +228,7 @@ class Batch(Statement):
         pushed: called with events of the engine's sessions.
     """
 
-    __slots__ = ("_caller", "_known", "_order_ids", "_pushed", "_relaxed", "operations")
+    __slots__ = ("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed", "operations")
 
     def __init__(
         self,
@@ -240,6 +243,7 @@ class Batch(Statement):
         self.operations: list[Operation[Any]] = []
         self._caller = caller
         self._order_ids = order_ids
+        self._judged = False
         self._known = known
         self._relaxed = relaxed
         self._pushed = pushed
@@ -259,13 +263,14 @@ class Batch(Statement):
                 if place not in self._known:
                     fresh.append([at, words[2]])
                     self._known.add(place)
-        return f"SELECT {schema}.operate($1,$2,$3,$4,$5,$6)".encode(), [
+        return f"SELECT {schema}.operate($1,$2,$3,$4,$5,$6,$7)".encode(), [
             self._caller.encode(),
             b"%d" % self._order_ids.highest,
             b"t" if self._relaxed else b"f",
             _json([(each.id, each.token) for each in who]),
             _json(operations),
             _json(fresh),
+            b"t" if self._judged else b"f",
         ]
 
     def _packed_alone(self, schema: str) -> tuple[bytes, list[bytes | None]] | None:
@@ -298,6 +303,10 @@ class Batch(Statement):
             operation.answered(each)
         if len(reply) > len(operations):
             self._pushed(reply[len(operations) :])
+
+    def judged(self) -> None:
+        """Report no expired session again: a transaction may guard what it has."""
+        self._judged = True
 
     def rolled_back(self) -> None:
         """Assume nothing of the rows: other programs remove those that are not used."""

@@ -54,6 +54,7 @@ DECLARE
     events text[];
     q SCHEMA.queues;
 BEGIN
+    PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["no node"]';
@@ -68,6 +69,7 @@ BEGIN
     IF EXISTS (SELECT FROM SCHEMA.sessions WHERE node = its_node) THEN
         RAISE 'a transaction guards a request' USING ERRCODE = 'TN003';  -- is sent again, later
     END IF;
+    PERFORM FROM SCHEMA.queues WHERE node = its_node ORDER BY id FOR UPDATE;
     FOR q IN DELETE FROM SCHEMA.queues WHERE node = its_node RETURNING * LOOP
         IF q.watched_until > clock_timestamp() THEN
             PERFORM pg_notify(q.watch_channel, 'b');
@@ -141,6 +143,7 @@ DECLARE
     s SCHEMA.sessions;
     events text[];
 BEGIN
+    PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
@@ -167,6 +170,7 @@ DECLARE
     events text[];
     owned boolean;
 BEGIN
+    PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';

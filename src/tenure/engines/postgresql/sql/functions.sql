@@ -5,6 +5,7 @@
 --     by name, queues by id, `meta`. Rows of requests are changed under the lock of their queue.
 --   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
 --     The end of a session and a new attachment hold FOR UPDATE.
+--   * `quarantine` comes before all locks, because its end changes all sessions under that of `meta`.
 --   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
 --   * Times are those of clock_timestamp(). A time that lies in the future, because the clock was
 --     set back, counts as now.
@@ -215,12 +216,14 @@ END $$;
 --   operations: [index in who, kind, request id, name, count, data, microseconds to wait, ephemeral], ...
 --     kinds: "m" a mutex, with no more words; "e" enqueue; "E" enqueue, sent before; "w" withdraw.
 --   fresh: [index in who, name], ...: ephemeral semaphores that may have no row yet
+--   judged: the sessions that were reported as expired have been ended, as far as that is possible
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
 -- the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there was
 -- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
 -- of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
-    caller text, highest bigint, relaxed boolean, who jsonb, operations jsonb, fresh jsonb
+    caller text, highest bigint, relaxed boolean, who jsonb, operations jsonb, fresh jsonb,
+    judged boolean
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -287,7 +290,7 @@ BEGIN
     END IF;
 
     -- A request that does not wait must not be refused because of an owner that has expired.
-    IF operations @? '$[*] ? (@[6] == "0")' THEN
+    IF NOT judged AND operations @? '$[*] ? (@[6] == "0")' THEN
         SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(operations) o
             JOIN SCHEMA.queues x ON x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3
             JOIN SCHEMA.requests y ON y.queue = x.id
@@ -485,7 +488,7 @@ BEGIN
     END IF;
     RETURN SCHEMA.operate(caller, highest, relaxed,
         jsonb_build_array(jsonb_build_array(of_session, its_token)),
-        jsonb_build_array(jsonb_build_array(1, 'm', number, its_name)), '[]');
+        jsonb_build_array(jsonb_build_array(1, 'm', number, its_name)), '[]', false);
 END $$;
 
 -- One withdrawal that no request waits for, in the same way.
@@ -525,7 +528,7 @@ BEGIN
     END IF;
     RETURN SCHEMA.operate(caller, highest, relaxed,
         jsonb_build_array(jsonb_build_array(of_session, its_token)),
-        jsonb_build_array(jsonb_build_array(1, 'w', number, its_name)), '[]');
+        jsonb_build_array(jsonb_build_array(1, 'w', number, its_name)), '[]', false);
 END $$;
 
 -- Renew sessions, [session, token] each; answers the ids of those that live.
@@ -676,11 +679,13 @@ END $$;
 -- Remove rows of ephemeral semaphores that are gone, and expire everything that is overdue.
 CREATE OR REPLACE FUNCTION SCHEMA.sweep(caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    answer text := SCHEMA.tick(caller, NULL, NULL);  -- it waits for locks, so it comes first
 BEGIN
     DELETE FROM SCHEMA.queues WHERE id IN (
         SELECT x.id FROM SCHEMA.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
             AND x.watched_until < clock_timestamp() ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED);
-    RETURN SCHEMA.tick(caller, NULL, NULL);
+    RETURN answer;
 END $$;
 
 -- Keep the queue of a name watched from now on; answers [id, counters].

@@ -166,6 +166,7 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    PERFORM SCHEMA.quarantine();
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
     IF s.id IS NULL THEN
         RETURN '["gone"]';
@@ -340,6 +341,7 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.expire(candidates jsonb, caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM SCHEMA.quarantine();
     RETURN to_json(SCHEMA.end_sessions(SCHEMA.lock_expired(
         array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c)),
         'it expired', caller))::text;
