@@ -23,6 +23,7 @@ from benchmarks import (
     floods,
     idle,
     in_process,
+    postgresql_pairs,
     processes,
     redis_pairs,
     served,
@@ -47,6 +48,7 @@ PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
     ("sessions that do nothing, at a server", idle.measure),
     ("a server under floods", floods.measure),
     ("one Redis, one process", redis_pairs.measure),
+    ("one PostgreSQL, one process", postgresql_pairs.measure),
     ("one member of etcd, one process", etcd_pairs.measure),
 ]
 

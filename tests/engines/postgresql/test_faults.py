@@ -207,3 +207,21 @@ async def test_a_server_stopped_past_the_window_costs_the_lease_by_its_deadline(
             server.signal(signal.SIGCONT)
         async with asyncio.timeout(PATIENCE), await waiting as later:
             assert later.fencing_token > lease.fencing_token
+
+
+async def test_a_withdrawal_that_was_refused_takes_effect_when_it_is_repeated(
+    server: PostgresServer,
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        tenure.connect(server.url) as other,
+        client.session() as session,
+    ):
+        lease = await session.mutex("m").lock()
+        server.execute("ALTER TABLE tenure.requests RENAME COLUMN count TO hidden")
+        with pytest.raises(tenure.EngineError, match="refused it"):
+            await lease.release()
+        server.execute("ALTER TABLE tenure.requests RENAME COLUMN hidden TO count")
+        async with other.mutex("m").lock(timeout=PATIENCE) as later:
+            assert later.fencing_token > lease.fencing_token
+        assert await queue_of(other, "m") == (0, 0)

@@ -176,6 +176,7 @@ class PostgresSession(PostgresAttachment):
             return
         else:
             self._drop(request_id)
+            self.names.pop(request_id, None)
             if reply == 0:
                 self._engine.quarantined(0.0)
                 operation.settle(_REFUSED)
@@ -192,6 +193,7 @@ class PostgresSession(PostgresAttachment):
             self.loop.call_later(left + 0.001, self._try_again, operation)
         else:
             self._drop(operation.request_id)
+            self.names.pop(operation.request_id, None)
             operation.settle(_REFUSED)  # and `Engine.trouble` says why
 
     def _try_again(self, operation: PostgresEnqueue) -> None:
@@ -238,6 +240,8 @@ class PostgresSession(PostgresAttachment):
 
     def withdrawn(self, operation: PostgresWithdraw, reply: Any) -> None:
         """Handle the answer to a withdrawal."""
+        if isinstance(reply, int) and reply >= -1:  # it is in no queue any more
+            self.names.pop(operation.request_id, None)
         if reply == 0:
             operation.settle(Withdrawn.LEFT)
         elif reply == -1:
@@ -258,10 +262,10 @@ class PostgresSession(PostgresAttachment):
             self._engine.operate(operation)
 
     def _drop(self, request_id: int) -> str:
-        """Forget a request; return its name."""
+        """Expect nothing more of a request; return its name, which its withdrawals need."""
         self.requests.pop(request_id, None)
         self._ahead.pop(request_id, None)
-        return self.names.pop(request_id, "")
+        return self.names.get(request_id, "")
 
     # Events
 

@@ -325,6 +325,7 @@ BEGIN
             ), free AS (
                 SELECT y.queue, y.order_id FROM o
                 JOIN SCHEMA.requests y ON y.session = o.session AND y.request_id = o.number
+                    AND y.queue = o.queue
                 WHERE o.kind = 'w' AND o.uses = 1 AND o.waiters = 0
                 FOR UPDATE OF y SKIP LOCKED
             ), released AS (
@@ -362,7 +363,8 @@ BEGIN
 
         IF kind = 'w' THEN
             DELETE FROM SCHEMA.requests WHERE ctid = (
-                SELECT ctid FROM SCHEMA.requests WHERE session = ids[i] AND request_id = number
+                SELECT ctid FROM SCHEMA.requests
+                WHERE session = ids[i] AND request_id = number AND queue = q.id
                 FOR UPDATE SKIP LOCKED) RETURNING * INTO r;
             IF FOUND THEN
                 there := r.order_id <= q.last_owner;
@@ -372,7 +374,9 @@ BEGIN
                 answers[at] := '0';
             ELSIF EXISTS (SELECT FROM SCHEMA.requests
                     WHERE session = ids[i] AND request_id = number) THEN
-                answers[at] := '-2';
+                answers[at] := CASE WHEN EXISTS (SELECT FROM SCHEMA.requests WHERE queue = q.id
+                        AND session = ids[i] AND request_id = number) THEN '-2'
+                    ELSE '["another name"]' END;
             ELSE
                 DELETE FROM SCHEMA.removals WHERE session = ids[i] AND request_id = number;
                 answers[at] := '-1';

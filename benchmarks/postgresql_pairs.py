@@ -1,0 +1,228 @@
+"""The PostgreSQL engine in one process, against bare statements and advisory locks.
+
+One server with its commits on disk. Beside the rates: how even 32 contenders are served, and the
+transactions and bytes of the write-ahead log of a hand-off among 4 contenders and among 256.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+import tenure
+from benchmarks.etcd_pairs import work
+from benchmarks.measure import Measured, in_turn
+from benchmarks.redis_work import Pairs
+from tests.engines.postgresql.servers import PostgresServer, a_server
+
+ROUNDS = 3
+TASKS = 64
+CONTENDERS = 32
+POOL = 8
+FEW, MANY, PROGRAMS = 4, 256, 4
+HAND_OFFS = 300
+_TRY_AGAIN = 0.01  # seconds between two tries of a program that polls
+
+Connection = psycopg.AsyncConnection[Any]
+
+
+async def ours(url: str, tasks: int, *, one_key: bool = False) -> Pairs:
+    """Measure pairs through tenure."""
+    async with tenure.connect(url) as client, client.session() as session:
+
+        async def pair(number: int) -> float:
+            async with session.mutex("key" if one_key else f"key-{number}").lock():
+                return time.perf_counter()
+
+        return await work(tasks, pair)
+
+
+async def _connections(stack: AsyncExitStack, url: str, number: int) -> list[Connection]:
+    made = [
+        await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=0)
+        for _ in range(number)
+    ]
+    return [await stack.enter_async_context(each) for each in made]
+
+
+async def bare(url: str, connections: int) -> Pairs:
+    """Measure bare pairs of ``INSERT`` and ``DELETE``, a task for each connection."""
+    async with AsyncExitStack() as stack:
+        made = await _connections(stack, url, connections)
+        await made[0].execute("CREATE TABLE IF NOT EXISTS bare (id bigint PRIMARY KEY, t text)")
+
+        async def pair(number: int) -> float:
+            await made[number].execute("INSERT INTO bare VALUES (%s, 'x')", (number,))
+            done = time.perf_counter()
+            await made[number].execute("DELETE FROM bare WHERE id = %s", (number,))
+            return done
+
+        return await work(connections, pair)
+
+
+async def advisory(url: str, contenders: int, *, poll: bool) -> Pairs:
+    """Measure pairs of an advisory lock, with a connection for each contender."""
+    async with AsyncExitStack() as stack:
+        made = await _connections(stack, url, contenders)
+
+        async def pair(number: int) -> float:
+            execute = made[number].execute
+            if poll:
+                while not await _first(await execute("SELECT pg_try_advisory_lock(7)")):  # noqa: ASYNC110
+                    await asyncio.sleep(_TRY_AGAIN)
+            else:
+                await execute("SELECT pg_advisory_lock(7)")
+            granted = time.perf_counter()
+            await execute("SELECT pg_advisory_unlock(7)")
+            return granted
+
+        return await work(contenders, pair)
+
+
+async def _first(cursor: psycopg.AsyncCursor[Any]) -> Any:
+    row = await cursor.fetchone()
+    assert row is not None
+    return row[0]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one hand-off for the server."""
+
+    transactions: float
+    wal: float
+
+
+async def cost_of_a_hand_off(server: PostgresServer, contenders: int) -> Cost:
+    """Count while some contenders, in four programs, take turns at one key."""
+    all_in, done = asyncio.Event(), asyncio.Event()
+    turns = 0
+
+    async def take_turns(session: tenure.Session) -> None:
+        nonlocal turns
+        while turns < HAND_OFFS:
+            async with session.mutex("turns").lock():
+                await all_in.wait()
+                turns += 1
+                if turns == HAND_OFFS:
+                    done.set()
+
+    async with AsyncExitStack() as programs:
+        sessions = []
+        for _ in range(PROGRAMS):
+            client = await programs.enter_async_context(tenure.connect(server.url))
+            sessions.append(await client.session(recovery_window=60))
+        async with asyncio.TaskGroup() as group:
+            for number in range(contenders):  # each waits for one of another program
+                group.create_task(take_turns(sessions[number % PROGRAMS]))
+                while await _queued(sessions[0]) <= number:  # noqa: ASYNC110  nothing tells
+                    await asyncio.sleep(0.001)
+            before = _spent(server)
+            all_in.set()
+            await done.wait()
+            after = _spent(server)
+    return Cost(
+        (after.transactions - before.transactions) / HAND_OFFS, (after.wal - before.wal) / HAND_OFFS
+    )
+
+
+async def _queued(session: tenure.Session) -> int:
+    try:
+        found = await session.semaphore("turns").describe(owners=True, waiters=True)
+    except tenure.SemaphoreNotFound:
+        return 0
+    return len(found.owners) + len(found.waiters)
+
+
+def _spent(server: PostgresServer) -> Cost:
+    [(transactions, wal)] = server.execute(
+        "SELECT pg_current_xact_id()::text::bigint, pg_current_wal_lsn() - '0/0'::pg_lsn"
+    )
+    return Cost(float(str(transactions)), float(str(wal)))
+
+
+def measure() -> list[Measured]:
+    """Pairs a second, alone and contended, and what a hand-off costs the server."""
+    with a_server("max_connections=400") as server:
+        return [*_alone(server.url), *_contended(server.url), *_constant(server)]
+
+
+def _alone(url: str) -> list[Measured]:
+    results = []
+    for tasks, connections, least in ((1, 1, 0.7), (TASKS, POOL, 4.0)):
+        what = "PostgreSQL, 1 task" if tasks == 1 else f"PostgreSQL, {tasks} tasks, distinct keys"
+        peer_name = f"INSERT and DELETE over {connections} connection(s)"
+        rate, peer, ratio = in_turn(
+            lambda: asyncio.run(ours(url, tasks)).rate,  # noqa: B023  it is called at once
+            lambda: asyncio.run(bare(url, connections)).rate,  # noqa: B023
+            ROUNDS,
+        )
+        results.append(Measured(what, rate, "pairs/s", peer_name, peer, ratio, at_least=least))
+    return results
+
+
+def _contended(url: str) -> list[Measured]:
+    """32 tasks on one key: the rate, the shares, and the longest wait against the fair one."""
+    what = f"PostgreSQL, {CONTENDERS} tasks on one key"
+    runs: list[Pairs] = []
+    others: list[dict[str, float]] = []
+
+    def one() -> float:
+        runs.append(asyncio.run(ours(url, CONTENDERS, one_key=True)))
+        return runs[-1].rate
+
+    def other() -> float:
+        rates = {
+            "pg_advisory_lock": asyncio.run(advisory(url, CONTENDERS, poll=False)).rate,
+            "pg_try_advisory_lock": asyncio.run(advisory(url, CONTENDERS, poll=True)).rate,
+        }
+        others.append(rates)
+        return max(rates.values())
+
+    rate, peer, ratio = in_turn(one, other, ROUNDS)
+    last = runs[-1]
+    least, most = min(last.done), max(last.done)
+    fair = CONTENDERS / last.rate
+    return [
+        Measured(
+            *(what, rate, "pairs/s", "the best of the advisory locks", peer, ratio),
+            at_least=3.0,
+            notes={"the others": others},
+        ),
+        Measured(
+            *("PostgreSQL, turns of the least favoured of them", least, "turns"),
+            *("of the most favoured", most, least / most),
+            at_least=(most - 1) / most,  # the time was over within a round
+        ),
+        Measured(
+            *("PostgreSQL, the longest wait of them", max(last.waits) * 1e3, "ms"),
+            *("fair share", fair * 1e3, max(last.waits) / fair),
+            at_most=2.0,
+        ),
+    ]
+
+
+def _constant(server: PostgresServer) -> list[Measured]:
+    few, many = (asyncio.run(cost_of_a_hand_off(server, each)) for each in (FEW, MANY))
+    return [
+        Measured(
+            *(f"PostgreSQL, transactions of a hand-off, {MANY} contenders", many.transactions, ""),
+            *(f"{FEW} contenders", few.transactions, many.transactions / few.transactions),
+            at_most=1.5,
+        ),
+        Measured(
+            *(f"PostgreSQL, WAL of a hand-off, {MANY} contenders", many.wal, "bytes"),
+            *(f"{FEW} contenders", few.wal, many.wal / few.wal),
+            at_most=1.5,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    for each in measure():
+        print(each)
