@@ -18,6 +18,8 @@ from tests.engines.postgresql.helpers import (
 )
 from tests.engines.postgresql.servers import PostgresServer
 
+pytestmark = pytest.mark.exhaustive
+
 _ROLE = "program"
 
 

@@ -22,6 +22,8 @@ from tests.engines.postgresql.helpers import (
 from tests.engines.postgresql.servers import PostgresServer
 from tests.guarantees import POSTGRESQL, guarantee
 
+pytestmark = pytest.mark.exhaustive
+
 _WINDOW = 3.0
 _SOON = 3.0
 """Seconds within which the first waiter is granted after a quarantine, on a busy machine."""

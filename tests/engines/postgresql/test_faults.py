@@ -46,6 +46,7 @@ async def test_a_terminated_connection_loses_no_lease_and_no_place(server: Postg
 
 
 @guarantee("cut off", "one owner", "others proceed", "nothing leaks", on=POSTGRESQL)
+@pytest.mark.exhaustive
 @pytest.mark.timeout(240)
 async def test_contenders_have_the_lock_in_turn_while_their_connections_are_terminated(
     server: PostgresServer,
