@@ -44,7 +44,7 @@ _LISTENERS = {
     "ydb": ("tenure.server.ydb", "YdbListener"),
     "dflockd": ("tenure.server.dflockd.listener", "DflockdListener"),
 }
-"""Where the listener of a protocol is; imported on first use, because it needs much."""
+"""Modules of the listeners by protocol; each is imported on first use, because it imports much."""
 
 
 _LOOK_AGAIN = 60.0  # seconds between two looks at the time of day, while a token is to expire

@@ -41,7 +41,7 @@ _LEAST_TIMEOUT = 0.2
 """Seconds that a member has at least."""
 
 _ATTEMPTS = 2
-"""How often a renewal is repeated until the next one begins, a third of a window later."""
+"""Attempts of one renewal before the next one is due, a third of a window later."""
 
 _TICKS = 4
 """Number of ticks into which a timeout is divided."""

@@ -35,8 +35,8 @@ _READ_COMMITTED = b"""
     SELECT set_config('default_transaction_isolation', 'read committed', false)
     WHERE current_setting('default_transaction_isolation') NOT IN
         ('read committed', 'read uncommitted')"""
-"""Where an account has a stricter level, transactions that wait for a lock would fail after it. The
-connection of a pooler is also used by others, and is left alone."""
+"""Sets the isolation level of a direct connection. Under a stricter one, which an account may have,
+a transaction that waited for a lock fails. A pooler's connection is shared, so it is left alone."""
 
 _Psycopg = psycopg.AsyncConnection[Any]
 
