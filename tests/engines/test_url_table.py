@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
 from importlib import import_module
@@ -117,6 +118,12 @@ class TestEveryScheme:
             assert f"{each.name} has no value" in refusal(f"{url}?{each.name}=")
             for name in (each.name, *each.aliases):
                 assert f"has {each.name} twice" in refusal(f"{url}?{each.name}=1&{name}=1")
+
+    @pytest.mark.parametrize("value", ["\udcff", "%00", "%FF", "9" * 400, "a:99999", "a:\u0663", "]["])
+    def test_a_strange_value_is_accepted_or_refused(self, url: str, value: str) -> None:
+        for each in module(url.partition(":")[0]).PARAMETERS:
+            with contextlib.suppress(InvalidArgument):
+                parse(f"{url}?{each.name}={value}")
 
     def test_a_fragment_means_nothing(self, url: str) -> None:
         assert "'#'" in refusal(f"{url}#part")

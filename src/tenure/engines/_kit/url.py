@@ -289,6 +289,8 @@ class StoreUrl:
         }
 
     def _read(self, parameter: Parameter[Any], value: str) -> Any:
+        if "\0" in value:  # no file, account or server has it in a name
+            raise self.wrong(f"{parameter.name} contains a NUL character")
         try:
             return parameter.read(value)
         except ValueError as error:

@@ -23,6 +23,8 @@ from tenure.engines._kit.url import (
     choice,
     text,
 )
+from tenure.errors import InvalidArgument
+from tenure.wire.places import host_and_port
 
 __all__ = ["OWN", "PARAMETERS", "PostgresUrl", "parse"]
 
@@ -105,17 +107,14 @@ def parse(url: str) -> PostgresUrl:
     try:
         timeout = max(float(passed["connect_timeout"]), 2.0)
         conninfo = make_conninfo(**passed)
-    except Exception as error:
+        listen = make_conninfo(conninfo, **_listening(given)) if _LISTEN in given else ""
+    except InvalidArgument:
+        raise
+    except Exception as error:  # of libpq, and of text that is not Unicode
         raise given.wrong(str(error).strip()) from None
     schema = given[_SCHEMA]
     if not _NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise given.wrong(f"schema is a name of a-z, 0-9 and _, not {schema!r}")
-    listen = ""
-    if _LISTEN in given:
-        host, _, port = given[_LISTEN].rpartition(":")
-        if not port.isdigit():
-            host, port = given[_LISTEN], str(_PORT)
-        listen = make_conninfo(conninfo, host=host, port=port, hostaddr="")
     return PostgresUrl(
         given.shown,
         conninfo,
@@ -127,6 +126,16 @@ def parse(url: str) -> PostgresUrl:
         given[SOCKET_TIMEOUT],
         given[BUSY_POLL],
     )
+
+
+def _listening(given: StoreUrl) -> dict[str, str]:
+    """Return the address of the connection for notifications, as libpq's parameters."""
+    place = given[_LISTEN]
+    if place.startswith("/"):  # the folder of a socket
+        host, _, port = place.rpartition(":") if re.search(r":\d+$", place) else (place, "", _PORT)
+    else:
+        host, port = host_and_port(given.shown, place, _PORT)
+    return {"host": host, "port": str(port), "hostaddr": ""}
 
 
 def _places(given: StoreUrl) -> dict[str, str]:
