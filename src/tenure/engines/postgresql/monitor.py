@@ -1,8 +1,9 @@
 """Monitor of the PostgreSQL engine: what has expired, what was missed, and a server that is silent.
 
-A waiter's engine looks when the session of an owner would expire. Events report everything else; a
-look from time to time is the net below them. Behind a pooler no event arrives, and the monitor
-polls: the first waiter of a queue often, those behind it less, so that a long queue costs little.
+A waiter's engine looks when its time is over, or the session of an owner would expire. Events
+report everything else; a look from time to time is the net below them. Behind a pooler no event
+arrives, and the monitor polls: the first waiter of a queue often, those behind it less, so that a
+long queue costs little.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["PostgresMonitor"]
 _TURN = 0.5
 """Seconds between two checks of the connection, at the most; they cost no statement."""
 _SOON = 0.3
-"""Seconds from a request that waits to the look for an owner that has expired."""
+"""Seconds from a request that waits to the look that finds when it may be time for it."""
 _NET = 10.0
 """Seconds between two looks at what an event should have reported."""
 _SWEEP = 60.0
@@ -91,7 +92,7 @@ class PostgresMonitor:
         self._timer.by(self._look_at)
 
     def note_waiter(self) -> None:
-        """Look soon for an expired session that holds a request up."""
+        """Look soon when an owner's session expires, or a request that waits."""
         self.look_in(_POLL if self._polls else _SOON)
 
     def note_ahead(self, ahead: int) -> None:

@@ -219,6 +219,7 @@ class PostgresSession(PostgresAttachment):
                 rules.check_data(data, self.path)
             if timeout is not UNCHANGED:
                 rules.check_timeout(timeout, self.path)
+                self._engine.note_waiter()
         name = self.names.get(request_id, "")
         return self.change(
             "alter",

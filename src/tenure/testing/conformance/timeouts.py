@@ -13,6 +13,9 @@ from tenure.testing.stage import Stage
 
 SOON = 0.05
 
+PROMPT = 5.0
+"""Seconds after its timeout by which a waiter leaves, with plenty for a busy machine."""
+
 
 @behaviour()
 async def a_request_that_does_not_wait_is_granted_if_it_can_be(stage: Stage) -> None:
@@ -68,7 +71,7 @@ async def a_waiter_leaves_when_its_time_is_over(stage: Stage) -> None:
     waiting = await waiter.lock("m", timeout=SOON)
     assert waiting.place is Place.WAITING
     assert await waiting.removed() is Removal.TIMED_OUT
-    assert stage.clock.now() - began >= SOON - 1e-6
+    assert SOON - 1e-6 <= stage.clock.now() - began < SOON + PROMPT
     assert await stage.queue("m") == ([owner.id], [])
     with raises(LeaseReleased):
         await waiter.alter(waiting, data=b"still here?")
@@ -216,7 +219,7 @@ async def a_waiter_with_a_shorter_timeout_times_out_sooner(stage: Stage) -> None
         began = stage.clock.now()
         await waiter.alter(waiting, timeout=SOON)
         assert await waiting.removed() is Removal.TIMED_OUT
-        assert stage.clock.now() - began >= SOON - 1e-6
+        assert SOON - 1e-6 <= stage.clock.now() - began < SOON + PROMPT
     assert await stage.queue("m") == ([owner.id], [other.id, other.id])
     assert not waiter.recorder.grants
 

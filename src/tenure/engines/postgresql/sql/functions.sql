@@ -607,9 +607,9 @@ LANGUAGE sql AS $$
 $$;
 
 -- Expire sessions and requests in some queues, [node, name] each, or all with null. Renews what is
--- watched. Answers {"due": seconds until a session in these queues expires, unless it is renewed,
--- "quarantine": seconds, "why": its reason, "epoch": the epoch, "seen": the counters of each
--- watched queue, "events": events}.
+-- watched. Answers {"due": seconds until an owner's session in these queues expires, unless it is
+-- renewed, or a waiter of the caller does, "quarantine": seconds, "why": its reason, "epoch": the
+-- epoch, "seen": the counters of each watched queue, "events": events}.
 CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -675,6 +675,10 @@ BEGIN
         JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1
         JOIN SCHEMA.requests y ON y.queue = x.id AND y.order_id <= x.last_owner
         JOIN SCHEMA.sessions s ON s.id = y.session;
+    SELECT least(due, min(extract(epoch FROM y.deadline - clock_timestamp()))) INTO due
+        FROM SCHEMA.queues x JOIN SCHEMA.requests y ON y.queue = x.id AND y.order_id > x.last_owner
+        JOIN SCHEMA.sessions s ON s.id = y.session AND s.channel IN (caller, '')
+        WHERE x.id = ANY (wanted);  -- other engines look after their own
     RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
         'why', (SELECT quarantine_reason FROM SCHEMA.meta),
         'epoch', (SELECT epoch FROM SCHEMA.meta))::text;
