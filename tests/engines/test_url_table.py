@@ -119,7 +119,9 @@ class TestEveryScheme:
             for name in (each.name, *each.aliases):
                 assert f"has {each.name} twice" in refusal(f"{url}?{each.name}=1&{name}=1")
 
-    @pytest.mark.parametrize("value", ["\udcff", "%00", "%FF", "9" * 400, "a:99999", "a:\u0663", "]["])
+    @pytest.mark.parametrize(
+        "value", ["\udcff", "%00", "%FF", "9" * 400, "a:99999", "a:\u0663", "]["]
+    )
     def test_a_strange_value_is_accepted_or_refused(self, url: str, value: str) -> None:
         for each in module(url.partition(":")[0]).PARAMETERS:
             with contextlib.suppress(InvalidArgument):
