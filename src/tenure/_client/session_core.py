@@ -80,20 +80,7 @@ class SessionCore(SessionLife):
 
     # The source of sessions that the primitives of this session use
 
-    def alive(self) -> SessionCore:
-        """Return this session, if it can be used.
-
-        Raises:
-            SessionExpired, SessionClosed: it has ended.
-            Misuse: it is used in a forked child, or on another event loop.
-        """
-        if not self.is_proven():
-            raise self.error()
-        if asyncio.get_running_loop() is not self.loop:
-            self.check_loop()
-        return self
-
-    ready = alive
+    ready = SessionLife.alive
 
     def current(self) -> SessionCore:
         """Return this session."""

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tenure import fork
 from tenure._client import session_states as states
@@ -163,6 +163,19 @@ class SessionLife(ABC):
         if self.why is None:
             self.lapse()
         return False
+
+    def alive(self) -> Self:
+        """Return this session, if it can be used.
+
+        Raises:
+            SessionExpired, SessionClosed: it has ended.
+            Misuse: it is used in a forked child, or on another event loop.
+        """
+        if not self.is_proven():
+            raise self.error()
+        if asyncio.get_running_loop() is not self.loop:
+            self.check_loop()
+        return self
 
     def check_process(self) -> None:
         """Raise `Misuse` in a forked child."""
