@@ -234,6 +234,7 @@ DECLARE
     ids bigint[];
     nodes integer[];
     states text[];
+    locked bigint[];  -- the locked rows; a row that appears later is not used
     q SCHEMA.queues;
     r SCHEMA.requests;
     each record;
@@ -282,11 +283,17 @@ BEGIN
         SELECT * INTO q FROM SCHEMA.queues
             WHERE node = nodes[1] AND name = operations -> 0 ->> 3 FOR NO KEY UPDATE;
     ELSE
-        PERFORM FROM SCHEMA.queues x JOIN (
-                SELECT DISTINCT nodes[(o ->> 0)::integer] AS node, (o ->> 3) COLLATE "C" AS name
-                FROM jsonb_array_elements(operations) o
-            ) k ON x.node = k.node AND x.name = k.name
-            ORDER BY x.id FOR NO KEY UPDATE OF x;
+        WITH o AS MATERIALIZED (
+            SELECT e.at, nodes[(e.v ->> 0)::integer] AS node, (e.v ->> 3) COLLATE "C" AS name
+            FROM jsonb_array_elements(operations) WITH ORDINALITY e (v, at)
+        ), found AS MATERIALIZED (
+            SELECT x.id, x.node, x.name
+            FROM (SELECT DISTINCT o.node, o.name FROM o) k
+            JOIN SCHEMA.queues x ON x.node = k.node AND x.name = k.name
+            ORDER BY x.id FOR NO KEY UPDATE OF x
+        )
+        SELECT array_agg(f.id ORDER BY o.at) INTO locked
+            FROM o LEFT JOIN found f ON f.node = o.node AND f.name = o.name;
     END IF;
 
     -- A request that does not wait must not be refused because of an owner that has expired.
@@ -311,8 +318,7 @@ BEGIN
                     (e.v ->> 2)::bigint AS number, x.id AS queue, x.owners, x.waiters, x.max_count,
                     count(*) OVER (PARTITION BY x.id) AS uses
                 FROM jsonb_array_elements(operations) WITH ORDINALITY e (v, at)
-                JOIN SCHEMA.queues x
-                    ON x.node = nodes[(e.v ->> 0)::integer] AND x.name = e.v ->> 3
+                JOIN SCHEMA.queues x ON x.id = locked[e.at]
                 WHERE states[(e.v ->> 0)::integer] = '' AND x.data = ''
                     AND x.watched_until < clock_timestamp()
             ), granted AS (
@@ -358,7 +364,7 @@ BEGIN
         kind := a ->> 1;
         number := (a ->> 2)::bigint;
         IF total > 1 THEN
-            SELECT * INTO q FROM SCHEMA.queues WHERE node = nodes[i] AND name = a ->> 3;
+            SELECT * INTO q FROM SCHEMA.queues WHERE id = locked[at];
         END IF;
 
         IF kind = 'w' THEN
