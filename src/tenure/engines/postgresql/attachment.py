@@ -54,11 +54,6 @@ class PostgresSessionEngine(Protocol):
         """True if commits do not wait for the disk."""
         ...
 
-    @property
-    def is_up(self) -> bool:
-        """True while there is a connection."""
-        ...
-
     def is_in_loop(self) -> bool:
         """Return true on the thread of the engine's loop."""
         ...
@@ -132,10 +127,10 @@ class PostgresAttachment(SessionBase):
         """Extend the session's expiry; the proof comes through the session's events."""
         if self.over:
             return
-        if not self._engine.is_in_loop():
-            self._engine.heartbeat.renew(self)
-        elif self._engine.is_up:  # otherwise reattaching is the proof
+        if self._engine.is_in_loop():
             self._engine.renew(self)
+        else:
+            self._engine.heartbeat.renew(self)
 
     def prove(self, at: float) -> None:
         """Report a proof of that time."""

@@ -31,12 +31,17 @@ _NO_RIGHT = "42501"
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
 _RETRIES = 6
 
-_READ_COMMITTED = b"""
-    SELECT set_config('default_transaction_isolation', 'read committed', false)
-    WHERE current_setting('default_transaction_isolation') NOT IN
-        ('read committed', 'read uncommitted')"""
-"""Sets the isolation level of a direct connection. Under a stricter one, which an account may have,
-a transaction that waited for a lock fails. A pooler's connection is shared, so it is left alone."""
+_SETTINGS = b"""
+    SELECT set_config(name, CASE setting WHEN '0' THEN '2s' ELSE 'read committed' END, false)
+    FROM pg_settings WHERE name = 'default_transaction_isolation'
+            AND setting NOT IN ('read committed', 'read uncommitted')
+        OR name = 'client_connection_check_interval'
+            AND setting = '0' AND version() LIKE '%linux%'"""
+"""Settings of a direct connection. A pooler's connection is shared, so it is left alone.
+
+Under a stricter isolation level, which an account may have, a transaction that waited for a lock
+fails. The server notices the end of a connection whose statement waits for a lock (PostgreSQL 14).
+"""
 
 _Psycopg = psycopg.AsyncConnection[Any]
 
@@ -123,7 +128,7 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
                 )
             notifications = None
         if notifications is statements:
-            await statements.execute(_READ_COMMITTED)
+            await statements.execute(_SETTINGS)
     except BaseException:
         await OpenedConnections(statements, notifications).aclose()
         raise

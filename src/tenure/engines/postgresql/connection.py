@@ -86,7 +86,8 @@ class PostgresConnection:
 
     Attributes:
         over: it has ended.
-        trouble: why the statement under way is sent again, or empty.
+        trouble: what keeps the statement under way from completing, or empty.
+        is_blocked: the server executes the statement under way, which waits for something.
         listener: the connection that receives notifications, this one or another one; ``None``
             behind a pooler.
     """
@@ -101,6 +102,7 @@ class PostgresConnection:
         """Use an open connection of psycopg's from now on."""
         self.over = False
         self.trouble = ""
+        self.is_blocked = False
         self._psycopg = connection  # closes the socket when it is collected
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
@@ -189,8 +191,20 @@ class PostgresConnection:
 
     @property
     def silent_for(self) -> float:
-        """Seconds for which a statement has had no answer."""
+        """Seconds for which a statement has had no answer, and is not known to be executed."""
         return 0.0 if self._current is None else self._loop.time() - self._since
+
+    @property
+    def backend(self) -> int:
+        """Number of the server's process; 0 behind a pooler, which makes one up."""
+        return self._pq.backend_pid if self.listener is self and not self.over else 0
+
+    def note_blocked(self, waits_for: str) -> None:
+        """Note that the server executes the statement under way, and what that waits for."""
+        if self._current is not None:
+            self._since = self._loop.time()
+            self.is_blocked = True
+            self.trouble = f"does not complete a statement, which waits for {waits_for}"
 
     # Receiving
 
@@ -214,6 +228,7 @@ class PostgresConnection:
         statement, result = self._current, self._result
         assert statement is not None
         self._current = self._result = None
+        self.is_blocked = False
         if result.status == pq.ExecStatus.FATAL_ERROR:
             self._refused(statement, result)
             return
@@ -249,7 +264,7 @@ class PostgresConnection:
         elif code in _AT_ONCE or code in _LATER or code.startswith(_FULL):
             self._failures += 1
             if code not in _AT_ONCE or self._failures > 3:
-                self.trouble = message
+                self.trouble = f"refuses to commit: {message}"
             statement.rolled_back()
             self._waiting.appendleft(statement)
             pause = 0.0 if code in _AT_ONCE and self._failures < 3 else backoff(self._failures)

@@ -127,7 +127,7 @@ class PostgresEngine(Administration):
         self._monitor = PostgresMonitor(
             self, self._watches, self._address.socket_timeout, self.failures
         )
-        self.heartbeat = PostgresHeartbeat(self._address, self.clock)
+        self.heartbeat = PostgresHeartbeat(self._address, self.clock, self._monitor.examined)
         self.reconnector = Reconnector(self.url, [self.url], self)
         try:
             await self.loop.create_task(self.reconnector.open())
@@ -164,11 +164,6 @@ class PostgresEngine(Administration):
         return threading.get_ident() == self._thread
 
     # Sending
-
-    @property
-    def is_up(self) -> bool:
-        """True while there is a connection."""
-        return self.connection is not None
 
     def send(self, statement: Statement) -> None:
         """Send a statement, now or when there is a connection."""
@@ -364,7 +359,7 @@ class PostgresEngine(Administration):
         if self.connection is None:
             return self.reconnector.failure
         if self.connection.trouble:
-            return EngineError(f"{self.url} refuses to commit: {self.connection.trouble}")
+            return EngineError(f"{self.url} {self.connection.trouble}")
         return self._quarantine.trouble(self.url)
 
     async def attach(self, how: Attach, events: SessionEvents) -> PostgresSession:

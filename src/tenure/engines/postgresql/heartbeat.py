@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import socket
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import psycopg
@@ -20,6 +21,18 @@ from tenure.engines.postgresql.url import PostgresUrl
 __all__ = ["PostgresHeartbeat", "RenewedSession"]
 
 _TIMEOUT = 2
+_ACTIVITY = b"""
+    SELECT CASE WHEN wait_event_type = 'Lock' THEN 'a lock of process '
+            || coalesce(array_to_string(pg_blocking_pids(pid), ', '), '?')
+        WHEN wait_event = 'SyncRep' THEN 'a synchronous standby'
+        ELSE coalesce('the server (' || wait_event || ')', 'the server') END
+    FROM pg_stat_activity
+    WHERE pid = $1 AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'"""
+_RENEW = """
+    SELECT {}.renew($1, $2) WHERE $1 OR NOT EXISTS (
+        SELECT FROM pg_stat_activity WHERE usename = session_user AND wait_event = 'SyncRep'
+            AND (pid = $3 OR clock_timestamp() - query_start > interval '1 s'))"""
+"""Renews no session while commits wait for a synchronous standby: the renewal would wait too."""
 
 
 class RenewedSession(Protocol):
@@ -34,15 +47,30 @@ class RenewedSession(Protocol):
 
 
 class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
-    """The heartbeat thread of one engine."""
+    """The heartbeat thread of one engine.
+
+    Attributes:
+        backend: number of the server's process for the engine's connection, or 0.
+    """
 
     expected = (OSError, psycopg.Error)
 
-    def __init__(self, address: PostgresUrl, clock: Clock) -> None:
-        """Start without a thread and without a connection."""
+    def __init__(
+        self, address: PostgresUrl, clock: Clock, examined: Callable[[int, str], None]
+    ) -> None:
+        """Start without a thread and without a connection.
+
+        Args:
+            address: of the store.
+            clock: of the engine.
+            examined: called on the loop with a backend that executes a statement, and what the
+                statement waits for.
+        """
         failures = Failures(f"heartbeats to {address.url}", logging.getLogger("tenure"))
         super().__init__("tenure-postgresql-heartbeat", clock.now, failures)
         self._address = address
+        self._examined = examined
+        self.backend = 0
         self._connection: psycopg.Connection[Any] | None = None
 
     def renew_now(self, requested: dict[RenewedSession, float]) -> None:
@@ -58,25 +86,28 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
                 autocommit=True,
                 prepare_threshold=None,
             )
+        connection = self._connection.pgconn
+        backend = b"%d" % self.backend
+        result = self._execute(connection, _ACTIVITY, [backend])
+        if result.ntuples:
+            waits_for = result.get_value(0, 0).decode()
+            self._loop.call_soon_threadsafe(self._examined, int(backend), waits_for)
         at = self._now()
         who = json.dumps([(each.id, each.token) for each in sessions.values()])
         relaxed = b"t" if self._address.relaxed else b"f"
-        result = self._execute(
-            self._connection.pgconn,
-            f"SELECT {self._address.schema}.renew($1,$2)".encode(),
-            [relaxed, who.encode()],
-        )
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise psycopg.OperationalError(result.get_error_message())
-        for number in json.loads(result.get_value(0, 0) or b"[]"):
+        sql = _RENEW.format(self._address.schema).encode()
+        result = self._execute(connection, sql, [relaxed, who.encode(), backend])
+        if not result.ntuples:
+            return
+        for number in json.loads(result.get_value(0, 0)):
             if not sessions[number].over:
                 sessions[number].prove(at)
 
     def _execute(self, connection: Any, sql: bytes, parameters: list[bytes]) -> Any:
-        """Run a statement; a server that does not answer is an error."""
+        """Run a statement that returns rows; a server that does not answer is an error."""
         connection.send_query_params(sql, parameters)
         connection.flush()
-        found = None
+        found: Any = None
         while True:
             while connection.is_busy():
                 if not select.select([connection.socket], [], [], _TIMEOUT)[0]:
@@ -84,6 +115,8 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
                 connection.consume_input()
             result = connection.get_result()
             if result is None:
+                if found.status != pq.ExecStatus.TUPLES_OK:
+                    raise psycopg.OperationalError(found.get_error_message())
                 return found
             found = result
 

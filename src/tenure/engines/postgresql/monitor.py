@@ -4,6 +4,9 @@ A waiter's engine looks when its time is over, or the session of an owner would 
 report everything else; a look from time to time is the net below them. Behind a pooler no event
 arrives, and the monitor polls: the first waiter of a queue often, those behind it less, so that a
 long queue costs little.
+
+A server that does not answer is abandoned, unless another connection shows that it executes the
+statement. Then the statement waits for a lock or a standby, and a new connection gains nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
 from tenure.engines.postgresql.statements import Call, Statement
 from tenure.engines.postgresql.watches import PostgresWatches
@@ -41,6 +45,7 @@ class _Engine(Protocol):
     clock: Clock
     channel: str
     connection: PostgresConnection | None
+    heartbeat: PostgresHeartbeat
 
     def all_sessions(self) -> list[PostgresSession]: ...
 
@@ -109,11 +114,25 @@ class PostgresMonitor:
         shortest = min((session.window for session in sessions), default=30.0)
         silence = min(self._silence, max(shortest / 3, 0.3))
         if connection is not None:
-            if connection.silent_for > silence:
-                connection.drop("the server does not answer")
-            elif connection.silent_for == 0:
+            if connection.silent_for == 0:
                 self._look_after(sessions, now)
-        self._timer.by(min(now + min(_TURN, silence / 2), max(self._look_at, now + 0.01)))
+            elif connection.silent_for > silence:
+                connection.drop("the server does not answer")
+            elif connection.silent_for > silence / 3:
+                self._examine(connection, sessions)
+        self._timer.by(min(now + min(_TURN, silence / 3), max(self._look_at, now + 0.01)))
+
+    def _examine(self, connection: PostgresConnection, sessions: list[PostgresSession]) -> None:
+        """Renew on another connection, and find out there if the server executes the statement."""
+        self._engine.heartbeat.backend = connection.backend
+        for session in sessions:
+            self._engine.heartbeat.renew(session)
+
+    def examined(self, backend: int, waits_for: str) -> None:
+        """Keep a connection whose statement the server executes, however long that takes."""
+        connection = self._engine.connection
+        if connection is not None and connection.backend == backend:
+            connection.note_blocked(waits_for)
 
     def _look_after(self, sessions: list[PostgresSession], now: float) -> None:
         overdue = [each.id for each in sessions if now > each.proven_at + each.window + _MARGIN]

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from tenure.clock import Clock
 from tenure.engines.postgresql.attachment import PostgresAttachment
+from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.statements import Call, Refusal, Statement
 
 __all__ = ["Renewals"]
@@ -22,6 +24,8 @@ class _Engine(Protocol):
     loop: asyncio.AbstractEventLoop
     clock: Clock
     relaxed: bool
+    connection: PostgresConnection | None
+    heartbeat: PostgresHeartbeat
 
     @property
     def url(self) -> str: ...
@@ -38,7 +42,14 @@ class Renewals:
         self._due: dict[PostgresAttachment, float] = {}
 
     def add(self, session: PostgresAttachment) -> None:
-        """Renew a session, with others that are added in this iteration of the loop."""
+        """Renew a session, with others that are added in this iteration of the loop.
+
+        Without a connection, and while a statement is blocked, the heartbeat thread renews it.
+        """
+        connection = self._engine.connection
+        if connection is None or connection.is_blocked:
+            self._engine.heartbeat.renew(session)
+            return
         if not self._due:
             self._engine.loop.call_soon(self._send)
         self._due[session] = self._engine.clock.now()

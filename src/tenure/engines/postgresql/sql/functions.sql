@@ -547,6 +547,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     alive bigint[];
 BEGIN
+    PERFORM set_config('lock_timeout', '1500ms', true);  -- rather than a process that waits on
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;

@@ -1,0 +1,122 @@
+"""Leases while a statement of their program cannot complete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+import tenure
+from tests.engines.postgresql.helpers import PATIENCE, backends, queue_of
+from tests.engines.postgresql.poolers import a_pooler
+from tests.engines.postgresql.servers import PostgresServer
+from tests.guarantees import POSTGRESQL, guarantee
+
+pytestmark = pytest.mark.exhaustive
+
+_WINDOW = 2.0
+_ROW = "SELECT FROM tenure.queues WHERE name = 'blocked' FOR UPDATE"
+
+
+@contextmanager
+def _locked(server: PostgresServer, sql: str) -> Iterator[None]:
+    """Hold locks, as an administrator's open transaction does."""
+    with psycopg.connect(server.url) as connection:
+        connection.execute(sql.encode())
+        yield
+
+
+def _wait_for_standbys(server: PostgresServer, names: str) -> None:
+    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    server.execute("SELECT pg_reload_conf()")
+
+
+@guarantee("cut off", "kept", on=POSTGRESQL)
+@pytest.mark.parametrize("locks", [_ROW, "LOCK TABLE tenure.queues", "LOCK TABLE tenure.requests"])
+async def test_a_lease_outlives_a_lock_that_a_statement_of_its_program_waits_for(
+    server: PostgresServer, locks: str
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        client.session(recovery_window=_WINDOW) as session,
+    ):
+        async with session.mutex("blocked").lock():
+            pass  # the row is there
+        async with session.mutex("m").lock() as lease:
+            with _locked(server, locks):
+                with pytest.raises(tenure.AcquireTimeout, match=r"waits for a lock of process \d"):
+                    await session.mutex("blocked").lock(timeout=_WINDOW)
+                locking = asyncio.ensure_future(session.mutex("blocked").lock())
+                await asyncio.wait([locking], timeout=_WINDOW)
+                assert lease.held
+                assert not locking.done()
+                assert len(backends(server)) == 2  # and one that renews
+            async with asyncio.timeout(PATIENCE), await locking as later:
+                assert later.fencing_token > lease.fencing_token
+            assert lease.held
+            assert await queue_of(client, "m") == (1, 0)
+
+
+@guarantee("cut off", "kept", on=POSTGRESQL)
+async def test_a_lease_outlives_a_lock_that_a_statement_behind_a_pooler_waits_for(
+    server: PostgresServer,
+) -> None:
+    with a_pooler(server) as url:
+        async with (
+            tenure.connect(url) as client,
+            client.session(recovery_window=_WINDOW) as session,
+        ):
+            async with session.mutex("blocked").lock():
+                pass
+            async with session.mutex("m").lock() as lease:
+                with _locked(server, _ROW):
+                    locking = asyncio.ensure_future(session.mutex("blocked").lock())
+                    await asyncio.wait([locking], timeout=3 * _WINDOW)
+                    assert lease.held
+                    assert not locking.done()
+                async with asyncio.timeout(PATIENCE), await locking as later:
+                    assert later.fencing_token > lease.fencing_token
+                assert lease.held
+
+
+@guarantee("cut off", "one owner", "loss reported", "others proceed", on=POSTGRESQL)
+async def test_without_its_synchronous_standby_a_store_renews_and_grants_nothing(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url) as client, tenure.connect(server.url) as other:
+        session = await client.session(recovery_window=_WINDOW)
+        spare = await other.session(recovery_window=20)
+        lease = await session.mutex("m").lock()
+        _wait_for_standbys(server, "nobody_there")
+        waiting = asyncio.ensure_future(spare.mutex("m").lock())
+        async with asyncio.timeout(PATIENCE):
+            await lease.wait_lost()
+        assert client.clock.now() < lease.deadline + 1
+        with pytest.raises(tenure.AcquireTimeout, match="waits for a synchronous standby"):
+            await spare.mutex("free").lock(timeout=2 * _WINDOW)
+        assert not waiting.done()
+        assert len(backends(server)) <= 6
+        _wait_for_standbys(server, "")
+        async with asyncio.timeout(PATIENCE), await waiting as later:
+            assert later.fencing_token > lease.fencing_token
+            assert await queue_of(client, "m") == (1, 0)
+            assert await queue_of(client, "free") == (0, 0)
+
+
+@guarantee("cut off", "kept", on=POSTGRESQL)
+async def test_with_durability_process_a_store_does_not_wait_for_a_standby(
+    server: PostgresServer,
+) -> None:
+    async with (
+        tenure.connect(f"{server.url}&durability=process") as client,
+        client.session(recovery_window=_WINDOW) as session,
+        session.mutex("m").lock() as lease,
+    ):
+        _wait_for_standbys(server, "nobody_there")
+        for _ in range(20):
+            async with session.mutex("another").lock(timeout=_WINDOW):
+                await asyncio.sleep(_WINDOW / 10)
+        assert lease.held
