@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import tenure
 from tenure.engines import connect_engine
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, EngineSession, Enqueued
 from tenure.events import EventStream, SessionAttached, SessionDetached
 from tests.engines.postgresql.servers import PostgresServer
 
@@ -16,6 +16,7 @@ __all__ = [
     "PATIENCE",
     "an_engine",
     "backends",
+    "enqueue",
     "is_waited_for",
     "queue_of",
     "until",
@@ -57,6 +58,24 @@ async def is_waited_for(client: tenure.Client, name: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while (await queue_of(client, name))[1] == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def enqueue(
+    session: EngineSession,
+    requests: Sequence[tuple[str, bytes]],
+    *,
+    timeout: float | None = None,
+    ephemeral: bool = True,
+    return_exceptions: bool = False,
+) -> list[Enqueued | BaseException]:
+    """Add requests, given by name and data, at the same time; return their answers."""
+    answers: list[asyncio.Future[Enqueued]] = []
+    for request_id, (name, data) in enumerate(requests, 1):
+        answer = session.enqueue(request_id, name, 1, data, timeout=timeout, ephemeral=ephemeral)
+        assert isinstance(answer, asyncio.Future)
+        answers.append(answer)
+    async with asyncio.timeout(PATIENCE):
+        return await asyncio.gather(*answers, return_exceptions=return_exceptions)
 
 
 def backends(server: PostgresServer) -> list[int]:

@@ -18,6 +18,7 @@ __all__ = [
     "OpenedConnections",
     "SchemaDropped",
     "StoreState",
+    "encoding_error",
     "explained",
     "greet",
     "open_connections",
@@ -113,11 +114,11 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
 
     A pooler makes up the process id that libpq sees, so that it differs from the server's.
     """
-    statements = await _connect(address.conninfo)
+    statements = await _connect(address, address.conninfo)
     notifications: _Psycopg | None = statements
     try:
         if address.listen:
-            notifications = await _connect(address.listen)
+            notifications = await _connect(address, address.listen)
         assert notifications is not None
         cursor = await notifications.execute("SELECT pg_backend_pid()")
         row = await cursor.fetchone()
@@ -135,8 +136,35 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
     return OpenedConnections(statements, notifications)
 
 
-async def _connect(conninfo: str) -> _Psycopg:
-    return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+async def _connect(address: PostgresUrl, conninfo: str) -> _Psycopg:
+    opened = await psycopg.AsyncConnection.connect(
+        conninfo, autocommit=True, prepare_threshold=None
+    )
+    if wrong := encoding_error(address.url, opened.info):
+        await opened.close()
+        raise wrong
+    return opened
+
+
+def encoding_error(url: str, info: psycopg.ConnectionInfo) -> EngineError | None:
+    """Return the error for a connection whose texts the database would not understand.
+
+    A text that is sent in one encoding and read in another one is another key, so that one name
+    would be two locks.
+    """
+    database = info.parameter_status("server_encoding")
+    if database == "SQL_ASCII":
+        return EngineError(
+            f"{url} cannot be used: the database's encoding is SQL_ASCII, which keeps no texts. "
+            "Create the database with ENCODING 'UTF8'"
+        )
+    client = info.parameter_status("client_encoding")
+    if client != "UTF8":
+        return EngineError(
+            f"{url} cannot be used: the connection's encoding is {client}, although UTF8 was "
+            "requested. Have the pooler pass client_encoding on"
+        )
+    return None
 
 
 async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool) -> StoreState:

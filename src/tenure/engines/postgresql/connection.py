@@ -9,6 +9,8 @@ Rules:
 * A statement that the database has rolled back for a reason that passes (a deadlock, a full disk,
   a timeout that an administrator has set) is sent again after a pause, before all others. One that
   a transaction of the user's holds up is sent again later, behind others.
+* A batch that the database refuses, or that takes it too long, is sent again in halves, until one
+  operation is left: only this one fails or waits.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ _log = logging.getLogger("tenure")
 _AT_ONCE = frozenset({"TN001", "40001", "40P01"})
 _LATER = frozenset({"55P03", "57014"})
 _FULL = ("53", "58")  # classes: insufficient resources, errors of the system
+_NO_SUCH_CHARACTER = frozenset({"22021", "22P05"})
 _GUARDED = "TN003"
 _GUARDED_PAUSE = 0.05
 _UNUSABLE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42P01", "42883"})
@@ -135,10 +138,10 @@ class PostgresConnection:
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others that are called for before it can be sent."""
         batch = self._batch
-        if batch is None:
+        if batch is None or not batch.add(operation):
             batch = self._batch = self._owner.new_batch()
             self._waiting.append(batch)
-        batch.operations.append(operation)
+            batch.add(operation)
         if self._current is not None or self._pause is not None:
             self._alone = False
         elif self._alone and len(self._waiting) == 1:
@@ -170,7 +173,10 @@ class PostgresConnection:
             return
         except Exception as error:  # nothing was sent
             self._current = None
-            statement.answered(Refusal("", f"it cannot be sent: {error!r}"))
+            if parts := statement.parts():
+                self._waiting.extendleft(reversed(parts))
+            else:
+                statement.answered(Refusal("", f"it cannot be sent: {error!r}"))
             self._loop.call_soon(self._flush)
             return
         self._write()
@@ -258,6 +264,11 @@ class PostgresConnection:
     def _refused(self, statement: Statement, result: Any) -> None:
         code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        if code in _NO_SUCH_CHARACTER:
+            message = (
+                "the encoding of the database lacks a character. Create a database with "
+                "ENCODING 'UTF8'"
+            )
         if code == _GUARDED:
             self._loop.call_later(_GUARDED_PAUSE, self._owner.send, statement)
             self._next()
@@ -266,12 +277,18 @@ class PostgresConnection:
             if code not in _AT_ONCE or self._failures > 3:
                 self.trouble = f"refuses to commit: {message}"
             statement.rolled_back()
-            self._waiting.appendleft(statement)
-            pause = 0.0 if code in _AT_ONCE and self._failures < 3 else backoff(self._failures)
+            parts = statement.parts() if code in _LATER else []  # which take less time
+            self._waiting.extendleft(reversed(parts or [statement]))
+            at_once = parts or (code in _AT_ONCE and self._failures < 3)
+            pause = 0.0 if at_once else backoff(self._failures)
             self._pause = self._loop.call_later(pause, self._retry)
         elif code in _UNUSABLE:
             self._waiting.appendleft(statement)
             self._end(message)
+        elif parts := statement.parts():  # one operation does not fail the others
+            statement.rolled_back()
+            self._waiting.extendleft(reversed(parts))
+            self._next()
         else:
             statement.answered(Refusal(code, message))
             self._after()

@@ -21,6 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import reported, schema
+from tenure.engines.postgresql.connecting import encoding_error
 from tenure.engines.postgresql.url import PostgresUrl
 
 __all__ = ["examine"]
@@ -109,6 +110,8 @@ def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
     )
     here = (before + time.time()) / 2
     yield reported.version(number)
+    encoding = connection.info.parameter_status("server_encoding") or "unknown"
+    yield reported.encoding(encoding, encoding_error(address.url, connection.info))
     yield reported.role(standby=standby, read_only=read_only)
     yield reported.pooler(connection.info.backend_pid, pid, address.listen)
     yield reported.durability(address, *settings[:3])

@@ -81,7 +81,7 @@ class PostgresEngine(Administration):
         self._epoch = ""
         self.connection: PostgresConnection | None = None
         self._waiting: list[Statement] = []  # for a connection
-        self._operations: list[Operation[Any]] = []
+        self._batch: Batch | None = None  # the last of those, open for more operations
         self._sessions: dict[int, list[PostgresSession]] = {}
         self._watches = PostgresWatches(self, address.schema)
         self._renewals = Renewals(self)
@@ -155,8 +155,7 @@ class PostgresEngine(Administration):
             self._watches.clear()
             self.fail_awaited()
             await self.reconnector.aclose()
-            self._waiting.clear()
-            self._operations.clear()
+            self._take_waiting()
             await self.heartbeat.aclose()
 
     def is_in_loop(self) -> bool:
@@ -168,23 +167,23 @@ class PostgresEngine(Administration):
     def send(self, statement: Statement) -> None:
         """Send a statement, now or when there is a connection."""
         if self.connection is None:
-            self._queue_operations()
+            self._batch = None
             self._waiting.append(statement)
         else:
             self.connection.send(statement)
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others."""
-        if self.connection is None:
-            self._operations.append(operation)
-        else:
+        if self.connection is not None:
             self.connection.operate(operation)
+        elif self._batch is None or not self._batch.add(operation):
+            self._batch = self.new_batch()
+            self._batch.add(operation)
+            self._waiting.append(self._batch)
 
-    def _queue_operations(self) -> None:
-        if self._operations:
-            batch = self.new_batch()
-            batch.operations, self._operations = self._operations, []
-            self._waiting.append(batch)
+    def _take_waiting(self) -> list[Statement]:
+        waiting, self._waiting, self._batch = self._waiting, [], None
+        return waiting
 
     def new_batch(self) -> Batch:
         """Return an empty batch."""
@@ -245,9 +244,7 @@ class PostgresEngine(Administration):
         """End the sessions of a store that was dropped, and what waits for a connection."""
         for session in self.all_sessions():
             session.end("the schema of the store was dropped")
-        self._queue_operations()
-        waiting, self._waiting = self._waiting, []
-        for statement in waiting:
+        for statement in self._take_waiting():
             statement.dropped(why)
 
     async def _reattach(self, opened: OpenedConnections) -> None:
@@ -278,9 +275,7 @@ class PostgresEngine(Administration):
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
         self.connection = connection
-        self._queue_operations()
-        waiting, self._waiting = self._waiting, []
-        for statement in waiting:
+        for statement in self._take_waiting():
             connection.send(statement)
         for session in self.all_sessions():
             session.events.attached()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from tenure.engines.postgresql import schema
+from tenure.engines.postgresql.connecting import encoding_error
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, InvalidArgument
 
@@ -46,7 +47,8 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
         InvalidArgument: the role's name is empty, or has a zero byte.
         EngineUnavailable: the server cannot be reached.
         AuthenticationFailed: this account may not create the schema.
-        EngineError: the server refused to create it, for example because there is no such role.
+        EngineError: the server refused to create it, for example because there is no such role,
+            or the database has an encoding that keeps no texts.
     """
     sql = script(address, role)
     try:
@@ -55,6 +57,8 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
         raise EngineUnavailable(f"{address.url}: {_line(error)}") from error
     failed = f"the schema {address.schema} was not created in {address.url}"
     try:
+        if wrong := encoding_error(address.url, connection.info):
+            raise wrong
         connection.execute(sql.encode())
     except psycopg.Error as error:
         if error.sqlstate in _EXISTS:

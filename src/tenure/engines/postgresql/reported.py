@@ -9,11 +9,13 @@ import psycopg
 
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql.url import PostgresUrl
+from tenure.errors import EngineError
 
 __all__ = [
     "clock",
     "connected",
     "durability",
+    "encoding",
     "pooler",
     "role",
     "round_trip",
@@ -58,6 +60,17 @@ def connected(connection: psycopg.Connection[Any], took: float) -> Finding:
         f"{place}, {secured}, database {info.dbname}, account {info.user}, connected in "
         f"{took * 1e3:.1f} ms",
     )
+
+
+def encoding(database: str, wrong: EngineError | None) -> Finding:
+    """Examine the encoding of texts, such as names."""
+    if wrong is not None:
+        found, _, remedy = str(wrong).partition(". ")
+        return Finding("failure", "encoding", found, remedy)
+    if database != "UTF8":
+        remedy = "use names of its characters, or create a database with ENCODING 'UTF8'"
+        return Finding("warning", "encoding", f"{database}, which lacks characters", remedy)
+    return Finding("ok", "encoding", database)
 
 
 def version(number: int) -> Finding:

@@ -33,6 +33,10 @@ _ALONE = {"m": "acquire", "w": "release"}
 DROPPED = "3F000"
 """Code of a store that does not exist any more."""
 
+_MOST_OPERATIONS = 1000
+_MOST_TEXT = 1024 * 1024
+"""Characters of data in one batch, unless one operation has more."""
+
 _init = asyncio.Future.__init__
 """Constructor of operations, called directly because it is on the hot path."""
 
@@ -96,6 +100,10 @@ class Statement:
 
     def rolled_back(self) -> None:
         """Note that the database has rolled it back; it is sent again."""
+
+    def parts(self) -> list[Statement]:
+        """Return statements that do the same together; empty if this does one thing."""
+        return []
 
     def lost(self) -> bool:
         """Note the end of the connection; return whether the next one sends the statement."""
@@ -220,6 +228,8 @@ class Operation(Prompt[T]):
 class Batch(Statement):
     """Operations of sessions, in order.
 
+    One that the database refuses does not fail the others: the batch is sent again in parts.
+
     Args:
         caller: the channel of the engine.
         order_ids: those that the program has seen.
@@ -228,7 +238,10 @@ class Batch(Statement):
         pushed: called with events of the engine's sessions.
     """
 
-    __slots__ = ("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed", "operations")
+    __slots__ = (
+        *("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed", "_room"),
+        "operations",
+    )
 
     def __init__(
         self,
@@ -247,6 +260,33 @@ class Batch(Statement):
         self._known = known
         self._relaxed = relaxed
         self._pushed = pushed
+        self._room = _MOST_TEXT
+
+    def add(self, operation: Operation[Any]) -> bool:
+        """Add an operation; return false if there is no room for it."""
+        operations, words = self.operations, operation.words
+        size = len(str(words[4])) if len(words) > 4 else 0
+        if operations and (size > self._room or len(operations) >= _MOST_OPERATIONS):
+            return False
+        self._room -= size
+        operations.append(operation)
+        return True
+
+    def parts(self) -> list[Statement]:
+        """Return the two halves of the batch."""
+        middle = len(self.operations) // 2
+        if not middle:
+            return []
+        return [self._part(self.operations[:middle]), self._part(self.operations[middle:])]
+
+    def _part(self, operations: list[Operation[Any]]) -> Batch:
+        part = Batch(
+            *(self._caller, self._order_ids, self._known),
+            relaxed=self._relaxed,
+            pushed=self._pushed,
+        )
+        part.operations = operations
+        return part
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""

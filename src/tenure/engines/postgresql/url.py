@@ -104,6 +104,7 @@ def parse(url: str) -> PostgresUrl:
     passed.setdefault("connect_timeout", "10")
     passed.setdefault("target_session_attrs", "read-write")
     passed.setdefault("application_name", "tenure")
+    passed["client_encoding"] = "UTF8"  # the environment's would make two keys of one name
     try:
         timeout = max(float(passed["connect_timeout"]), 2.0)
         conninfo = make_conninfo(**passed)
