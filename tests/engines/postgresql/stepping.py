@@ -139,6 +139,11 @@ class Store:
         )
         assert await cursor.fetchall() == []
 
+    async def lose_data(self) -> None:
+        """Have the next transaction find that data were lost."""
+        sql = f"SELECT {self.name}.data_was_restored()"
+        await self._connections[0].execute(sql.encode())
+
     async def aclose(self) -> None:
         """Close all connections."""
         for each in self._connections:

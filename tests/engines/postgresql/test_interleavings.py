@@ -36,3 +36,119 @@ async def test_a_row_that_appears_after_the_locks_of_a_batch_is_not_used(
         answers = await one.operate(*(one.operation("m", name) for name in names))
         assert [type(each) for each in answers] == [list] * len(names)
         await store.check()
+
+
+async def test_a_grant_under_way_during_a_takeover_is_in_what_the_takeover_finds() -> None:
+    async with a_store() as store:
+        one, other, taking = (
+            await store.actor(),
+            await store.actor(),
+            await store.actor(window=None),
+        )
+        await one.lock("m")
+        (waiting,) = await other.operate(other.operation("m", "m"))
+        await one.begin()
+        assert await one.operate(one.operation("w", "m", 1)) == [0]  # which grants it to `other`
+        reply = await taking.call(
+            *("take_over", "/default", other.session, "secret", taking.channel, "", None)
+        )
+        token = reply[1]
+        beginning = asyncio.create_task(taking.call("begin_session", other.session, token, ""))
+        assert await store.blocked(taking, beginning)
+        await one.commit()
+        _, ((*_, order_id, _, _, _, owns),) = await beginning
+        assert (order_id, owns) == (waiting[0], True)
+
+
+async def test_an_attach_that_is_sent_again_while_the_first_is_under_way_attaches_once() -> None:
+    async with a_store() as store:
+        first, again = await store.actor(window=None), await store.actor(window=None)
+        again.token = first.token
+        await first.begin()
+        await first.attach()
+        attaching = asyncio.create_task(again.attach())
+        assert await store.blocked(again, attaching)
+        await first.commit()
+        await attaching
+        assert again.session == first.session
+        assert await first.execute("SELECT count(*) FROM SCHEMA.sessions") == [(1,)]
+
+
+async def test_a_quarantine_that_begins_during_a_takeover_is_no_deadlock() -> None:
+    async with a_store() as store:
+        one, other, holding = await store.actor(), await store.actor(), await store.actor()
+        await holding.begin()
+        await holding.execute("SELECT FROM SCHEMA.sessions WHERE id = %s FOR UPDATE", one.session)
+        takeover = "take_over", "/default", one.session, "secret", "tenure_x", "", 60.0
+        taking = asyncio.create_task(one.call(*takeover))
+        assert await store.blocked(one, taking)  # after it has found that there is no quarantine
+        await store.lose_data()
+        beginning = asyncio.create_task(other.call("tick", other.channel, None, None))
+        assert await store.blocked(other, beginning)
+        await holding.commit()
+        assert (await taking)[0] == "ok"
+        assert (await beginning)["quarantine"] == pytest.approx(60, abs=5)
+
+
+async def test_a_release_grants_nothing_after_a_loss_of_data_that_it_has_not_noticed() -> None:
+    async with a_store() as store:
+        one, other, holding = await store.actor(), await store.actor(), await store.actor()
+        await one.lock("m")
+        await other.operate(other.operation("m", "m"))
+        await holding.begin()
+        await holding.execute("SELECT FROM SCHEMA.sessions WHERE id = %s FOR UPDATE", one.session)
+        tokens = [one.token]
+        leaving = asyncio.create_task(
+            one.call("leave", one.session, tokens, False, one.channel, False)
+        )
+        assert await store.blocked(one, leaving)
+        await store.lose_data()
+        await holding.commit()
+        assert await leaving == ["ok"]
+        assert await one.execute("SELECT owners, waiters FROM SCHEMA.queues") == [(0, 1)]
+
+
+async def test_a_request_is_altered_in_its_own_queue_alone() -> None:
+    async with a_store() as store:
+        one = await store.actor()
+        await one.lock("a")
+        await one.lock("b")
+        words = ["b", 1, "1", None, "-"]
+        alter = one.session, one.token, 1, "alter", words, one.channel, False
+        assert await one.call("change", *alter) == ["released"]
+        await store.check()
+
+
+async def test_a_queue_whose_rows_were_deleted_by_hand_is_granted_again() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("m")
+        await other.operate(other.operation("m", "m"))
+        await other.execute("DELETE FROM SCHEMA.requests WHERE session = %s", other.session)
+        assert await one.operate(one.operation("w", "m", 1)) == [0]
+        await store.check()
+        assert await other.lock("m") > 0
+
+
+async def test_a_watched_queue_that_was_removed_is_watched_again() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.call("watch", one.session, one.token, "m", "tenure_q1")
+        await one.execute("UPDATE SCHEMA.queues SET watched_until = 'epoch'")
+        await other.call("sweep", other.channel)
+        assert await one.execute("SELECT FROM SCHEMA.queues") == []
+        await other.lock("m")
+        watched = [["/default", "m", "tenure_q1"], ["/default", "n", "tenure_q2"]]
+        reply = await one.call("tick", one.channel, [], watched)
+        assert [len(each) for each in reply["seen"]] == [3, 3]
+        assert await one.execute(
+            "SELECT name, watch_channel, watched_until > now() FROM SCHEMA.queues ORDER BY name"
+        ) == [("m", "tenure_q1", True), ("n", "tenure_q2", True)]
+
+
+async def test_order_ids_that_are_drawn_during_a_jump_stay_below_it() -> None:
+    async with a_store() as store:
+        one = await store.actor()
+        ((drawn,),) = await one.execute("SELECT nextval('SCHEMA.order_ids') + 10")
+        ((jumped,),) = await one.execute("SELECT SCHEMA.next_order_id(%s)", drawn)
+        assert jumped >= drawn + 900_000

@@ -156,12 +156,13 @@ class PostgresMonitor:
             for request_id, state in session.requests.items()
             if state == WAITING
         ]
-        channels, watched = self._watches.channels, self._watches.places()
+        channels, watched = self._watches.channels, self._watches.watched()
         if channels and self._polls:
             self.look_in(_WATCH_POLL)
         if not places and not watched:
             return
-        all_places = [list(each) for each in sorted({(*each,) for each in (*places, *watched)})]
+        places += [each[:2] for each in watched]
+        all_places = [list(each) for each in sorted({(*each,) for each in places})]
         words = (self._engine.channel, all_places, watched or None)
         self._engine.send(Call("tick", words, partial(self._looked, channels)))
         for session in sessions:

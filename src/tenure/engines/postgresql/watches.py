@@ -58,9 +58,9 @@ class PostgresWatches:
         """The channels on which changes are notified."""
         return tuple(self._watchers)
 
-    def places(self) -> list[list[str]]:
-        """Return node and name for each channel."""
-        return [self._places[channel] for channel in self._watchers]
+    def watched(self) -> list[list[str]]:
+        """Return node, name and channel of each watched queue."""
+        return [[*self._places[channel], channel] for channel in self._watchers]
 
     def add(
         self, session: PostgresAttachment, name: str, kinds: str, changed: Callable[[], None]

@@ -65,11 +65,11 @@ BEGIN
     IF attached > 0 AND NOT force THEN
         RETURN json_build_array('busy', attached)::text;
     END IF;
+    PERFORM FROM SCHEMA.queues WHERE node = its_node ORDER BY id FOR UPDATE;
     events := SCHEMA.end_sessions(coalesce(ids, '{}'), 'its node was dropped', caller);
     IF EXISTS (SELECT FROM SCHEMA.sessions WHERE node = its_node) THEN
         RAISE 'a transaction guards a request' USING ERRCODE = 'TN003';  -- is sent again, later
     END IF;
-    PERFORM FROM SCHEMA.queues WHERE node = its_node ORDER BY id FOR UPDATE;
     FOR q IN DELETE FROM SCHEMA.queues WHERE node = its_node RETURNING * LOOP
         IF q.watched_until > clock_timestamp() THEN
             PERFORM pg_notify(q.watch_channel, 'b');
@@ -189,7 +189,7 @@ BEGIN
         RAISE 'a transaction guards the request' USING ERRCODE = 'TN003';  -- is sent again, later
     END IF;
     events := events || SCHEMA.settle(SCHEMA.without(q, r),
-        CASE WHEN owned THEN 'o' ELSE '' END, SCHEMA.quarantine() > 0, caller);
+        CASE WHEN owned THEN 'o' ELSE '' END, SCHEMA.frozen(), caller);
     RETURN json_build_array('ok', true, events)::text;
 END $$;
 

@@ -25,6 +25,7 @@ DECLARE
     m SCHEMA.meta;
     lost text;
     name text;
+    ids bigint[];
 BEGIN
     SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch
         WHERE x.place = 'SCHEMA.meta'::regclass;
@@ -35,6 +36,7 @@ BEGIN
         RETURN CASE WHEN m.quarantined_until < clock_timestamp() THEN 0
             ELSE extract(epoch FROM m.quarantined_until - clock_timestamp()) END;
     END IF;
+    ids := array(SELECT id FROM SCHEMA.sessions ORDER BY id FOR NO KEY UPDATE);
     SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
     IF m.place <> 'SCHEMA.meta'::regclass
             OR NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
@@ -52,7 +54,7 @@ BEGIN
                 nextval('SCHEMA.order_ids'), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint)
                 + 1000000);
             m.epoch := md5(random()::text || clock_timestamp()::text);
-            UPDATE SCHEMA.sessions SET seen = clock_timestamp();
+            UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id = ANY (ids);
         END IF;
         UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, place = 'SCHEMA.meta'::regclass,
             quarantine_reason = coalesce(lost, quarantine_reason),
@@ -61,6 +63,13 @@ BEGIN
     END IF;
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
 END $$;
+
+-- True if nothing may be granted now. It takes no locks, so it may come after some.
+CREATE OR REPLACE FUNCTION SCHEMA.frozen() RETURNS boolean
+LANGUAGE sql AS $$
+    SELECT NOT EXISTS (SELECT FROM SCHEMA.meta m JOIN SCHEMA.witness w ON w.epoch = m.epoch
+        WHERE m.place = 'SCHEMA.meta'::regclass AND m.quarantined_until < clock_timestamp())
+$$;
 
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
 CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
@@ -91,7 +100,8 @@ BEGIN
     IF id > above AND id > wall - 1000000 THEN
         RETURN id;
     END IF;
-    RETURN setval('SCHEMA.order_ids', greatest(id, above + 1, wall));
+    -- Others draw ids at the same time: it must not be set back below theirs.
+    RETURN setval('SCHEMA.order_ids', greatest(id + 1000000, above + 1, wall));
 END $$;
 
 CREATE OR REPLACE FUNCTION SCHEMA.expired(s SCHEMA.sessions) RETURNS boolean
@@ -184,6 +194,10 @@ BEGIN
     WHILE q.waiters > 0 AND NOT frozen LOOP
         SELECT * INTO r FROM SCHEMA.requests
             WHERE queue = q.id AND order_id > q.last_owner ORDER BY order_id LIMIT 1;
+        IF NOT FOUND THEN
+            q.waiters := 0;  -- rows were deleted by hand
+            EXIT;
+        END IF;
         IF r.deadline <= clock_timestamp() THEN
             more := SCHEMA.take_out(r, 't', caller);
             EXIT WHEN more IS NULL;
@@ -391,7 +405,8 @@ BEGIN
         END IF;
 
         IF kind = 'E' THEN
-            SELECT * INTO r FROM SCHEMA.requests WHERE session = ids[i] AND request_id = number;
+            SELECT * INTO r FROM SCHEMA.requests
+                WHERE session = ids[i] AND request_id = number AND queue = q.id;
             IF FOUND THEN
                 answers[at] := CASE WHEN r.order_id <= q.last_owner
                     THEN r.order_id::text ELSE '[' || r.order_id || ']' END;
@@ -474,8 +489,9 @@ BEGIN
     WITH s AS (
         SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch
-            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off') AND m.quarantined_until < clock_timestamp()
+            AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
+            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
+            AND m.quarantined_until < clock_timestamp()
         FOR KEY SHARE OF s
     ), q AS (
         SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node
@@ -514,7 +530,7 @@ BEGIN
     WITH s AS (
         SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch
+            AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
             AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
         FOR KEY SHARE OF s
     ), q AS (
@@ -571,7 +587,7 @@ DECLARE
     r SCHEMA.requests;
     events text[] := '{}';
     owned boolean;
-    frozen boolean := SCHEMA.quarantine() > 0;
+    frozen boolean := SCHEMA.frozen();
     each bigint;
 BEGIN
     PERFORM FROM SCHEMA.queues x
@@ -614,7 +630,7 @@ LANGUAGE sql AS $$
 $$;
 
 -- Expire sessions and requests in some queues, [node, name] each, or all with null. Renews what is
--- watched. Answers {"due": seconds until an owner's session in these queues expires, unless it is
+-- watched, [node, name, channel] each. Answers {"due": seconds until an owner's session in these queues expires, unless it is
 -- renewed, or a waiter of the caller does, "quarantine": seconds, "why": its reason, "epoch": the
 -- epoch, "seen": the counters of each watched queue, "events": events}.
 CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb) RETURNS text
@@ -630,6 +646,15 @@ DECLARE
     more text[];
     wanted bigint[];
 BEGIN
+    IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
+            LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
+        PERFORM FROM SCHEMA.nodes WHERE path IN (
+            SELECT w ->> 0 FROM jsonb_array_elements(watched) w) ORDER BY id FOR KEY SHARE;
+        INSERT INTO SCHEMA.queues (node, name)
+            SELECT DISTINCT n.id, w ->> 1 FROM jsonb_array_elements(watched) w
+                JOIN SCHEMA.nodes n ON n.path = w ->> 0
+            ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+    END IF;
     UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id IN (
         SELECT id FROM SCHEMA.sessions s WHERE s.seen > clock_timestamp() + interval '1 second'
         ORDER BY id FOR UPDATE SKIP LOCKED);
@@ -665,12 +690,14 @@ BEGIN
         events := events || SCHEMA.settle(q, '', frozen > 0, caller);
     END LOOP;
     IF watched IS NOT NULL THEN
-        UPDATE SCHEMA.queues SET watched_until = clock_timestamp() + interval '90 seconds'
-            WHERE watched_until < clock_timestamp() + interval '45 seconds' AND id IN (
-                SELECT x.id FROM jsonb_array_elements(watched) w
-                    JOIN SCHEMA.nodes n ON n.path = w ->> 0
-                    JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1
-                ORDER BY x.id FOR NO KEY UPDATE OF x SKIP LOCKED);
+        WITH due AS MATERIALIZED (
+            SELECT x.id, w ->> 2 AS channel FROM jsonb_array_elements(watched) w
+                JOIN SCHEMA.nodes n ON n.path = w ->> 0
+                JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1
+                WHERE x.watched_until < clock_timestamp() + interval '45 seconds'
+            FOR NO KEY UPDATE OF x SKIP LOCKED
+        ) UPDATE SCHEMA.queues x SET watched_until = clock_timestamp() + interval '90 seconds',
+            watch_channel = due.channel FROM due WHERE x.id = due.id;
         SELECT jsonb_agg(jsonb_build_array(x.id, x.data_changes, x.owner_changes) ORDER BY w.at)
             INTO seen FROM jsonb_array_elements(watched) WITH ORDINALITY w (v, at)
             LEFT JOIN SCHEMA.nodes n ON n.path = w.v ->> 0

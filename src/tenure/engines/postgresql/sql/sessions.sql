@@ -25,7 +25,11 @@ BEGIN
             (id, node, token, channel, seen, recovery_window, liveness, key, description)
         VALUES (nextval('SCHEMA.session_ids'), its_node, its_token, its_channel, clock_timestamp(),
             its_window, its_liveness, decode(its_key, 'hex'), its_description)
-        RETURNING id INTO number;
+        ON CONFLICT (token) DO NOTHING RETURNING id INTO number;
+    IF NOT FOUND THEN  -- sent before, and committed only now
+        SELECT id INTO number FROM SCHEMA.sessions WHERE token = its_token;
+        RETURN json_build_array('ok', number)::text;
+    END IF;
     UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
     RETURN json_build_array('ok', number)::text;
 END $$;
@@ -131,6 +135,10 @@ BEGIN
     ELSIF s.token <> its_token THEN
         RETURN '["taken"]';
     END IF;
+    -- A grant that is under way goes to the former attachment's channel, so it is waited for.
+    PERFORM FROM SCHEMA.queues x
+        WHERE x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = number)
+        ORDER BY x.id FOR NO KEY UPDATE;
     UPDATE SCHEMA.sessions SET seen = clock_timestamp(), description = its_description,
         change_number = 0, change_answer = '' WHERE id = number;
     DELETE FROM SCHEMA.former WHERE session = number;
@@ -302,10 +310,12 @@ DECLARE
     wait text := args ->> 4;
     owns boolean;
     changed text := '';
+    frozen boolean := SCHEMA.frozen();
     events text[];
+    more text[];
 BEGIN
     SELECT * INTO r FROM SCHEMA.requests
-        WHERE session = of_session AND request_id = (args ->> 1)::bigint;
+        WHERE queue = q.id AND session = of_session AND request_id = (args ->> 1)::bigint;
     IF NOT FOUND THEN
         RETURN '["released"]';
     END IF;
@@ -326,12 +336,12 @@ BEGIN
             WHEN wait = '' OR wait = '0' THEN NULL
             ELSE clock_timestamp() + make_interval(secs => wait::bigint / 1e6) END
         WHERE queue = r.queue AND order_id = r.order_id;
-    events := SCHEMA.settle(q, changed, SCHEMA.quarantine() > 0, caller);
+    events := SCHEMA.settle(q, changed, frozen, caller);
     IF NOT owns AND wait = '0' THEN
         SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
-        IF r.order_id > q.last_owner THEN
-            events := events || SCHEMA.take_out(r, 't', caller)
-                || SCHEMA.settle(SCHEMA.without(q, r), '', SCHEMA.quarantine() > 0, caller);
+        more := CASE WHEN r.order_id > q.last_owner THEN SCHEMA.take_out(r, 't', caller) END;
+        IF more IS NOT NULL THEN
+            events := events || more || SCHEMA.settle(SCHEMA.without(q, r), '', frozen, caller);
         END IF;
     END IF;
     RETURN json_build_array('ok', events)::text;

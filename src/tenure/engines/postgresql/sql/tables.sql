@@ -43,7 +43,7 @@ CREATE TABLE SCHEMA.sessions (
     change_answer text NOT NULL DEFAULT ''
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX sessions_of_node ON SCHEMA.sessions (node, id);
-CREATE INDEX sessions_by_token ON SCHEMA.sessions (token);
+CREATE UNIQUE INDEX sessions_by_token ON SCHEMA.sessions (token);
 
 -- Attachments from which a session was taken, and the time until which they may hold leases.
 CREATE TABLE SCHEMA.former (
