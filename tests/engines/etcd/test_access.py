@@ -117,7 +117,8 @@ async def test_a_member_without_space_grants_nothing_and_takes_releases() -> Non
 
 
 async def _fill(pool: tenure.Semaphore) -> None:
-    for number in range(16):
+    # A member compares its size with the quota as of its last commit, up to 100 ms ago.
+    for number in range(256):
         await pool.update(bytes([number]) * MIB)
 
 
