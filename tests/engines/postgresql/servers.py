@@ -52,6 +52,7 @@ class PostgresServer:
         self.data = folder / "data"
         self.port = 5432
         self.settings = settings
+        self.environment: dict[str, str] = {}  # in addition, of its processes
         self.user: str | None = None
         if os.geteuid() == 0:  # it refuses to run as root
             names = {each.pw_name for each in pwd.getpwall()}
@@ -116,6 +117,7 @@ class PostgresServer:
             done = subprocess.run(
                 [program(name), *arguments],
                 cwd=self.folder,
+                env=os.environ | self.environment,
                 user=self.user,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

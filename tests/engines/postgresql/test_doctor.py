@@ -114,6 +114,7 @@ def test_a_quarantine_and_its_reason_are_shown(url: str) -> None:
         client.list_nodes()
     shared().execute(
         f"UPDATE {name_in(url)}.meta SET quarantined_until = clock_timestamp() + '60 s', "
+        "longest_window = 60, "
         "quarantine_reason = 'the database was restored'"
     )
     found = failure(url)

@@ -32,11 +32,15 @@ BEGIN
     IF NOT m.relaxed AND current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    IF FOUND THEN
-        RETURN CASE WHEN m.quarantined_until < clock_timestamp() THEN 0
-            ELSE extract(epoch FROM m.quarantined_until - clock_timestamp()) END;
+    IF m.quarantined_until < clock_timestamp() THEN
+        RETURN 0;
+    ELSIF m.quarantined_until <= clock_timestamp() + make_interval(secs => m.longest_window) THEN
+        RETURN extract(epoch FROM m.quarantined_until - clock_timestamp());
     END IF;
     ids := array(SELECT id FROM SCHEMA.sessions ORDER BY id FOR NO KEY UPDATE);
+    UPDATE SCHEMA.meta  -- if the clock was set back
+        SET quarantined_until = clock_timestamp() + make_interval(secs => longest_window)
+        WHERE quarantined_until > clock_timestamp() + make_interval(secs => longest_window);
     SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
     IF m.place <> 'SCHEMA.meta'::regclass
             OR NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN

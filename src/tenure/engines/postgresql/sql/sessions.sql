@@ -108,6 +108,7 @@ CREATE OR REPLACE FUNCTION SCHEMA.remaining(number bigint, its_token text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s SCHEMA.sessions;
+    latest timestamptz;
 BEGIN
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
@@ -116,6 +117,8 @@ BEGIN
         RETURN '["taken"]';
     END IF;
     UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id = number;
+    SELECT clock_timestamp() + make_interval(secs => longest_window) INTO latest FROM SCHEMA.meta;
+    UPDATE SCHEMA.former SET until = latest WHERE session = number AND until > latest;
     RETURN json_build_array('ok', (SELECT coalesce(max(
         greatest(0, extract(epoch FROM until - clock_timestamp()))), 0)
         FROM SCHEMA.former WHERE session = number))::text;
