@@ -25,18 +25,27 @@ _ATTEMPTS = 100
 
 
 @contextmanager
-def a_pooler(server: PostgresServer, mode: str = "transaction") -> Iterator[str]:
-    """Yield the URL of the server's database behind a PgBouncer."""
+def a_pooler(
+    server: PostgresServer, mode: str = "transaction", settings: str = "", *, ready: bool = True
+) -> Iterator[str]:
+    """Yield the URL of the server's database behind a PgBouncer.
+
+    Args:
+        server: behind it.
+        mode: of its pools.
+        settings: more of its settings, which prevail.
+        ready: wait until it serves the database, and not only until it accepts connections.
+    """
     program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
     if program is None:
         pytest.skip("no PgBouncer here: apt-get install pgbouncer")
     folder = Path(tempfile.mkdtemp(prefix="tenure-"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (folder / "users").write_text('"tenure" ""\n')
+    (folder / "users").write_text('"tenure" ""\n"app" "right"\n')
     (folder / "settings").write_text(
         f"""[databases]
-* = host={server.folder}
+* = host={server.folder} port={server.port}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {port}
@@ -44,6 +53,7 @@ unix_socket_dir =
 auth_type = trust
 auth_file = {folder}/users
 pool_mode = {mode}
+{settings}
 """
     )
     if server.user is not None:  # it refuses to run as root
@@ -66,8 +76,11 @@ pool_mode = {mode}
     with clean_up_with(clean_up):
         for attempt in range(_ATTEMPTS):
             try:
-                psycopg.connect(url).close()
-            except psycopg.OperationalError:
+                if ready:
+                    psycopg.connect(url).close()
+                else:
+                    socket.create_connection(("127.0.0.1", port)).close()
+            except (psycopg.OperationalError, ConnectionRefusedError):
                 assert process.poll() is None, "it has ended"
                 assert attempt < _ATTEMPTS - 1, "it accepts no connection"
                 time.sleep(0.05)

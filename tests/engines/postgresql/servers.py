@@ -12,6 +12,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -71,6 +72,12 @@ class PostgresServer:
             *("initdb", "--pgdata", str(self.data), "--username", "tenure", "--auth", "trust"),
             *("--no-sync", "--encoding", "UTF8", "--no-locale"),
         )
+
+    def listen(self) -> None:
+        """Have it listen on a free port of this host from its next start on."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.settings = (*self.settings, f"port={self.port}", "listen_addresses=127.0.0.1")
 
     def start(self) -> None:
         """Start it, and wait until it accepts connections."""

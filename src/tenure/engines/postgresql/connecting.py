@@ -11,6 +11,7 @@ import psycopg
 
 from tenure.engines._kit.backoff import backoff
 from tenure.engines.postgresql import schema
+from tenure.engines.postgresql.login import login_failure
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
 
@@ -26,8 +27,8 @@ __all__ = [
 
 _MISSING = frozenset({"3F000", "42883"})  # schema, function
 _CREATED_MEANWHILE = frozenset({"42P06", "23505"})
-_DENIED = frozenset({"28000", "28P01"})
 _NO_RIGHT = "42501"
+_READ_ONLY = "25006"
 
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
 _RETRIES = 6
@@ -221,16 +222,18 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
 def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
     """Return an error of psycopg's as one that says what to do."""
     text = _line(error)
-    if error.sqlstate in _DENIED or "password authentication failed" in text:
-        return AuthenticationFailed(f"{address.url} refused the login: {text}")
     if error.sqlstate == _NO_RIGHT:
         return AuthenticationFailed(
             f"{address.url}: this account may not use the schema {address.schema}: {text}. Grant "
             "it USAGE on the schema and EXECUTE on its functions"
         )
-    if "database" in text and "does not exist" in text:
-        return EngineError(f"{address.url} cannot be used: {text}. Create the database first")
     if isinstance(error, psycopg.OperationalError):
+        failure = login_failure(text)
+        if failure.error is EngineUnavailable:
+            return EngineUnavailable(f"{address.url}: {text}")
+        remedy = f"{failure.remedy[0].upper()}{failure.remedy[1:]}"
+        return failure.error(f"{address.url} refused the login: {text}. {remedy}")
+    if error.sqlstate == _READ_ONLY:  # a pooler leads to a standby, until it is promoted
         return EngineUnavailable(f"{address.url}: {text}")
     return EngineError(f"{address.url} cannot be used: {text}")
 

@@ -40,6 +40,8 @@ _GUARDED = "TN003"
 _GUARDED_PAUSE = 0.05
 _UNUSABLE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42P01", "42883"})
 """Codes of a server that cannot be used: read-only, being shut down, or without the store."""
+_ENDING = frozenset({"FATAL", "PANIC"})
+"""Severities after which the server, or a pooler, closes the connection."""
 
 
 class PostgresConnectionOwner(Protocol):
@@ -262,14 +264,20 @@ class PostgresConnection:
             self._loop.call_soon(self._flush)
 
     def _refused(self, statement: Statement, result: Any) -> None:
-        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        code = _field(result, pq.DiagnosticField.SQLSTATE)
+        message = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY)
+        severity = _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+        if not severity:  # PgBouncer's, which is not translated
+            severity = _field(result, pq.DiagnosticField.SEVERITY)
         if code in _NO_SUCH_CHARACTER:
             message = (
                 "the encoding of the database lacks a character. Create a database with "
                 "ENCODING 'UTF8'"
             )
-        if code == _GUARDED:
+        if code in _UNUSABLE or severity in _ENDING:
+            self._waiting.appendleft(statement)
+            self._end(message)
+        elif code == _GUARDED:
             self._loop.call_later(_GUARDED_PAUSE, self._owner.send, statement)
             self._next()
         elif code in _AT_ONCE or code in _LATER or code.startswith(_FULL):
@@ -282,9 +290,6 @@ class PostgresConnection:
             at_once = parts or (code in _AT_ONCE and self._failures < 3)
             pause = 0.0 if at_once else backoff(self._failures)
             self._pause = self._loop.call_later(pause, self._retry)
-        elif code in _UNUSABLE:
-            self._waiting.appendleft(statement)
-            self._end(message)
         elif parts := statement.parts():  # one operation does not fail the others
             statement.rolled_back()
             self._waiting.extendleft(reversed(parts))
@@ -325,3 +330,7 @@ class PostgresConnection:
         found = [each for each in self._waiting if each.lost()]
         self._waiting.clear()
         return found
+
+
+def _field(result: Any, field: pq.DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode()

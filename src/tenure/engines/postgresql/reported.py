@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 
 from tenure.engines.contract import Finding
+from tenure.engines.postgresql.login import login_failure
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
 
@@ -34,18 +35,7 @@ FAR = 1.0
 
 def unreachable(text: str) -> Finding:
     """Report why no connection was opened."""
-    if "authentication" in text or "pg_hba.conf" in text or "no password" in text:
-        remedy = (
-            "check the user and the password (URL, PGPASSWORD, password file), and the server's "
-            "pg_hba.conf"
-        )
-    elif "does not exist" in text and "database" in text:
-        remedy = "create it with 'createdb', or name another one in the path of the URL"
-    elif "does not exist" in text and "role" in text:
-        remedy = "create it with 'createuser', or name another one in front of the host"
-    else:
-        remedy = "start the server, or correct the host and the port"
-    return Finding("failure", "connection", text, remedy)
+    return Finding("failure", "connection", text, login_failure(text).remedy)
 
 
 def connected(connection: psycopg.Connection[Any], took: float) -> Finding:

@@ -1,0 +1,92 @@
+"""Errors of a login: which of them pass by themselves, and what to do about the others.
+
+libpq reports a failed login as text, without its SQLSTATE. So the texts of PostgreSQL and of
+PgBouncer are sorted here, in the order of the table; the first match counts. A text that is not
+known is an outage, which is tried again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
+
+__all__ = ["LoginFailure", "login_failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoginFailure:
+    """A kind of failure.
+
+    Attributes:
+        pattern: matches its texts.
+        error: the error for it; `EngineUnavailable` for one that may pass by itself.
+        remedy: what to do.
+    """
+
+    pattern: str
+    error: type[TenureError]
+    remedy: str
+
+
+_OTHER = LoginFailure("", EngineUnavailable, "start the server, or correct the host and the port")
+_TABLE = (
+    LoginFailure(
+        r"authentication failed|no password supplied|no such user|login rejected",
+        AuthenticationFailed,
+        "check the user and the password (URL, PGPASSWORD, password file), and the server's "
+        "pg_hba.conf",
+    ),
+    LoginFailure(
+        r"pg_hba\.conf",
+        AuthenticationFailed,
+        "have an administrator allow this account, host and encryption in the server's pg_hba.conf",
+    ),
+    LoginFailure(
+        r'role ".*" does not exist',
+        AuthenticationFailed,
+        "create it with 'createuser', or name another one in front of the host",
+    ),
+    LoginFailure(
+        r"not permitted to log in|permission denied for database",
+        AuthenticationFailed,
+        "have an administrator grant it LOGIN, and CONNECT on the database",
+    ),
+    LoginFailure(
+        r'database ".*" does not exist|no such database',
+        EngineError,
+        "create it with 'createdb', or name another one in the path of the URL",
+    ),
+    LoginFailure(
+        r"not currently accepting connections",
+        EngineError,
+        "have an administrator run ALTER DATABASE ... ALLOW_CONNECTIONS true",
+    ),
+    LoginFailure(
+        r"does not support SSL|SSL required",
+        EngineError,
+        "turn TLS on where it is off: in the server (ssl), or in the URL (sslmode)",
+    ),
+    LoginFailure(
+        r"too many (clients|connections)|connection slots|no more connections|query_wait_timeout",
+        EngineUnavailable,
+        "close connections that are not used, or raise the limit (max_connections, CONNECTION "
+        "LIMIT; PgBouncer: max_client_conn, default_pool_size)",
+    ),
+    LoginFailure(
+        r"starting up|shutting down|in recovery|recovery mode|not yet accepting",
+        EngineUnavailable,
+        "wait until the server accepts connections",
+    ),
+    LoginFailure(
+        r"read-only|hot standby",
+        EngineUnavailable,
+        "name the primary, or all servers: the one that accepts writes is chosen",
+    ),
+)
+
+
+def login_failure(text: str) -> LoginFailure:
+    """Return the kind of failure that a text of libpq's reports."""
+    return next((each for each in _TABLE if re.search(each.pattern, text)), _OTHER)
