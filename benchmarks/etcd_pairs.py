@@ -23,31 +23,15 @@ import grpc.aio
 
 import tenure
 from benchmarks.measure import Measured, in_turn
-from benchmarks.redis_work import Pair, Pairs
+from benchmarks.redis_work import Pairs
+from benchmarks.tasks import SECONDS, work
 from tests.engines.etcd.servers import Member, a_cluster
 
-SECONDS = 1.5
 ROUNDS = 3
 TASKS = 64
 CONTENDERS = 32
 FEW, MANY, PROGRAMS = 4, 256, 4
 HAND_OFFS = 500
-
-
-async def work(tasks: int, pair: Pair) -> Pairs:
-    """So many tasks, each with a number of its own."""
-    pairs, began = Pairs([0] * tasks), time.perf_counter()
-
-    async def one(number: int) -> None:
-        while (asked := time.perf_counter()) < began + SECONDS:
-            pairs.waits.append(await pair(number) - asked)
-            pairs.done[number] += 1
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(tasks):
-            group.create_task(one(number))
-    pairs.seconds = time.perf_counter() - began
-    return pairs
 
 
 async def ours(port: int, tasks: int, *, one_key: bool = False) -> Pairs:

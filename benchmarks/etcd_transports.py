@@ -26,8 +26,9 @@ import grpclib.client
 from grpclib.encoding.base import CodecBase
 
 import tenure
-from benchmarks.etcd_pairs import SECONDS, TASKS, work
+from benchmarks.etcd_pairs import TASKS
 from benchmarks.redis_work import Pairs
+from benchmarks.tasks import SECONDS, work
 from tenure.clock import Clock, SystemClock
 from tenure.engines.contract import Engine
 from tenure.engines.etcd import wire

@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 
 import tenure
-from benchmarks.etcd_pairs import work
 from benchmarks.measure import Measured, in_turn
 from benchmarks.redis_work import Pairs
+from benchmarks.tasks import work
 from tests.engines.postgresql.servers import PostgresServer, a_server
 
 ROUNDS = 3

@@ -34,15 +34,19 @@ _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeout
 _RETRIES = 6
 
 _SETTINGS = b"""
-    SELECT set_config(name, CASE setting WHEN '0' THEN '2s' ELSE 'read committed' END, false)
+    SELECT set_config(name, CASE setting WHEN '0' THEN '2s' WHEN 'on' THEN 'off'
+        ELSE 'read committed' END, false)
     FROM pg_settings WHERE name = 'default_transaction_isolation'
             AND setting NOT IN ('read committed', 'read uncommitted')
         OR name = 'client_connection_check_interval'
-            AND setting = '0' AND version() LIKE '%linux%'"""
+            AND setting = '0' AND version() LIKE '%linux%'
+        OR name IN ('enable_seqscan', 'jit') AND setting = 'on'"""
 """Settings of a direct connection. A pooler's connection is shared, so it is left alone.
 
 Under a stricter isolation level, which an account may have, a transaction that waited for a lock
 fails. The server notices the end of a connection whose statement waits for a lock (PostgreSQL 14).
+Plans are kept, and rows come and go faster than the planner's statistics: a plan that was made for
+a small table must use the index too, and is not worth compiling.
 """
 
 _Psycopg = psycopg.AsyncConnection[Any]

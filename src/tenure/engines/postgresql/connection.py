@@ -26,6 +26,7 @@ from psycopg import pq
 
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
+from tenure.engines.postgresql.prepared import StatementSender
 from tenure.engines.postgresql.statements import Batch, Operation, Refusal, Statement
 
 __all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
@@ -103,6 +104,8 @@ class PostgresConnection:
         owner: PostgresConnectionOwner,
         schema: str,
         busy_poll: float,
+        *,
+        prepares: bool,
     ) -> None:
         """Use an open connection of psycopg's from now on."""
         self.over = False
@@ -111,6 +114,7 @@ class PostgresConnection:
         self._psycopg = connection  # closes the socket when it is collected
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
+        self._sender = StatementSender(self._pq, prepares=prepares)
         self.listener: PostgresConnection | None = None
         self._schema = schema
         self._owner = owner
@@ -169,7 +173,7 @@ class PostgresConnection:
         self._result = None
         try:
             sql, parameters = statement.packed(self._schema)
-            self._pq.send_query_params(sql, parameters)
+            self._sender.send(sql, parameters, recurs=statement.recurs)
         except psycopg.OperationalError as error:
             self._end(str(error))
             return
@@ -224,7 +228,11 @@ class PostgresConnection:
                 result = connection.get_result()
                 if result is None:
                     self._poll.came(more=False)
-                    self._complete()
+                    if self._sender.was_prepared(self._result):
+                        self._write()
+                        self._poll.expect()
+                    else:
+                        self._complete()
                 else:
                     self._result = result
             while not self.over and (note := connection.notifies()):

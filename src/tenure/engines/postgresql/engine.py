@@ -219,12 +219,15 @@ class PostgresEngine(Administration):
         except psycopg.Error as error:
             raise explained(address, error) from error
         options = address.schema, address.busy_poll
-        connection = PostgresConnection(opened.statements, self, *options)
-        if opened.notifications is opened.statements:
+        direct = opened.notifications is opened.statements
+        connection = PostgresConnection(opened.statements, self, *options, prepares=direct)
+        if direct:
             connection.listener = connection
         elif opened.notifications is not None:
             owner = ListenerOwner(self, connection)
-            connection.listener = PostgresConnection(opened.notifications, owner, *options)
+            connection.listener = PostgresConnection(
+                opened.notifications, owner, *options, prepares=False
+            )
         return connection
 
     async def _prepare(self, opened: OpenedConnections) -> None:

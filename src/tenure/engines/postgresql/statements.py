@@ -83,9 +83,15 @@ class PostgresAttached(Protocol):
 
 
 class Statement:
-    """A statement, and the receiver of its reply."""
+    """A statement, and the receiver of its reply.
+
+    Attributes:
+        recurs: its SQL is sent again and again, with other parameters.
+    """
 
     __slots__ = ()
+
+    recurs = True
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters as of now."""
@@ -171,6 +177,8 @@ class Sql(Statement):
     """SQL without a reply that matters, such as ``LISTEN``; it belongs to one connection."""
 
     __slots__ = ("_text",)
+
+    recurs = False
 
     def __init__(self, text: str) -> None:
         """Describe the statement."""
