@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from tenure.clock import Clock
 from tenure.core import rules
+from tenure.engines._kit.commands import replies
+from tenure.engines._kit.commands.replies import ignore, settle
+from tenure.engines._kit.commands.values import included
 from tenure.engines._kit.session import SessionBase
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.postgresql import values
@@ -24,7 +27,6 @@ from tenure.engines.postgresql.statements import (
     Refusal,
     SessionCall,
     Statement,
-    settle,
 )
 from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
@@ -202,10 +204,10 @@ class PostgresAttachment(SessionBase):
         """Describe a semaphore."""
         self.check()
         rules.check_name(name, self.path)
-        included = values.included(owners=owners, waiters=waiters)
+        kinds = included(owners=owners, waiters=waiters)
         answer: asyncio.Future[Any] = self.loop.create_future()
         self._engine.send(
-            Call("describe", (self.path, values.to_text(name), included), partial(settle, answer))
+            Call("describe", (self.path, values.to_text(name), kinds), partial(settle, answer))
         )
         reply = await answer
         error = self._wrong(reply)
@@ -214,7 +216,7 @@ class PostgresAttachment(SessionBase):
             error = self._error(["missing"], name)
         if error is not None:
             raise error
-        return values.semaphore(reply[1][0], owners=owners)
+        return values.semaphore(reply[1][0], owners=owners, waiters=waiters)
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
@@ -263,7 +265,7 @@ class PostgresAttachment(SessionBase):
         """Undo an attach whose caller no longer waits for it."""
         if not self.over:
             self._forget()
-            self._send_leave(detach=self.taken_over, answered=_ignore)
+            self._send_leave(detach=self.taken_over, answered=ignore)
 
     def _acknowledge(self) -> None:
         words = (self.id, list(self.tokens), self._engine.channel)
@@ -313,8 +315,4 @@ class PostgresAttachment(SessionBase):
         )
 
     def _error(self, reply: list[Any], name: str, count: int = 0) -> TenureError:
-        return values.error(self._engine.url, self.path, name, count, reply)
-
-
-def _ignore(reply: object) -> None:
-    """Ignore a reply that has no receiver."""
+        return replies.error(self._engine.url, self.path, name, count, reply)

@@ -18,7 +18,7 @@ from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines._kit.session import close_sessions
 from tenure.engines.contract import Attach, Finding, SessionEvents
-from tenure.engines.postgresql.administration import Administration
+from tenure.engines.postgresql.administration import PostgresAdministration
 from tenure.engines.postgresql.attaching import attach, new_token
 from tenure.engines.postgresql.attachment import PostgresAttachment
 from tenure.engines.postgresql.connecting import (
@@ -56,7 +56,7 @@ _MOST_KNOWN = 10_000
 """Names of which the engine remembers that they have a row."""
 
 
-class PostgresEngine(Administration):
+class PostgresEngine(PostgresAdministration):
     """The engine of one store, as the contract defines it.
 
     Attributes:
@@ -362,7 +362,7 @@ class PostgresEngine(Administration):
 
     async def attach(self, how: Attach, events: SessionEvents) -> PostgresSession:
         """Attach a session, or take one over."""
-        self._opened()
+        self.check_open()
         return await attach(self, how, events)
 
     def admit(self, session: PostgresSession) -> bool:

@@ -6,7 +6,7 @@ import secrets
 from functools import cache
 from importlib import resources
 
-from tenure.engines.postgresql import values
+from tenure.engines._kit.commands.values import config_text
 from tenure.model import DEFAULT_NODE, NodeConfig
 
 __all__ = ["VERSION", "creation"]
@@ -38,7 +38,7 @@ INSERT INTO {schema}.meta (version, epoch, server, place)
     VALUES ({VERSION}, '{secrets.token_hex(8)}', {schema}.server_name(), '{schema}.meta'::regclass);
 INSERT INTO {schema}.witness SELECT epoch FROM {schema}.meta;
 INSERT INTO {schema}.nodes (path, config)
-    VALUES ('{DEFAULT_NODE}', '{values.config_text(NodeConfig())}');
+    VALUES ('{DEFAULT_NODE}', '{config_text(NodeConfig())}');
 SELECT setval('{schema}.order_ids', (extract(epoch FROM clock_timestamp()) * 1e6)::bigint);
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
 COMMIT;

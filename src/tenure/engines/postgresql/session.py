@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from tenure.core import rules
+from tenure.engines._kit.commands.values import count_text, microseconds
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -226,9 +227,9 @@ class PostgresSession(PostgresAttachment):
             name,
             0 if count is None else count,
             request_id,
-            None if count is None else values.count_text(count),
+            None if count is None else count_text(count),
             None if data is None else values.base64(data),
-            "-" if timeout is UNCHANGED else values.microseconds(timeout),
+            "-" if timeout is UNCHANGED else microseconds(timeout),
         )
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from tenure.engines._kit.commands.values import count_text, microseconds
 from tenure.engines.contract import Prompt
 from tenure.engines.postgresql import values
 from tenure.model import EPHEMERAL_LIMIT
@@ -23,7 +24,6 @@ __all__ = [
     "Sql",
     "Statement",
     "enqueue_words",
-    "settle",
 ]
 
 T = TypeVar("T")
@@ -378,15 +378,11 @@ def enqueue_words(
     """Return the words of any request."""
     if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
         return ["m", request_id, values.to_text(name)]
-    name, wait = values.to_text(name), values.microseconds(timeout)
-    count_text = values.count_text(count)
-    return ["e", request_id, name, count_text, values.base64(data), wait, "1" if ephemeral else "0"]
-
-
-def settle(future: asyncio.Future[Any], reply: Any) -> None:
-    """Set a future's result, unless its caller has cancelled it."""
-    if not future.done():
-        future.set_result(reply)
+    name, wait = values.to_text(name), microseconds(timeout)
+    return [
+        *("e", request_id, name, count_text(count)),
+        *(values.base64(data), wait, "1" if ephemeral else "0"),
+    ]
 
 
 def _json(value: Any) -> bytes:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tenure.core import refusals, rules
+from tenure.engines._kit.commands.replies import ignore
 from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis.attachment import SessionEngine
-from tenure.engines.redis.commands import SCRIPTS, Refusal, Script, ScriptCall, Word, ignore, pack
+from tenure.engines.redis.commands import SCRIPTS, Refusal, Script, ScriptCall, Word, pack
 from tenure.engines.redis.session import RedisSession
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.identity import retold

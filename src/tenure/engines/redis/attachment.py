@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.core import rules
+from tenure.engines._kit.commands import replies
+from tenure.engines._kit.commands.replies import ignore, settle
+from tenure.engines._kit.commands.values import included
 from tenure.engines._kit.session import SessionBase
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.redis import values
@@ -24,8 +27,6 @@ from tenure.engines.redis.commands import (
     Refusal,
     ScriptCall,
     Word,
-    ignore,
-    settle,
 )
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.heartbeat import RedisHeartbeat
@@ -180,7 +181,7 @@ class RedisAttachment(SessionBase):
         self.check()
         rules.check_name(name, self.path)
         answer: asyncio.Future[Any] = self.loop.create_future()
-        words = (values.included(owners=owners, waiters=waiters), name)
+        words = (included(owners=owners, waiters=waiters), name)
         self._reconnector.send(LargeRead(SCRIPTS["describe"], self, words, partial(settle, answer)))
         reply = await answer
         error = self._wrong(reply)
@@ -300,4 +301,4 @@ class RedisAttachment(SessionBase):
         )
 
     def _error(self, reply: list[Any], name: str, count: int = 0) -> TenureError:
-        return values.error(self._engine.url, self.path, name, count, reply)
+        return replies.error(self._engine.url, self.path, name, count, reply)

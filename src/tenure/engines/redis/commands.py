@@ -37,9 +37,7 @@ __all__ = [
     "ScriptCall",
     "Subscription",
     "Word",
-    "ignore",
     "pack",
-    "settle",
 ]
 
 T = TypeVar("T")
@@ -283,13 +281,3 @@ class Subscription(PlainCommand):
         """Note the confirmation of one channel; true if it was the last one."""
         self._left -= 1
         return self._left == 0
-
-
-def ignore(reply: object) -> None:
-    """Ignore a reply that has no receiver."""
-
-
-def settle(future: asyncio.Future[Any], reply: Any) -> None:
-    """Set a future's result, unless its caller has cancelled it."""
-    if not future.done():
-        future.set_result(reply)

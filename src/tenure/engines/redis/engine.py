@@ -16,7 +16,7 @@ from tenure.clock import Clock
 from tenure.engines._kit.session import close_sessions
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, Finding, SessionEvents
-from tenure.engines.redis.administration import Administration
+from tenure.engines.redis.administration import RedisAdministration
 from tenure.engines.redis.attaching import attach, new_token
 from tenure.engines.redis.attachment import RedisAttachment
 from tenure.engines.redis.commands import SCRIPTS, OrderIds, ScriptCall
@@ -46,7 +46,7 @@ class _LocalWatch:
     changed: Callable[[], None]
 
 
-class RedisEngine(Administration):
+class RedisEngine(RedisAdministration):
     """The engine of one Redis namespace, as the contract defines it.
 
     Attributes:
@@ -317,7 +317,7 @@ class RedisEngine(Administration):
 
     async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
         """Attach a session, or take one over."""
-        self._opened()
+        self.check_open()
         return await attach(self, self._address.max_window, how, events)
 
     def admit(self, session: RedisSession) -> bool:

@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 
 from tenure.core import rules
+from tenure.engines._kit.commands.replies import ignore, settle
+from tenure.engines._kit.commands.values import WHOLE, count_text, microseconds
 from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.redis import values
 from tenure.engines.redis.attachment import RedisAttachment
-from tenure.engines.redis.commands import SCRIPTS, LargeRead, Operation, ScriptCall, ignore, settle
+from tenure.engines.redis.commands import SCRIPTS, LargeRead, Operation, ScriptCall
 from tenure.errors import EngineError, SessionExpired
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
@@ -64,8 +66,8 @@ class EnqueueOperation(Operation[Enqueued]):
         if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
             self.words = ("m", request_id, name)
         else:
-            flags = (values.microseconds(timeout), "1" if ephemeral else "0")
-            self.words = ("e", request_id, name, values.count_text(count), data, *flags)
+            flags = (microseconds(timeout), "1" if ephemeral else "0")
+            self.words = ("e", request_id, name, count_text(count), data, *flags)
 
     def answered(self, reply: Any) -> None:
         """Handle the reply."""
@@ -73,7 +75,7 @@ class EnqueueOperation(Operation[Enqueued]):
 
     def again(self) -> None:
         if self.words[0] == "m":
-            self.words = ("E", self.request_id, self.name, values.WHOLE, b"", "", "1")
+            self.words = ("E", self.request_id, self.name, WHOLE, b"", "", "1")
         else:
             self.words = ("E", *self.words[1:])
 
@@ -228,9 +230,9 @@ class RedisSession(RedisAttachment):
                 rules.check_timeout(timeout, self.path)
         return self._change(
             *("", 0 if count is None else count, "alter", request_id),
-            "" if count is None else values.count_text(count),
+            "" if count is None else count_text(count),
             *("0" if data is None else "1", data or b""),
-            "-" if timeout is UNCHANGED else values.microseconds(timeout),
+            "-" if timeout is UNCHANGED else microseconds(timeout),
         )
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:

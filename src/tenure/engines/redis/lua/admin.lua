@@ -1,24 +1,24 @@
 -- What administrators do. ARGV: what, node, ...
---   create, node, configuration, a number of the caller's, exist_ok
---   alter, node, configuration, the one that it replaces
---   config, node / node, node / nodes, "" / sessions, node / time, ""
---   drop, node, force
---   end, node, session
+--   create_node, node, configuration, a number of the caller's
+--   alter_node, node, the former configuration, the new one
+--   describe_node, node / list_nodes, "" / list_sessions, node / store_time, ""
+--   drop_node, node, force
+--   end_session, node, session
 --   evict, node, semaphore, order id
 --#head
 --#body
 --#rest
 local what, path = ARGV[1], ARGV[2]
 local nodes = P .. 'nodes'
-if what == 'nodes' then
+if what == 'list_nodes' then
   return {'ok', call('HKEYS', nodes)}
-elseif what == 'time' then
+elseif what == 'store_time' then
   return {'ok', instant}
-elseif what == 'create' then
+elseif what == 'create_node' then
   local token = P .. 'a:' .. ARGV[4]
   if call('HSETNX', nodes, path, ARGV[3]) == 1 then
     call('SET', token, 1, 'PX', 60000)
-  elseif ARGV[5] ~= '1' and call('EXISTS', token) == 0 then
+  elseif call('EXISTS', token) == 0 then
     return {'exists'}
   end
   return {'ok'}
@@ -27,20 +27,18 @@ local config = call('HGET', nodes, path)
 if not config then
   return {'no node'}
 end
-if what == 'config' then
-  return {'ok', config}
-elseif what == 'alter' then
-  if config ~= ARGV[4] and config ~= ARGV[3] then
+if what == 'alter_node' then
+  if config ~= ARGV[3] and config ~= ARGV[4] then
     return {'changed'}
   end
-  call('HSET', nodes, path, ARGV[3])
+  call('HSET', nodes, path, ARGV[4])
   return {'ok'}
 end
 expire()
 local ids = call('SMEMBERS', P .. 'S:' .. path)
-if what == 'node' then
+if what == 'describe_node' then
   return {'ok', config, #ids, call('SCARD', P .. 'M:' .. path) + #ephemeral_names(path)}
-elseif what == 'sessions' then
+elseif what == 'list_sessions' then
   local found = {}
   for _, id in ipairs(ids) do
     local s = call('HMGET', P .. 's:' .. id, 'd', 'w', 't', 'u')
@@ -49,7 +47,7 @@ elseif what == 'sessions' then
     end
   end
   return {'ok', found}
-elseif what == 'drop' then
+elseif what == 'drop_node' then
   local attached = 0
   for _, id in ipairs(ids) do
     if call('HGET', P .. 's:' .. id, 't') == '1' then
@@ -70,7 +68,7 @@ elseif what == 'drop' then
   call('DEL', P .. 'M:' .. path, P .. 'S:' .. path)
   call('HDEL', nodes, path)
   return {'ok'}
-elseif what == 'end' then
+elseif what == 'end_session' then
   if call('HGET', P .. 's:' .. ARGV[3], 'n') ~= path then
     return {'ok', 0}
   end

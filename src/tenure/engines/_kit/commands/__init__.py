@@ -1,0 +1,8 @@
+"""Shared parts of engines that send commands to a server, over a connection that is replaced.
+
+Such a server keeps the rules of queues by itself, in scripts or in functions of a database. Each
+engine encodes the commands for it and makes the connections.
+
+Modules, in the order to read them in: `replies` and `values` have what is sent and received.
+`administration` has the operations on nodes, which are the base of an engine.
+"""

@@ -1,0 +1,64 @@
+"""Replies to commands: their receivers, and the errors that they mean.
+
+A reply is a value, a list that begins with a word such as "ok", or a refusal. A refusal is an
+exception, as the store's library has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tenure.core import refusals, rules
+from tenure.errors import EngineError, TenureError
+
+__all__ = ["error", "first_word", "ignore", "settle", "text"]
+
+
+def text(word: str | bytes) -> str:
+    """Return a word of a reply as a text."""
+    return word if isinstance(word, str) else word.decode()
+
+
+def first_word(reply: Any) -> str:
+    """Return the word with which a reply begins; empty for a reply without one."""
+    if isinstance(reply, list) and reply and isinstance(reply[0], (str, bytes)):
+        return text(reply[0])
+    return ""
+
+
+def settle(future: asyncio.Future[Any], reply: Any) -> None:
+    """Set a future's result, unless its caller has cancelled it."""
+    if not future.done():
+        future.set_result(reply)
+
+
+def ignore(reply: object) -> None:
+    """Ignore a reply that has no receiver."""
+
+
+def error(url: str, path: str, name: str, count: int, reply: Any) -> TenureError:
+    """Return the error for a reply that is no success, in the words of the broken rule."""
+    word = first_word(reply)
+    try:
+        if word == "missing":
+            return refusals.semaphore_not_found(path, name)
+        if word == "kind":
+            rules.check_kind(not reply[1], bool(reply[1]), path, name)
+        elif word == "count":
+            rules.check_count(count, int(reply[1]), path, name)
+        elif word == "shrink":
+            rules.check_shrink(count, int(reply[2]), int(reply[3]), path, text(reply[1]))
+        elif word == "busy":
+            return refusals.semaphore_busy(path, name)
+        elif word == "full":
+            return refusals.semaphores_full(path, name)
+        elif word == "exists":
+            return refusals.semaphore_exists(path, name, int(reply[1]))
+        elif word == "released":
+            return refusals.request_over(path)
+    except TenureError as broken:
+        return broken
+    return EngineError(
+        f"{name!r} on {path}: {url} sent an unexpected reply: {reply!r}", node=path, name=name
+    )
