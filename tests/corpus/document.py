@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.corpus import afar, asking, lines, losing, outside, queueing
+from tests.corpus import afar, asking, lines, losing, outside, postgresql, queueing
 from tests.corpus.pains import PAINS, Pain
 from tests.corpus.rows import ROWS, Row
 from tests.corpus.subjects import SUBJECTS
@@ -13,7 +13,7 @@ __all__ = ["DOCUMENT", "ROWS", "document"]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence" / "pains.md"
 
-THEMES = (losing, asking, queueing, outside, afar, lines)
+THEMES = (losing, asking, queueing, outside, afar, lines, postgresql)
 """The modules whose import fills `ROWS`."""
 
 ROWS.sort(key=lambda row: row.number)
@@ -27,8 +27,9 @@ Each row is a defect of a released project: the numbers are those of its issue t
 other defects were found by running it. Tenure has a test for each, on every engine that the row
 concerns. The test is known to detect the defect: with the defect planted into tenure, an assertion
 of the test must fail. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `redis`,
-`etcd`, and the server with `memory` behind it: as `tenure` over its native protocol, as `ydb` over
-YDB's, as `dflockd` over dflockd's, where a check sees the queues in the store behind the server.
+`postgresql`, `etcd`, and the server with `memory` behind it: as `tenure` over its native protocol,
+as `ydb` over YDB's, as `dflockd` over dflockd's, where a check sees the queues in the store behind
+the server.
 `make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
 
 | # | the defect | found in | tenure's answer | our test |

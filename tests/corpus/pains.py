@@ -49,7 +49,7 @@ PAINS = (
         "An acquire that is cancelled while its answer is on the way leaves a lock without an "
         "owner, which never ends.",
         "redis-py (seen in 8.1: with 100 ms of delay and a timeout of 50 ms the key stays, without "
-        "an expiry)",
+        "an expiry); greptimedb 7670 (an advisory lock)",
         "A request has its number before it is sent, so that it can be withdrawn without having "
         "been answered. Every stored request belongs to a session, which ends.",
     ),
@@ -195,5 +195,36 @@ PAINS = (
         "opencti 17341; codex-lb 1682",
         "Every queue can be listed with its owners and waiters, and events have the time "
         "for which each lease was waited for and held.",
+    ),
+    Pain(
+        26,
+        "Behind a transaction pooler an advisory lock belongs to a connection that other programs "
+        "use as well: two of them have the lock, or the release goes to another connection and the "
+        "lock stays.",
+        "authentik 23876; hindsight 726; with_advisory_lock 43, 45; DistributedLock 168; "
+        "pgbouncer 418, 617",
+        "A lock is rows, changed by one statement. No statement depends on the connection that it "
+        "is sent over.",
+    ),
+    Pain(
+        27,
+        "The connection that has an advisory lock ends, and the next program gets the lock while "
+        "the first one works on.",
+        "prometheus-postgresql-adapter 91; prom-analytics-proxy 587; DistributedLock 230",
+        "A lock belongs to a session, which outlives connections by its recovery window. The "
+        "program reconnects and keeps the lock, or ends its work before that window does.",
+    ),
+    Pain(
+        28,
+        "The names of two locks have the same hash, and unrelated jobs wait for each other.",
+        "symfony 58838; khora 738; Aletheore 446",
+        "The name is the key, as it is.",
+    ),
+    Pain(
+        29,
+        "Every waiter occupies a connection to the database, until there is none left.",
+        "tupaia 6638; pikku 1314; binded/advisory-lock 1",
+        "Waiting is a row in the queue. All waiters of a program share its connections, three at "
+        "the most, and are notified.",
     ),
 )
