@@ -1,4 +1,4 @@
-"""`tenure postgresql init`: the schema is created explicitly, or an administrator gets the SQL."""
+"""`tenure postgresql`: the schema is created or upgraded, or an administrator gets the SQL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tenure import blocking
+from tenure.engines.postgresql.schema import VERSION
 from tests.cli.programs import Tenure
 from tests.engines.postgresql.servers import a_schema, program, shared
 
@@ -73,9 +74,37 @@ def test_the_sql_of_the_default_schema_needs_no_url(tenure: Tenure) -> None:
     assert "GRANT" not in done.stdout
 
 
-def refusal(tenure: Tenure, code: int, *arguments: str) -> str:
+def test_an_upgrade_tells_the_version(tenure: Tenure, url: str) -> None:
+    locks(url)
+    done = tenure.inside("postgresql", "upgrade", "--url", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"the schema {name_in(url)} in postgresql://")
+    assert done.stdout.endswith(f" has version {VERSION}\n")
+    locks(url)
+
+
+def test_the_printed_upgrade_replaces_the_functions(tenure: Tenure, url: str) -> None:
+    locks(url)
+    shared().execute(f"DROP FUNCTION {name_in(url)}.attach")
+    done = tenure.inside("postgresql", "upgrade", "--print-sql", "--url", url)
+    run = subprocess.run(
+        [program("psql"), "-X", "-v", "ON_ERROR_STOP=1", shared().url],
+        input=done.stdout,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    locks(url)
+
+
+def test_a_store_that_is_not_there_is_not_upgraded(tenure: Tenure, url: str) -> None:
+    assert "Create it with" in refusal(tenure, 74, "--url", url, command="upgrade")
+
+
+def refusal(tenure: Tenure, code: int, *arguments: str, command: str = "init") -> str:
     """One line that says what is wrong; nothing is printed."""
-    done = tenure.inside("postgresql", "init", *arguments)
+    done = tenure.inside("postgresql", command, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.count("\n") == 1
     return done.stderr

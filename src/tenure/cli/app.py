@@ -71,7 +71,7 @@ class LazyGroup(CommandGroup):
         "postgresql": (
             "tenure.cli.postgresql",
             "postgresql",
-            "Create the schema of a PostgreSQL store.",
+            "Create and upgrade the schema of a PostgreSQL store.",
         ),
         "serve": ("tenure.cli.serve", "serve", "Put a store on the network."),
         "token": ("tenure.cli.token", "token", "Make, list and revoke a server's tokens."),

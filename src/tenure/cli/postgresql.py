@@ -1,4 +1,4 @@
-"""`tenure postgresql`: the schema of a PostgreSQL store, created before programs use it."""
+"""`tenure postgresql`: the schema of a PostgreSQL store, created and upgraded by administrators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEMES = ("postgresql", "postgres")
 
 @click.group(cls=CommandGroup)
 def postgresql() -> None:
-    """Create the schema of a PostgreSQL store.
+    """Create and upgrade the schema of a PostgreSQL store.
 
     Programs create it on first use, if their account may. Otherwise an administrator does so.
     """
@@ -57,10 +57,36 @@ def init(*, print_sql: bool, role: str | None) -> None:
         raise Mistake(
             Status.REFUSED,
             f"the schema {address.schema} exists already in {address.url}; examine it with "
-            "'tenure doctor', or choose another one with ?schema=NAME",
+            "'tenure doctor', upgrade it with 'tenure postgresql upgrade', or choose another one "
+            "with ?schema=NAME",
         )
     use = "" if role is None else f", which {safe(role)} may use"
     say(f"created the schema {address.schema} in {safe(address.url)}{use}")
+
+
+@postgresql.command()
+@click.option("--print-sql", is_flag=True, help="Print the SQL, and run nothing.")
+@url_option
+def upgrade(*, print_sql: bool) -> None:
+    """Upgrade the schema of the store to this version of tenure.
+
+    It is one transaction, as the owner of the schema. Programs may run meanwhile, and keep their
+    leases. Upgrade the schema first, then the programs.
+
+    An administrator can run what --print-sql prints, with psql for example.
+    """
+    url = _postgresql_url(print_sql=print_sql)
+    with needs_extra("postgresql", "postgresql"):
+        from tenure.engines.postgresql import initializing, schema
+        from tenure.engines.postgresql.url import parse
+
+    address = parse(url)
+    if print_sql:
+        click.echo(schema.upgrade(address.schema), nl=False)
+        return
+    before, after = initializing.upgrade(address)
+    versions = f"has version {after}" if before == after else f"went from {before} to {after}"
+    say(f"the schema {address.schema} in {safe(address.url)} {versions}")
 
 
 def _postgresql_url(*, print_sql: bool) -> str:
@@ -75,7 +101,7 @@ def _postgresql_url(*, print_sql: bool) -> str:
     scheme = url.partition(":")[0].lower()
     if scheme not in _SCHEMES:
         raise Unsupported(
-            f"'tenure postgresql init' works on postgresql://, not on {scheme}://; name the "
+            f"'tenure postgresql' works on postgresql://, not on {scheme}://; name the "
             "database with --url postgresql://HOST/DATABASE"
         )
     return url

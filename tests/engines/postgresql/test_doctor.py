@@ -99,11 +99,14 @@ def test_a_schema_of_another_program_is_refused(url: str) -> None:
     assert "is not one of tenure's" in failure(url).found
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(99, "upgrade tenure"), (0, "upgrade the schema")])
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(99, "upgrade tenure here"), (0, "have an administrator run 'tenure postgresql upgrade'")],
+)
 def test_a_schema_of_another_version_is_refused(url: str, version: int, remedy: str) -> None:
     with blocking.connect(url) as client:
         client.list_nodes()
-    shared().execute(f"UPDATE {name_in(url)}.meta SET version = {version}")
+    shared().execute(f"UPDATE {name_in(url)}.meta SET version = {version}, serves = {version}")
     found = failure(url)
     assert f"has version {version}" in found.found
     assert found.remedy == remedy

@@ -183,7 +183,7 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
     Raises:
         SchemaDropped: it does not exist, and `create` is false.
         AuthenticationFailed: it does not exist, and this account may not create it.
-        EngineError: it is one of another version.
+        EngineError: it is of a version that this program cannot use.
     """
     hello = f"{address.schema}.hello"
     try:
@@ -198,12 +198,11 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
             ) from error
         await _create(opened.statements, address)
         found = await opened.call(hello, address.relaxed, address.synchronous)
-    version, epoch, left, reason = found
-    if version != schema.VERSION:
-        newer = "upgrade tenure here" if version > schema.VERSION else "upgrade the schema"
+    version, epoch, left, reason, serves, *_ = found
+    if remedy := schema.mismatch(version, serves):
         raise EngineError(
             f"{address.url} has version {version} of the schema {address.schema}, and this tenure "
-            f"needs {schema.VERSION}: {newer}"
+            f"needs {schema.VERSION}: {remedy}"
         )
     return StoreState(epoch, left, reason)
 

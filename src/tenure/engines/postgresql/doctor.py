@@ -163,7 +163,7 @@ def _schema(connection: Connection, name: str, *, usable: bool) -> Iterator[Find
 
 def _store(connection: Connection, name: str) -> Iterator[Finding]:
     try:
-        version, _, left, reason = json.loads(_read(connection, f"SELECT {name}.examine()")[0])
+        found = json.loads(_read(connection, f"SELECT {name}.examine()")[0])
     except psycopg.Error as error:
         if error.sqlstate != _READ_ONLY:
             raise
@@ -174,13 +174,10 @@ def _store(connection: Connection, name: str) -> Iterator[Finding]:
             "nothing: the next program finds out whether a grant may be lost, and waits then",
         )
         return
-    if version != schema.VERSION:
-        yield Finding(
-            "failure",
-            "schema",
-            f"{name} has version {version}, and this tenure needs {schema.VERSION}",
-            "upgrade tenure" if version > schema.VERSION else "upgrade the schema",
-        )
+    version, _, left, reason, serves, *_ = found
+    if remedy := schema.mismatch(version, serves):
+        found = f"{name} has version {version}, and this tenure needs {schema.VERSION}"
+        yield Finding("failure", "schema", found, remedy)
         return
     yield Finding("ok", "schema", f"{name}, version {version}")
     if left > 0:

@@ -1,6 +1,8 @@
-"""Explicit creation of a store, by an administrator or by an account that may create schemas."""
+"""Explicit creation and upgrade of a store, by an account that may create or that owns it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import psycopg
 
@@ -9,12 +11,15 @@ from tenure.engines.postgresql.connecting import encoding_error
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, InvalidArgument
 
-__all__ = ["initialize", "script"]
+__all__ = ["initialize", "script", "upgrade"]
 
 _END = "COMMIT;\n"
 _EXISTS = frozenset({"42P06", "23505"})  # the second one: another program creates it now
 _NO_RIGHTS = "42501"
 _NO_ROLE = "42704"
+_NO_STORE = frozenset({"3F000", "42P01"})  # no schema, or one of another program
+_BUSY = frozenset({"40P01", "55P03"})
+_ATTEMPTS = 10
 
 
 def script(address: PostgresUrl, role: str | None = None) -> str:
@@ -51,10 +56,7 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
             or the database has an encoding that keeps no texts.
     """
     sql = script(address, role)
-    try:
-        connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
-    except psycopg.Error as error:
-        raise EngineUnavailable(f"{address.url}: {_line(error)}") from error
+    connection = _connect(address)
     failed = f"the schema {address.schema} was not created in {address.url}"
     try:
         if wrong := encoding_error(address.url, connection.info):
@@ -74,6 +76,73 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
     finally:
         connection.close()
     return True
+
+
+def upgrade(address: PostgresUrl) -> tuple[int, int]:
+    """Upgrade the store to this version, in one transaction; programs may run meanwhile.
+
+    Its functions are replaced in a store of this version too.
+
+    Returns:
+        The versions before and after.
+
+    Raises:
+        EngineUnavailable: the server cannot be reached.
+        AuthenticationFailed: this account does not own the store.
+        EngineError: there is no store, it is of a later version, or programs use its tables all
+            the time.
+    """
+    connection = _connect(address)
+    failed = f"the schema {address.schema} was not upgraded in {address.url}"
+    try:
+        before = _version(connection, address.schema)
+        if before is None:
+            raise EngineError(
+                f"{failed}: it is not there, or not one of tenure's. Create it with "
+                "'tenure postgresql init'"
+            )
+        _upgrade(connection, address.schema)
+    except psycopg.Error as error:
+        if error.sqlstate == _NO_RIGHTS:
+            raise AuthenticationFailed(
+                f"{failed}: {_primary(error)}. Have its owner run the SQL that --print-sql prints"
+            ) from error
+        raise EngineError(f"{failed}: {_line(error)}") from error
+    finally:
+        connection.close()
+    return before, schema.VERSION
+
+
+def _version(connection: psycopg.Connection[Any], name: str) -> int | None:
+    """Return the version of a store; ``None`` if there is no store in the schema."""
+    try:
+        found = connection.execute(f"SELECT version FROM {name}.meta".encode())  # noqa: S608
+    except psycopg.Error as error:
+        if error.sqlstate in _NO_STORE:
+            return None
+        raise
+    ((version,),) = found.fetchall()
+    return int(version)
+
+
+def _upgrade(connection: psycopg.Connection[Any], name: str) -> None:
+    """Upgrade a store; another transaction that has a lock delays it."""
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            connection.execute(schema.upgrade(name).encode())
+        except psycopg.Error as error:
+            connection.execute(b"ROLLBACK")
+            if error.sqlstate not in _BUSY or not left:
+                raise
+        else:
+            return
+
+
+def _connect(address: PostgresUrl) -> psycopg.Connection[Any]:
+    try:
+        return psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        raise EngineUnavailable(f"{address.url}: {_line(error)}") from error
 
 
 def _primary(error: psycopg.Error) -> str:

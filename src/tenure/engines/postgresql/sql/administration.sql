@@ -15,7 +15,7 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.state(left_of_it double precision) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT json_build_array(version, epoch, left_of_it, quarantine_reason)
+    RETURN (SELECT json_build_array(version, epoch, left_of_it, quarantine_reason, serves)
         FROM SCHEMA.meta)::text;
 END $$;
 

@@ -1,4 +1,4 @@
--- Tables of the store, version 1. SCHEMA stands for the schema's name.
+-- Tables of the store. SCHEMA stands for the schema's name.
 --
 -- An owner is a request whose order id is at most `last_owner` of its queue: a grant moves that
 -- mark, and writes nothing else that is indexed.
@@ -9,6 +9,7 @@ CREATE SEQUENCE SCHEMA.session_ids CACHE 1;
 CREATE TABLE SCHEMA.meta (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     version integer NOT NULL,
+    serves integer NOT NULL,                 -- the oldest version of programs that may use it
     epoch text NOT NULL,                     -- another one after each loss of data
     server text NOT NULL,                    -- system identifier and timeline of the data
     place oid NOT NULL,                      -- of this table: another one after a dump and restore
