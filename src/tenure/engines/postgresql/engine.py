@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import threading
@@ -19,7 +18,7 @@ from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines._kit.session import close_sessions
 from tenure.engines.contract import Attach, Finding, SessionEvents
 from tenure.engines.postgresql.administration import PostgresAdministration
-from tenure.engines.postgresql.attaching import attach, new_token
+from tenure.engines.postgresql.attaching import attach
 from tenure.engines.postgresql.attachment import PostgresAttachment
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
@@ -32,6 +31,7 @@ from tenure.engines.postgresql.connection import ListenerOwner, PostgresConnecti
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.monitor import PostgresMonitor
 from tenure.engines.postgresql.quarantine import PostgresQuarantine
+from tenure.engines.postgresql.reattaching import reattach
 from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
 from tenure.engines.postgresql.statements import (
@@ -62,6 +62,7 @@ class PostgresEngine(PostgresAdministration):
     Attributes:
         order_ids: the highest order id that this program has seen.
         channel: the channel of events for its sessions.
+        epoch: at which the store had everything that this program knows.
         failures: of events and timers.
     """
 
@@ -78,7 +79,7 @@ class PostgresEngine(PostgresAdministration):
         self.failures = Failures(f"looking after the sessions on {self.url}", _log)
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
-        self._epoch = ""
+        self.epoch = ""
         self.connection: PostgresConnection | None = None
         self._waiting: list[Statement] = []  # for a connection
         self._batch: Batch | None = None  # the last of those, open for more operations
@@ -232,16 +233,20 @@ class PostgresEngine(PostgresAdministration):
 
     async def _prepare(self, opened: OpenedConnections) -> None:
         try:
-            greeting = await greet(opened, self._address, create=not self._epoch)
+            greeting = await greet(opened, self._address, create=not self.epoch)
         except SchemaDropped as error:
             self._dropped(str(error))
             raise
         self._known.clear()
-        self._epoch = greeting.epoch
         self.quarantined(greeting.left, greeting.reason)
         self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
         await opened.listen(self.channel, *self._watches.channels)
-        await self._reattach(opened)
+        sessions = [each for each in self.all_sessions() if not each.over]
+        epoch = greeting.epoch
+        if sessions:
+            place = self._address.schema, self.channel
+            epoch = await reattach(opened, *place, sessions, self.epoch, self.clock.now)
+        self.epoch = self.heartbeat.epoch = epoch
 
     def _dropped(self, why: str) -> None:
         """End the sessions of a store that was dropped, and what waits for a connection."""
@@ -249,31 +254,6 @@ class PostgresEngine(PostgresAdministration):
             session.end("the schema of the store was dropped")
         for statement in self._take_waiting():
             statement.dropped(why)
-
-    async def _reattach(self, opened: OpenedConnections) -> None:
-        sessions = [each for each in self.all_sessions() if not each.over]
-        if not sessions:
-            return
-        who: list[Any] = []
-        for session in sessions:
-            token = new_token(session.attach_number)
-            session.tokens.append(token)
-            who.append([session.id, session.tokens[:-1], token])
-        at = self.clock.now()
-        answers = await opened.call(
-            f"{self._address.schema}.reattach", self.channel, json.dumps(who)
-        )
-        for session, answer in zip(sessions, answers, strict=True):
-            if session.over:
-                continue
-            if answer == "ok":
-                session.token = session.tokens[-1]
-                session.tokens = [session.token]
-                session.prove(at)
-            elif answer == "taken":
-                session.superseded()
-            else:
-                session.end("the store does not know it any more")
 
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
@@ -341,6 +321,13 @@ class PostgresEngine(PostgresAdministration):
         """Handle what a look has found."""
         self.push_all(reply["events"])
         self.quarantined(reply["quarantine"], reply["why"])
+        if reply["epoch"] != self.epoch:
+            self.lost_data()
+
+    def lost_data(self) -> None:
+        """Reattach all sessions, because the store has lost data since that was done."""
+        if self.connection is not None:
+            self.connection.drop("the store has lost data")
 
     def quarantined(self, left: float, reason: str = "") -> None:
         """Note the rest of a quarantine."""

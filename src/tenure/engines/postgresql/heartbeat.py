@@ -29,7 +29,7 @@ _ACTIVITY = b"""
     FROM pg_stat_activity
     WHERE pid = $1 AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'"""
 _RENEW = """
-    SELECT {}.renew($1, $2) WHERE $1 OR NOT EXISTS (
+    SELECT {}.renew($1, $2, $4) WHERE $1 OR NOT EXISTS (
         SELECT FROM pg_stat_activity WHERE usename = session_user AND wait_event = 'SyncRep'
             AND (pid = $3 OR clock_timestamp() - query_start > interval '1 s'))"""
 """Renews no session while commits wait for a synchronous standby: the renewal would wait too."""
@@ -51,6 +51,7 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
 
     Attributes:
         backend: number of the server's process for the engine's connection, or 0.
+        epoch: of the store, at which the engine attached its sessions.
     """
 
     expected = (OSError, psycopg.Error)
@@ -71,6 +72,7 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
         self._address = address
         self._examined = examined
         self.backend = 0
+        self.epoch = ""
         self._connection: psycopg.Connection[Any] | None = None
 
     def renew_now(self, requested: dict[RenewedSession, float]) -> None:
@@ -92,14 +94,17 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
         if result.ntuples:
             waits_for = result.get_value(0, 0).decode()
             self._loop.call_soon_threadsafe(self._examined, int(backend), waits_for)
-        at = self._now()
+        at, epoch = self._now(), self.epoch.encode()
         who = json.dumps([(each.id, each.token) for each in sessions.values()])
         relaxed = b"t" if self._address.relaxed else b"f"
         sql = _RENEW.format(self._address.schema).encode()
-        result = self._execute(connection, sql, [relaxed, who.encode(), backend])
+        result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch])
         if not result.ntuples:
             return
-        for number in json.loads(result.get_value(0, 0)):
+        alive = result.get_value(0, 0)
+        if alive is None:
+            raise psycopg.OperationalError("the store has lost data: the sessions are reattached")
+        for number in json.loads(alive):
             if not sessions[number].over:
                 sessions[number].prove(at)
 

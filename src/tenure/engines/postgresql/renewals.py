@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from tenure.clock import Clock
 from tenure.engines.postgresql.attachment import PostgresAttachment
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.statements import Call, Refusal, Statement
+from tenure.engines.postgresql.statements import Argument, Call, Refusal, Statement
 
 __all__ = ["Renewals"]
 
@@ -24,6 +25,7 @@ class _Engine(Protocol):
     loop: asyncio.AbstractEventLoop
     clock: Clock
     relaxed: bool
+    epoch: str
     connection: PostgresConnection | None
     heartbeat: PostgresHeartbeat
 
@@ -31,6 +33,30 @@ class _Engine(Protocol):
     def url(self) -> str: ...
 
     def send(self, statement: Statement) -> None: ...
+
+    def lost_data(self) -> None: ...
+
+
+class Renewal(Call):
+    """Renewal of some sessions, as they are attached when this is sent."""
+
+    __slots__ = ("_engine", "_sessions")
+
+    def __init__(
+        self,
+        engine: _Engine,
+        sessions: Collection[PostgresAttachment],
+        answered: Callable[[Any], None],
+    ) -> None:
+        """Describe the call; `answered` receives the reply."""
+        super().__init__("renew", (), answered)
+        self._engine = engine
+        self._sessions = sessions
+
+    def args(self) -> tuple[Argument, ...]:
+        """Return the arguments as of now."""
+        who = [[each.id, each.token] for each in self._sessions]
+        return self._engine.relaxed, who, self._engine.epoch
 
 
 class Renewals:
@@ -58,13 +84,15 @@ class Renewals:
         due, self._due = self._due, {}
         sessions = {each.id: each for each in due if not each.over}
         if sessions:
-            who = [[each.id, each.token] for each in sessions.values()]
             answered = partial(self._answered, min(due.values()), sessions)
-            self._engine.send(Call("renew", (self._engine.relaxed, who), answered))
+            self._engine.send(Renewal(self._engine, sessions.values(), answered))
 
     def _answered(self, at: float, sessions: dict[int, PostgresAttachment], reply: Any) -> None:
         if isinstance(reply, Refusal):
             _log.warning("sessions could not be renewed: url=%s error=%s", self._engine.url, reply)
+            return
+        if reply is None:
+            self._engine.lost_data()
             return
         alive = set(reply)
         for number, session in sessions.items():

@@ -300,16 +300,38 @@ class PostgresSession(PostgresAttachment):
         self.events.granted(request_id, order_id)
 
     def _removed(self, request_id: int, why: Removal) -> None:
-        operation = PostgresWithdraw(self, request_id, self._drop(request_id))
-        self._engine.operate(operation)  # the store need not keep the reason
-        operation.add_done_callback(_retrieve)
+        self._withdraw_unnoticed(request_id, self._drop(request_id))  # with the store's reason
         self.events.removed(request_id, why)
+
+    def _withdraw_unnoticed(self, request_id: int, name: str) -> None:
+        """Withdraw a request for no caller."""
+        operation = PostgresWithdraw(self, request_id, name)
+        self._engine.operate(operation)
+        operation.add_done_callback(_retrieve)
+
+    def compare(self, found: list[list[Any]]) -> None:
+        """Compare the requests with those of a store that has lost data.
+
+        Leases that it does not know, or knows as waiting, are lost. What has been released here is
+        released there once more.
+
+        Args:
+            found: request id, name, and whether it is an owner, for each request of the store.
+        """
+        owns = {request_id: granted for request_id, _, granted in found}
+        for request_id, standing in list(self.requests.items()):
+            if standing == OWNS and not owns.get(request_id):
+                self._removed(request_id, Removal.LAPSED)
+        if self.early is None:  # otherwise its requests are not known here yet
+            for request_id, name, _ in found:
+                if request_id not in self.requests:
+                    self._withdraw_unnoticed(request_id, values.from_text(name))
 
     def look_up(self, standings: tuple[int, ...]) -> None:
         """Look up requests in these states, in case an event was missed."""
         if self.early is not None or self.over:
             return
-        found = [request_id for request_id, each in self.requests.items() if each in standings]
+        found = {number: each for number, each in self.requests.items() if each in standings}
         if found:
             self._engine.send(
                 SessionCall("look", self, (list(found),), partial(self._found, found))
@@ -317,15 +339,18 @@ class PostgresSession(PostgresAttachment):
         elif OWNS in standings:
             self.probe()
 
-    def _found(self, request_ids: list[int], reply: Any) -> None:
+    def _found(self, requests: dict[int, int], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:
             return
-        for request_id, place in zip(request_ids, reply or (), strict=True):
+        for (request_id, before), place in zip(requests.items(), reply or (), strict=True):
             standing = self.requests.get(request_id)
             if standing is None or standing == SENT:
                 continue
             if isinstance(place, list):
-                self._engine.note_ahead(place[0])
+                if before == OWNS:
+                    self._removed(request_id, Removal.LAPSED)
+                else:
+                    self._engine.note_ahead(place[0])
             elif isinstance(place, int):
                 if standing == WAITING:
                     self._granted(request_id, place)

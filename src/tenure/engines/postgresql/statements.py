@@ -14,6 +14,7 @@ from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = [
     "DROPPED",
+    "Argument",
     "Batch",
     "Call",
     "Operation",

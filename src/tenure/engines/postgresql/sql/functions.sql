@@ -561,8 +561,9 @@ BEGIN
         jsonb_build_array(jsonb_build_array(1, 'w', number, its_name)), '[]', false);
 END $$;
 
--- Renew sessions, [session, token] each; answers the ids of those that live.
-CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb) RETURNS text
+-- Renew sessions, [session, token] each; answers the ids of those that live, or null if data were
+-- lost since an epoch: then the sessions may have lost leases, and must be attached again.
+CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     alive bigint[];
@@ -572,6 +573,9 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     PERFORM SCHEMA.quarantine();
+    IF NOT EXISTS (SELECT FROM SCHEMA.meta WHERE epoch = its_epoch) THEN
+        RETURN NULL;
+    END IF;
     PERFORM FROM SCHEMA.sessions s WHERE s.id IN (
             SELECT (w ->> 0)::bigint FROM jsonb_array_elements(who) w)
         ORDER BY s.id FOR NO KEY UPDATE;

@@ -35,14 +35,17 @@ BEGIN
 END $$;
 
 -- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token]
--- each; answers for each "ok", "taken" or "gone". Commands with an old token are refused then.
-CREATE OR REPLACE FUNCTION SCHEMA.reattach(its_channel text, who jsonb) RETURNS text
+-- each. Commands with an old token are refused then. Answers [epoch, [answer, ...]]: "taken", "gone",
+-- "ok", or, if data were lost since an epoch, the requests: [request id, name, owns] each.
+CREATE OR REPLACE FUNCTION SCHEMA.reattach(its_channel text, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     each record;
-    answers text[] := array_fill('gone'::text, ARRAY[jsonb_array_length(who)]);
+    answers jsonb[] := array_fill('"gone"'::jsonb, ARRAY[jsonb_array_length(who)]);
+    found text;
 BEGIN
     PERFORM SCHEMA.quarantine();
+    SELECT epoch INTO found FROM SCHEMA.meta;
     FOR each IN
         SELECT w.at, w.v, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
             JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
@@ -51,14 +54,18 @@ BEGIN
         IF SCHEMA.expired(each.s) THEN
             CONTINUE;
         ELSIF NOT (each.v -> 1) ? (each.s).token THEN
-            answers[each.at] := 'taken';
+            answers[each.at] := '"taken"';
             CONTINUE;
         END IF;
         UPDATE SCHEMA.sessions SET token = each.v ->> 2, channel = its_channel,
             seen = clock_timestamp() WHERE id = (each.s).id;
-        answers[each.at] := 'ok';
+        answers[each.at] := CASE WHEN found = its_epoch THEN '"ok"' ELSE (
+            SELECT coalesce(jsonb_agg(jsonb_build_array(
+                y.request_id, x.name, y.order_id <= x.last_owner)), '[]')
+            FROM SCHEMA.requests y JOIN SCHEMA.queues x ON x.id = y.queue
+            WHERE y.session = (each.s).id) END;
     END LOOP;
-    RETURN to_json(answers)::text;
+    RETURN jsonb_build_array(found, to_jsonb(answers))::text;
 END $$;
 
 -- Take a session over: its former attachment is refused from now on, and notified.

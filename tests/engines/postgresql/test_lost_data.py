@@ -1,0 +1,148 @@
+"""What a store has lost, such as one of an asynchronous standby, is found before it does harm.
+
+The tests put back an earlier state of the rows. A program whose connection outlives that, as one
+behind a pooler does, is told by its next renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+import tenure
+from tenure.engines.contract import Attach, Place
+from tenure.model import EPHEMERAL_LIMIT
+from tenure.testing.recorder import Attached, Proven, Recorder, Removed
+from tests.engines.postgresql.helpers import PATIENCE, an_engine, queue_of, until
+from tests.engines.postgresql.servers import a_schema, shared
+
+_WINDOW = 2.0
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with a_schema() as url:
+        yield url
+
+
+class _Rows:
+    """The rows of a store's queues and requests."""
+
+    def __init__(self, url: str) -> None:
+        self._schema = url.rpartition("schema=")[2]
+
+    def _run(self, *statements: str) -> None:
+        text = ";".join(statements).replace("SCHEMA", self._schema)
+        shared().execute(f"BEGIN;{text};COMMIT")
+
+    @property
+    def waiters(self) -> int:
+        """Number of requests that wait."""
+        ((found,),) = shared().execute(f"SELECT sum(waiters) FROM {self._schema}.queues")
+        return int(str(found))
+
+    def save(self) -> None:
+        """Keep the rows as they are."""
+        self._run(
+            "CREATE TABLE SCHEMA.saved_queues AS TABLE SCHEMA.queues",
+            "CREATE TABLE SCHEMA.saved_requests AS TABLE SCHEMA.requests",
+        )
+
+    def lose(self) -> None:
+        """Put back what was kept, as a failover that loses the latest commits does."""
+        self._run(
+            "DELETE FROM SCHEMA.requests",
+            "INSERT INTO SCHEMA.requests TABLE SCHEMA.saved_requests",
+            "UPDATE SCHEMA.queues q SET held = s.held, whole = s.whole, owners = s.owners, "
+            "waiters = s.waiters, last_owner = s.last_owner FROM SCHEMA.saved_queues s "
+            "WHERE s.id = q.id",
+            "SELECT SCHEMA.data_was_restored()",
+        )
+
+
+@pytest.fixture
+def rows(url: str) -> _Rows:
+    return _Rows(url)
+
+
+async def test_a_lease_that_the_store_has_lost_is_lost_although_the_connection_stays(
+    url: str, rows: _Rows
+) -> None:
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        client.session(recovery_window=_WINDOW) as session,
+        other.session(recovery_window=_WINDOW) as second,
+    ):
+        async with session.mutex("m").lock():
+            pass
+        rows.save()
+        lease = await session.mutex("m").lock()
+        rows.lose()
+        async with second.mutex("m").lock(timeout=PATIENCE) as later:
+            assert not lease.held
+            assert later.fencing_token > lease.fencing_token
+        async with asyncio.timeout(PATIENCE):
+            assert isinstance(await lease.wait_lost(), tenure.LeaseLost)
+
+
+async def test_nothing_is_proven_after_a_loss_before_the_requests_have_been_compared(
+    url: str, rows: _Rows
+) -> None:
+    async with tenure.connect(url) as client, an_engine(url, client.clock) as engine:
+        events = Recorder()
+        session = await engine.attach(Attach("/default", _WINDOW), events)
+        rows.save()
+        events.sending(1)
+        answer = session.enqueue(1, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
+        events.answered(1, answer)
+        assert isinstance(answer, asyncio.Future)
+        assert (await answer).place is Place.GRANTED
+        rows.lose()
+        before = len(events.said)
+        session.renew()
+        await events.wait_for(lambda found: len(found.removals) == 1, "the loss of the lease")
+        await events.wait_for(lambda found: isinstance(found.said[-1], Attached), "contact again")
+        found = [type(each) for each in events.said[before:]]
+        assert found.index(Removed) < found.index(Proven)
+        assert not events.broken
+        await session.close()
+
+
+async def test_a_release_that_the_store_has_lost_is_repeated(url: str, rows: _Rows) -> None:
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        client.session(recovery_window=_WINDOW) as session,
+        other.session(recovery_window=_WINDOW) as second,
+    ):
+        async with session.mutex("m").lock() as lease:
+            rows.save()
+        rows.lose()
+        async with second.mutex("m").lock(timeout=PATIENCE) as later:
+            assert later.fencing_token > lease.fencing_token
+        assert await queue_of(other, "m") == (0, 0)
+
+
+async def test_a_lease_that_the_store_knows_as_waiting_is_lost(url: str, rows: _Rows) -> None:
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        client.session(recovery_window=_WINDOW) as session,
+    ):
+        second = await other.session(recovery_window=_WINDOW)
+        lease = await session.mutex("m").lock()
+        waiting = asyncio.ensure_future(second.mutex("m").lock())
+        await until(lambda: rows.waiters == 1)
+        rows.save()
+        await lease.release()
+        later = await waiting
+        rows.lose()
+        async with asyncio.timeout(PATIENCE):
+            assert isinstance(await later.wait_lost(), tenure.LeaseLost)
+        async with session.mutex("m").lock(timeout=PATIENCE) as last:
+            assert last.fencing_token > later.fencing_token
+        assert await queue_of(other, "m") == (0, 0)
+        await second.aclose()
