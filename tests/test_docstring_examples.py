@@ -7,8 +7,8 @@ An example is the indented block below a line ``Example::``. It may use these na
   `tenure.blocking` in its modules and wherever a module is called ``blocking``;
 - `work`, which stands for the program's own work and takes any arguments.
 
-It runs in an empty folder, with a Redis of its own in the place of ``redis://localhost``. Where it
-awaits something, it runs in an event loop.
+It runs in an empty folder, with a Redis of its own in the place of ``redis://localhost``, and an
+empty database ``postgresql:///jobs``. Where it awaits something, it runs in an event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pytest
 
 import tenure
 from tenure import blocking
-from tests.fencing.servers import a_redis
+from tests.fencing.servers import a_postgres, a_redis, jobs_database
 from tools import sync
 
 SOURCE = Path(tenure.__file__).parent
@@ -35,6 +35,7 @@ EXAMPLE = re.compile(r"(?m)^(?P<margin> *)Example::\n(?P<code>(?:\n|(?P=margin) 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TIME_LIMIT = 30  # seconds for one example
 REDIS = "redis://localhost"
+POSTGRESQL = "postgresql:///jobs"
 
 
 def examples_in(text: str) -> Iterator[tuple[str, str]]:
@@ -85,6 +86,12 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with a_postgres() as url:
+        yield url
+
+
 @pytest.mark.parametrize(("path", "text"), EXAMPLES)
 def test_an_example_runs(
     path: Path,
@@ -96,6 +103,9 @@ def test_an_example_runs(
     monkeypatch.chdir(tmp_path)
     if REDIS in text:
         text = text.replace(REDIS, request.getfixturevalue("redis_url"))
+    if POSTGRESQL in text:
+        for name, value in jobs_database(request.getfixturevalue("postgres_url")).items():
+            monkeypatch.setenv(name, value)
     code = compile(text, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     names: dict[str, Any] = {"__name__": "example", "tenure": tenure}
     function = FunctionType(code, names)

@@ -7,6 +7,7 @@ In README.md and docs/**/*.md:
   a line prints is not compared. It must exit 0, or with N where the line `# exit N` follows it;
 - each block runs in a fresh folder that is also its home and its state folder, with warnings as
   errors, and in 60 seconds;
+- `postgresql:///jobs` is an empty database, for blocks that have this text;
 - ``<!-- expect: text -->`` on the line above a block: the block must print that text. Several
   such lines above one another must be printed in that order;
 - no block of these two languages can be excepted. What cannot run is ``text`` or ``pycon``.
@@ -27,8 +28,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fencing.servers import a_postgres, jobs_database
+
 ROOT = Path(__file__).parent.parent
 TIME_LIMIT = 60  # seconds for one block
+POSTGRESQL = "postgresql:///jobs"
 
 FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[^\s`]*)[^`]*")
 COMMENT = re.compile(r"\s*<!--\s*(?P<kind>expect|test):\s*(?P<text>.*?)\s*-->\s*")
@@ -258,8 +262,19 @@ def test_what_a_document_shows_for_tasks_it_shows_for_threads(path: Path) -> Non
     assert unmirrored(read(path)) == []
 
 
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with a_postgres() as url:
+        yield url
+
+
 @pytest.mark.parametrize("block", [pytest.param(b, id=b.place) for b in runnable_blocks()])
-def test_a_block_of_the_documents_runs(block: Block, tmp_path: Path) -> None:
+def test_a_block_of_the_documents_runs(
+    block: Block, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if POSTGRESQL in block.text:
+        for name, value in jobs_database(request.getfixturevalue("postgres_url")).items():
+            monkeypatch.setenv(name, value)
     check(block, tmp_path)
 
 

@@ -162,7 +162,7 @@ from tenure.model import Leader, SemaphoreDescription
                 "LeaseBlock",
                 (),
                 {"session": "SessionHandle", "name": "str"},
-                frozenset({"check", "name", "session", "wait_lost"}),
+                frozenset({"check", "guard", "name", "session", "wait_lost"}),
             ),
             Wrapper("Leadership", "_client.election", "Lease", object="async_election.Leadership"),
             Wrapper("RunLease", "_client.runs", "Lease", object="async_runs.RunLease"),

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.clean_up import clean_up_with
 
-__all__ = ["a_postgres", "a_redis"]
+__all__ = ["a_postgres", "a_redis", "jobs_database"]
 
 _PATIENCE = 60  # seconds for a command that starts or ends a server
 
@@ -99,3 +100,14 @@ def a_postgres() -> Iterator[str]:
         stop = (control, "stop", "--wait", "--pgdata", str(data), "--mode", "immediate")
         with clean_up_with(lambda: tell(*stop)):
             yield f"postgresql://tenure@/postgres?host={folder}"
+
+
+def jobs_database(url: str) -> dict[str, str]:
+    """Make an empty database `jobs` in a server; return the variables with which libpq finds it.
+
+    With these, ``postgresql:///jobs`` is a URL of it.
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS jobs WITH (FORCE)")
+        connection.execute("CREATE DATABASE jobs")
+    return {"PGHOST": url.partition("host=")[2], "PGUSER": "tenure"}

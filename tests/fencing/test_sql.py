@@ -8,8 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import django
-import django.conf
 import django.db
 import psycopg
 import pytest
@@ -22,6 +20,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tenure.errors import InvalidArgument, Misuse, StaleToken, Unsupported
 from tenure.fencing import SQLFence
 from tenure.fencing.connections import rendered
+from tests.django_settings import configure_django
 
 FENCE = SQLFence("accounts")
 
@@ -309,13 +308,9 @@ async def test_asynchronous_sqlalchemy_on_postgres_does_too(postgres_url: str) -
 
 
 @pytest.fixture
-def django_connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def django_connection() -> Iterator[Any]:
     """What a program imports as `django.db.connection`."""
-    if not django.conf.settings.configured:
-        path = tmp_path_factory.mktemp("django") / "data.db"
-        engine = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
-        django.conf.settings.configure(DATABASES={"default": engine}, LOGGING_CONFIG=None)
-        django.setup()
+    configure_django()
     FENCE.create_table(django.db.connection)
     yield django.db.connection
     with django.db.connection.cursor() as cursor:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from tenure._client.blocks import finish_leaving, note_loss, start_leaving
+from tenure._client.guarding import guard
 from tenure._client.handles import AsyncHandle
 from tenure._client.request import Request
 from tenure._client.scope import Scope
@@ -199,6 +200,42 @@ class Lease(AsyncHandle):
         return request.loss
 
     # What a program does
+
+    async def guard(self, connection: object) -> None:
+        """Let the connection's transaction go on only while the lease is held.
+
+        For a store in PostgreSQL, and a transaction in the same database. Call it before the first
+        write. Until the transaction ends, the store grants the lease to no other request, even if
+        this program is paused meanwhile. `release` waits for the end of the transaction, so end it
+        before the lease's block.
+
+        Example::
+
+            import psycopg
+
+            async with (
+                tenure.connect("postgresql:///jobs") as client,
+                client.mutex("report").lock() as lease,
+                await psycopg.AsyncConnection.connect("dbname=jobs") as connection,
+            ):
+                await lease.guard(connection)
+                await connection.execute("CREATE TABLE report (body text)")
+
+        Args:
+            connection: an ``AsyncConnection`` or ``AsyncCursor`` of psycopg, a ``Connection`` of
+                asyncpg, or an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy on these.
+
+        Raises:
+            LeaseLost: it is not held any more, by this program's clock or in the database. Let
+                this end the transaction by rolling back.
+            LeaseReleased: it was released.
+            Unsupported: the store is not in PostgreSQL, or only a server knows; see
+                `tenure.fencing`.
+            InvalidArgument: it is no such connection.
+            Misuse: no transaction is open, so that the guard was over at once.
+            Exception: any other error of the driver, a serialization failure for example.
+        """
+        await guard(self._request, connection)
 
     async def release(self) -> None:
         """Give the lease back. Safe to call twice; it takes effect even when cancelled.

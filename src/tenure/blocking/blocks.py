@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from tenure._client import lease as async_lease
 from tenure._client import session_handle as async_session
 from tenure._client import ticket as async_ticket
+from tenure._client.guarding import guard_in_thread
 from tenure._client.internals import (
     check_enterable,
     enter_lease,
@@ -98,6 +99,46 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         """
         self._portal.check_blocks()
         self._wrapped.check()
+
+    def guard(self, connection: object) -> None:
+        """Let the connection's transaction go on only while the lease is held.
+
+        For a store in PostgreSQL, and a transaction in the same database. Call it before the first
+        write. Until the transaction ends, the store grants the lease to no other request, even if
+        this program is paused meanwhile. `release` waits for the end of the transaction, so end it
+        before the lease's block. The statement runs in the calling thread.
+
+        Example::
+
+            import psycopg
+            from tenure import blocking
+
+            with (
+                blocking.connect("postgresql:///jobs") as client,
+                client.mutex("report").lock() as lease,
+                psycopg.connect("dbname=jobs") as connection,
+            ):
+                lease.guard(connection)
+                connection.execute("CREATE TABLE report (body text)")
+
+        Args:
+            connection: a ``Connection`` or ``Cursor`` of psycopg, a ``connection`` or ``cursor`` of
+                psycopg2, a ``Connection`` or ``Session`` of SQLAlchemy on one of these, or
+                ``django.db.connection``.
+
+        Raises:
+            LeaseLost: it is not held any more, by this program's clock or in the database. Let
+                this end the transaction by rolling back. Or a lease whose block the calling
+                thread is inside was lost.
+            LeaseReleased: it was released.
+            Unsupported: the store is not in PostgreSQL, or only a server knows; see
+                `tenure.fencing`.
+            InvalidArgument: it is no such connection.
+            Misuse: no transaction is open, so that the guard was over at once.
+            Exception: any other error of the driver, a serialization failure for example.
+        """
+        self._portal.check_blocks()
+        guard_in_thread(request_of(self._wrapped), connection)
 
     def wait_lost(self, timeout: Duration | None = None) -> LeaseLost | None:
         """Wait until the lease is lost, and return the loss; ``None`` when `timeout` is over first.

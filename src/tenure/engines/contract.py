@@ -2,8 +2,7 @@
 
 Rules that hold for every engine:
 
-* **Order.** Operations of one session take effect in the order in which they were called,
-  whether or not anyone awaited their answers.
+* **Order.** Operations of one session take effect in the order of their calls, awaited or not.
 * **Answers.** What can be answered at once is answered at once: an operation of type
   `Answer[T]` returns the value itself, or else a future of it, best a `Prompt`. Cancelling that
   future means only that the answer is not needed any more; the operation continues.
@@ -36,7 +35,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from tenure.clock import Clock
-from tenure.engines.optional import EngineDefaults, Finding, Level, Pages, SessionDefaults
+from tenure.engines.optional import (
+    EngineDefaults,
+    Finding,
+    GuardStatement,
+    Level,
+    Pages,
+    SessionDefaults,
+)
 from tenure.engines.prompt import Prompt, when_answered
 from tenure.engines.values import Answer, Attach, Enqueued, Place, Removal, Withdrawn
 from tenure.errors import SessionExpired, TenureError
@@ -60,6 +66,7 @@ __all__ = [
     "EngineSession",
     "Enqueued",
     "Finding",
+    "GuardStatement",
     "Level",
     "Pages",
     "Place",
@@ -263,7 +270,7 @@ class Engine(Protocol):
 
     @property
     def guarantees(self) -> str:
-        """See `EngineDefaults`, as for the next three."""
+        """See `EngineDefaults`, as for the next four."""
 
     def liveness_fd(self) -> int | None:
         """Return a descriptor that closes with this process, if the engine has one."""
@@ -273,6 +280,9 @@ class Engine(Protocol):
 
     def pages(self) -> Pages | None:
         """Return paged lists, if the engine has them."""
+
+    def guard(self, node: str, name: str, token: int) -> GuardStatement:
+        """Return the statement that guards a lease, or raise `Unsupported`."""
 
     @property
     def url(self) -> str:

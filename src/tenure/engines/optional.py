@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from tenure.errors import Unsupported
 from tenure.model import SemaphoreDescription, SessionDescription
 
-__all__ = ["EngineDefaults", "Finding", "Level", "Pages", "SessionDefaults"]
+__all__ = ["EngineDefaults", "Finding", "GuardStatement", "Level", "Pages", "SessionDefaults"]
 
 Level: TypeAlias = Literal["ok", "warning", "failure"]
 """Severity of a finding; after a failure, the store cannot be used."""
@@ -37,6 +38,23 @@ class Finding:
         """Return the failure that an error reports; the remedy follows the cause in its text."""
         found, *remedy = re.split(r"; |\. (?=[A-Z])", str(error), maxsplit=1)
         return cls("failure", what, prefix + found, "".join(remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class GuardStatement:
+    """Statement that fails in a caller's transaction of PostgreSQL, unless a lease is held.
+
+    From its success until the transaction ends, the store grants the lease to no other request.
+
+    Attributes:
+        sql: has ``?`` for each value, and no other question mark.
+        values: the values.
+        refusal: SQLSTATE of its failure when the store says that the lease is not held.
+    """
+
+    sql: str
+    values: tuple[object, ...]
+    refusal: str
 
 
 class Pages(Protocol):
@@ -104,6 +122,24 @@ class EngineDefaults:
     def pages(self) -> Pages | None:
         """Return lists in pages; ``None`` if the store makes a list in one piece."""
         return None
+
+    def guard(self, node: str, name: str, token: int) -> GuardStatement:  # noqa: ARG002
+        """Return the statement that guards a lease in a transaction of a caller; takes no I/O.
+
+        Args:
+            node: the path of the node.
+            name: the name of the semaphore.
+            token: the fencing token of the lease.
+
+        Raises:
+            Unsupported: the store is in no database that has transactions of callers.
+        """
+        raise Unsupported(
+            f"the lease of {name!r} on {node} cannot be guarded: its store is not in a database "
+            "with your tables, as that of postgresql:// can be; use a fence of tenure.fencing",
+            node=node,
+            name=name,
+        )
 
 
 class SessionDefaults:

@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from tenure.clock import Clock
 from tenure.core import refusals, rules
-from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, SessionEvents
 from tenure.engines.native.attachment import STORE_LOST
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.heartbeat import NativeHeartbeat
 from tenure.engines.native.reconnector import Dial, NativeReconnector, dialler
 from tenure.engines.native.session import NativeSession, plain_name, plain_path
 from tenure.engines.native.url import NativeUrl
-from tenure.errors import EngineError, EngineUnavailable, TenureError
+from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -105,6 +105,17 @@ class NativeEngine(EngineDefaults):
         if self._reconnector is None:
             raise EngineUnavailable(f"{self.url} is not open")
         return self._reconnector
+
+    def guard(self, node: str, name: str, token: int) -> GuardStatement:
+        """Raise `Unsupported`: only the server knows its store."""
+        raise Unsupported(
+            f"the lease of {name!r} on {node} cannot be guarded over {self.url}: the client does "
+            f"not know the server's store. If it is a postgresql:// store, execute the function "
+            f"guard of its schema in the transaction, with the token {token}; otherwise use a "
+            f"fence of tenure.fencing",
+            node=node,
+            name=name,
+        )
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
         """Return the reason why the store grants nothing at this moment, if it is known."""

@@ -9,6 +9,7 @@ from typing import Any
 from tenure.engines._kit.commands.administration import CommandAdministration
 from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.reconnect import Reconnector
+from tenure.engines.contract import GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.statements import Call, Refusal, Statement
@@ -44,6 +45,14 @@ class PostgresAdministration(CommandAdministration):
     @abstractmethod
     def push_all(self, events: Iterable[str] | Refusal) -> None:
         """Handle events, later in this iteration of the loop."""
+
+    def guard(self, node: str, name: str, token: int) -> GuardStatement:
+        """Return the statement that guards a lease in a transaction of a caller."""
+        return GuardStatement(
+            f"SELECT {self._address.schema}.guard(?::text, ?::text, ?::bigint)",
+            (values.to_text(node), values.to_text(name), token),
+            "TN002",
+        )
 
     def administer(
         self, command: str, args: tuple[Any, ...], answered: Callable[[Any], None]

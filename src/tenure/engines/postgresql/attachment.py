@@ -18,6 +18,7 @@ from tenure.engines._kit.commands.values import included
 from tenure.engines._kit.session import SessionBase
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.postgresql import values
+from tenure.engines.postgresql.guarded import GuardedRelease
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.statements import (
     DROPPED,
@@ -31,10 +32,7 @@ from tenure.engines.postgresql.statements import (
 from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
 
-__all__ = ["PAUSE", "PostgresAttachment", "PostgresSessionEngine"]
-
-PAUSE = 0.05
-"""Seconds until an operation is tried again that a transaction of the user's holds up."""
+__all__ = ["PostgresAttachment", "PostgresSessionEngine"]
 
 
 class PostgresSessionEngine(Protocol):
@@ -248,12 +246,15 @@ class PostgresAttachment(SessionBase):
 
     def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
         engine = self._engine
+        guarded: GuardedRelease | None = None
 
         def left(reply: Any) -> None:
+            nonlocal guarded
             if isinstance(reply, list):
                 engine.push_all(reply[1:])
                 if reply[:1] == ["guarded"]:
-                    self.loop.call_later(PAUSE, engine.send, leaving)
+                    guarded = guarded or GuardedRelease(self.loop, self.path, "", self.id)
+                    guarded.again(partial(engine.send, leaving))
                     return
             answered(reply)
 

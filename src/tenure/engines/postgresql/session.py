@@ -18,7 +18,8 @@ from tenure.engines.contract import (
     Withdrawn,
 )
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.attachment import PAUSE, PostgresAttachment, PostgresSessionEngine
+from tenure.engines.postgresql.attachment import PostgresAttachment, PostgresSessionEngine
+from tenure.engines.postgresql.guarded import GuardedRelease
 from tenure.engines.postgresql.statements import Operation, SessionCall, enqueue_words
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, Unchanged
@@ -75,9 +76,10 @@ class PostgresWithdraw(Operation[Withdrawn]):
 
     Attributes:
         may_have_run: it was sent before, without an answer.
+        guarded: its wait for a transaction that guards the lease.
     """
 
-    __slots__ = ("may_have_run", "request_id")
+    __slots__ = ("guarded", "may_have_run", "request_id")
 
     session: PostgresSession
 
@@ -87,6 +89,7 @@ class PostgresWithdraw(Operation[Withdrawn]):
         self.request_id = request_id
         self.words = ["w", request_id, values.to_text(name)]
         self.may_have_run = False
+        self.guarded: GuardedRelease | None = None
 
     def answered(self, reply: Any) -> None:
         """Handle the reply."""
@@ -249,7 +252,10 @@ class PostgresSession(PostgresAttachment):
         elif reply == -1:
             operation.settle(Withdrawn.LEFT if operation.may_have_run else Withdrawn.MISSING)
         elif reply == -2:  # a transaction guards the lease until it ends
-            self.loop.call_later(PAUSE, self._withdraw_again, operation)
+            if operation.guarded is None:
+                name = self.names.get(operation.request_id, "")
+                operation.guarded = GuardedRelease(self.loop, self.path, name, self.id)
+            operation.guarded.again(partial(self._withdraw_again, operation))
         else:
             error = self._wrong(reply)
             if operation.may_have_run and isinstance(error, SessionExpired):

@@ -8,7 +8,14 @@ from functools import partial
 from typing import Any
 
 from tenure.clock import Clock
-from tenure.engines.contract import Attach, Engine, EngineDefaults, Pages, SessionEvents
+from tenure.engines.contract import (
+    Attach,
+    Engine,
+    EngineDefaults,
+    GuardStatement,
+    Pages,
+    SessionEvents,
+)
 from tenure.errors import TenureError
 from tenure.model import (
     Capabilities,
@@ -188,6 +195,10 @@ class FaultyEngine(EngineDefaults):
         """Return the inner engine's pages, read over the way; ``None`` if it has none."""
         pages = self.inner.pages()
         return None if pages is None else _FaultyPages(self._operate, pages)
+
+    def guard(self, node: str, name: str, token: int) -> GuardStatement:
+        """Return the inner engine's statement, which takes another way."""
+        return self.inner.guard(node, name, token)
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session, over the way."""
