@@ -477,44 +477,39 @@ BEGIN
     RETURN '[' || array_to_string(answers, ',') || ']';
 END $$;
 
--- One mutex that is free, as `operate` would acquire it, in one statement. Anything else is left to
--- `operate`.
+-- One mutex that is free, as `operate` would acquire it, in a few short statements. Anything else is
+-- left to `operate`.
 CREATE OR REPLACE FUNCTION SCHEMA.acquire(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
     number bigint, its_name text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    its_node integer;
+    its_queue bigint;
     answer bigint;
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    WITH s AS (
-        SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
             AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
             AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
             AND m.quarantined_until < clock_timestamp()
-        FOR KEY SHARE OF s
-    ), q AS (
-        SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node
-        WHERE x.name = its_name AND x.owners = 0 AND x.waiters = 0 AND x.max_count IS NULL
-            AND x.data = '' AND x.watched_until < clock_timestamp()
-        FOR NO KEY UPDATE OF x
-    ), granted AS (
-        INSERT INTO SCHEMA.requests
-        SELECT q.id, SCHEMA.next_order_id(highest), q.session, number, 18446744073709551615, '',
-            clock_timestamp(), clock_timestamp(), NULL FROM q
-        RETURNING queue, order_id
-    ), saved AS (
+        FOR KEY SHARE OF s;
+    IF FOUND THEN  -- an update that waits for the row computes the order id again if that changed
         UPDATE SCHEMA.queues x SET held = 18446744073709551615, whole = true, owners = 1,
-            last_owner = g.order_id, data_changes = data_changes + 1,
-            owner_changes = owner_changes + 1
-        FROM granted g WHERE x.id = g.queue
-    ) SELECT order_id INTO answer FROM granted;
-    IF FOUND THEN
-        RETURN '[' || answer || ']';
+            last_owner = SCHEMA.next_order_id(highest), data_changes = x.data_changes + 1,
+            owner_changes = x.owner_changes + 1
+        WHERE x.node = its_node AND x.name = its_name AND x.owners = 0 AND x.waiters = 0
+            AND x.max_count IS NULL AND x.data = '' AND x.watched_until < clock_timestamp()
+        RETURNING x.id, x.last_owner INTO its_queue, answer;
+        IF FOUND THEN
+            INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number,
+                18446744073709551615, '', clock_timestamp(), clock_timestamp(), NULL);
+            RETURN '[' || answer || ']';
+        END IF;
     END IF;
     RETURN SCHEMA.operate(caller, highest, relaxed,
         jsonb_build_array(jsonb_build_array(of_session, its_token)),
@@ -527,34 +522,37 @@ CREATE OR REPLACE FUNCTION SCHEMA.release(
     number bigint, its_name text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    its_queue bigint;
+    its_count numeric;
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    WITH s AS (
-        SELECT s.id, s.node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
             AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
             AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
-        FOR KEY SHARE OF s
-    ), q AS (
-        SELECT x.id, s.id AS session FROM s JOIN SCHEMA.queues x ON x.node = s.node
-        WHERE x.name = its_name AND x.waiters = 0 AND x.data = ''
-            AND x.watched_until < clock_timestamp()
-        FOR NO KEY UPDATE OF x
-    ), free AS (
-        SELECT y.queue, y.order_id FROM q JOIN SCHEMA.requests y
-            ON y.session = q.session AND y.request_id = number AND y.queue = q.id
-        FOR UPDATE OF y SKIP LOCKED
-    ), released AS (
-        DELETE FROM SCHEMA.requests y USING free
-        WHERE y.queue = free.queue AND y.order_id = free.order_id RETURNING y.queue, y.count
-    )
-    UPDATE SCHEMA.queues x SET held = x.held - r.count, whole = false, owners = x.owners - 1,
-        data_changes = data_changes + 1, owner_changes = owner_changes + 1
-    FROM released r WHERE x.id = r.queue;
+        FOR KEY SHARE OF s;
     IF FOUND THEN
-        RETURN '[0]';
+        SELECT x.id INTO its_queue FROM SCHEMA.queues x
+            WHERE x.node = its_node AND x.name = its_name AND x.waiters = 0 AND x.data = ''
+                AND x.watched_until < clock_timestamp()
+            FOR NO KEY UPDATE;
+    END IF;
+    IF FOUND THEN
+        DELETE FROM SCHEMA.requests WHERE ctid = (
+            SELECT ctid FROM SCHEMA.requests
+            WHERE session = of_session AND request_id = number AND queue = its_queue
+            FOR UPDATE SKIP LOCKED) RETURNING count INTO its_count;
+        IF FOUND THEN
+            UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
+                owners = x.owners - 1, data_changes = x.data_changes + 1,
+                owner_changes = x.owner_changes + 1
+            WHERE x.id = its_queue;
+            RETURN '[0]';
+        END IF;
     END IF;
     RETURN SCHEMA.operate(caller, highest, relaxed,
         jsonb_build_array(jsonb_build_array(of_session, its_token)),
