@@ -16,6 +16,7 @@ from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
 
 __all__ = [
+    "SETTINGS",
     "OpenedConnections",
     "SchemaDropped",
     "StoreState",
@@ -29,22 +30,24 @@ _MISSING = frozenset({"3F000", "42883"})  # schema, function
 _CREATED_MEANWHILE = frozenset({"42P06", "23505"})
 _NO_RIGHT = "42501"
 _READ_ONLY = "25006"
+_ISOLATED = "TN004"
 
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
 _RETRIES = 6
 
-_SETTINGS = b"""
+SETTINGS = b"""
     SELECT set_config(name, CASE setting WHEN '0' THEN '2s' WHEN 'on' THEN 'off'
         ELSE 'read committed' END, false)
-    FROM pg_settings WHERE name = 'default_transaction_isolation'
+    FROM pg_settings WHERE pg_backend_pid() = %s AND (name = 'default_transaction_isolation'
             AND setting NOT IN ('read committed', 'read uncommitted')
         OR name = 'client_connection_check_interval'
-            AND setting = '0' AND version() LIKE '%linux%'
-        OR name IN ('enable_seqscan', 'jit') AND setting = 'on'"""
-"""Settings of a direct connection. A pooler's connection is shared, so it is left alone.
+            AND setting = '0' AND version() LIKE '%%linux%%'
+        OR name IN ('enable_seqscan', 'jit') AND setting = 'on')"""
+"""Settings of a direct connection to this process. A pooler's is shared, so it is left alone.
 
-Under a stricter isolation level, which an account may have, a transaction that waited for a lock
-fails. The server notices the end of a connection whose statement waits for a lock (PostgreSQL 14).
+The functions must see what was committed while they waited for a lock, so they fail under a
+stricter isolation level, which an account may have. The server notices the end of a connection
+whose statement waits for a lock (PostgreSQL 14).
 Plans are kept, and rows come and go faster than the planner's statistics: a plan that was made for
 a small table must use the index too, and is not worth compiling.
 """
@@ -133,8 +136,7 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
                     f"{address.url}: ?listen= names a pooler. Name the database's own address"
                 )
             notifications = None
-        if notifications is statements:
-            await statements.execute(_SETTINGS)
+        await statements.execute(SETTINGS, (statements.pgconn.backend_pid,))
     except BaseException:
         await OpenedConnections(statements, notifications).aclose()
         raise
@@ -225,6 +227,12 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
 def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
     """Return an error of psycopg's as one that says what to do."""
     text = _line(error)
+    if error.sqlstate == _ISOLATED:
+        return EngineError(
+            f"{address.url} cannot be used: {text}. Run ALTER ROLE "
+            "ACCOUNT SET default_transaction_isolation = 'read committed', and have the pooler "
+            "reconnect"
+        )
     if error.sqlstate == _NO_RIGHT:
         return AuthenticationFailed(
             f"{address.url}: this account may not use the schema {address.schema}: {text}. Grant "

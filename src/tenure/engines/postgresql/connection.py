@@ -39,8 +39,11 @@ _FULL = ("53", "58")  # classes: insufficient resources, errors of the system
 _NO_SUCH_CHARACTER = frozenset({"22021", "22P05"})
 _GUARDED = "TN003"
 _GUARDED_PAUSE = 0.05
-_UNUSABLE = frozenset({"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42P01", "42883"})
-"""Codes of a server that cannot be used: read-only, being shut down, or without the store."""
+_UNUSABLE = frozenset(
+    {"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42P01", "42883", "TN004"}
+)
+"""Codes of a server that cannot be used: read-only, being shut down, without the store, or with
+transactions of another isolation level."""
 _ENDING = frozenset({"FATAL", "PANIC"})
 """Severities after which the server, or a pooler, closes the connection."""
 

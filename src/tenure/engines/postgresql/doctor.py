@@ -78,6 +78,7 @@ def _connect(address: PostgresUrl) -> Connection:
         parameters["target_session_attrs"] = "any"
         connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
     connection.read_only = True
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 
@@ -106,7 +107,8 @@ def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
         "current_setting('default_transaction_read_only')::bool, pg_backend_pid(), "
         "extract(epoch FROM clock_timestamp())::float8, current_setting('fsync')::bool, "
         "current_setting('full_page_writes')::bool, current_setting('synchronous_commit'), "
-        "current_setting('autovacuum')::bool AND current_setting('track_counts')::bool",
+        "current_setting('autovacuum')::bool AND current_setting('track_counts')::bool, "
+        "current_setting('default_transaction_isolation')",
     )
     here = (before + time.time()) / 2
     yield reported.version(number)
@@ -114,6 +116,8 @@ def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
     yield reported.encoding(encoding, encoding_error(address.url, connection.info))
     yield reported.role(standby=standby, read_only=read_only)
     yield reported.pooler(connection.info.backend_pid, pid, address.listen)
+    if connection.info.backend_pid != pid:
+        yield reported.isolation(settings[4])
     yield reported.durability(address, *settings[:3])
     yield reported.vacuum(running=settings[3])
     yield _round_trip(connection)

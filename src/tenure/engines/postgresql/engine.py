@@ -85,6 +85,7 @@ class PostgresEngine(PostgresAdministration):
         self._batch: Batch | None = None  # the last of those, open for more operations
         self._sessions: dict[int, list[PostgresSession]] = {}
         self._watches = PostgresWatches(self, address.schema)
+        self._listened: tuple[str, ...] = ()
         self._renewals = Renewals(self)
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
         self._quarantine = PostgresQuarantine(clock)
@@ -240,7 +241,8 @@ class PostgresEngine(PostgresAdministration):
         self._known.clear()
         self.quarantined(greeting.left, greeting.reason)
         self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
-        await opened.listen(self.channel, *self._watches.channels)
+        self._listened = self._watches.channels
+        await opened.listen(self.channel, *self._listened)
         sessions = [each for each in self.all_sessions() if not each.over]
         epoch = greeting.epoch
         if sessions:
@@ -258,6 +260,9 @@ class PostgresEngine(PostgresAdministration):
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
         self.connection = connection
+        for channel in self._watches.channels:
+            if channel not in self._listened:  # watched since `_prepare`
+                self.listen(f"LISTEN {channel}")
         for statement in self._take_waiting():
             connection.send(statement)
         for session in self.all_sessions():

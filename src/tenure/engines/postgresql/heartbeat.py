@@ -16,6 +16,7 @@ from psycopg import pq
 from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
+from tenure.engines.postgresql.connecting import SETTINGS
 from tenure.engines.postgresql.url import PostgresUrl
 
 __all__ = ["PostgresHeartbeat", "RenewedSession"]
@@ -88,6 +89,8 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
                 autocommit=True,
                 prepare_threshold=None,
             )
+            pid = self._connection.pgconn.backend_pid
+            self._connection.execute(SETTINGS, (pid,))
         connection = self._connection.pgconn
         backend = b"%d" % self.backend
         result = self._execute(connection, _ACTIVITY, [backend])

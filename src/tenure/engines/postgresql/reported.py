@@ -17,6 +17,7 @@ __all__ = [
     "connected",
     "durability",
     "encoding",
+    "isolation",
     "pooler",
     "role",
     "round_trip",
@@ -94,6 +95,17 @@ def pooler(given: int, actual: int, listen: str) -> Finding:
         "without it waiters poll"
     )
     return Finding("warning", "pooler", "there is one in front of the server", remedy)
+
+
+def isolation(level: str) -> Finding:
+    """Examine the isolation level that an account has behind a pooler."""
+    if level in ("read committed", "read uncommitted"):
+        return Finding("ok", "isolation", level)
+    remedy = (
+        "run ALTER ROLE ACCOUNT SET default_transaction_isolation = 'read committed', and have the "
+        "pooler reconnect"
+    )
+    return Finding("failure", "isolation", f"transactions are {level} by default", remedy)
 
 
 def durability(address: PostgresUrl, fsync: bool, pages: bool, commit: str) -> Finding:

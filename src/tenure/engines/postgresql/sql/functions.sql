@@ -27,6 +27,10 @@ DECLARE
     name text;
     ids bigint[];
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE 'transactions are %', current_setting('transaction_isolation')
+            USING ERRCODE = 'TN004', HINT = 'The functions need READ COMMITTED.';
+    END IF;
     SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch
         WHERE x.place = 'SCHEMA.meta'::regclass;
     IF NOT m.relaxed AND current_setting('synchronous_commit') = 'off' THEN
@@ -495,6 +499,7 @@ BEGIN
     SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
             AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
+            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
             AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
             AND m.quarantined_until < clock_timestamp()
         FOR KEY SHARE OF s;
@@ -533,6 +538,7 @@ BEGIN
     SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
             AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
+            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
             AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
         FOR KEY SHARE OF s;
     IF FOUND THEN

@@ -1,0 +1,59 @@
+"""Watches that begin or end at an unusual moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from tenure.clock import SystemClock
+from tenure.engines.contract import Attach
+from tenure.engines.postgresql.engine import PostgresEngine
+from tenure.engines.postgresql.statements import Statement
+from tenure.testing.recorder import Attached, Detached, Recorder
+from tests.engines.postgresql.helpers import an_engine, until
+from tests.engines.postgresql.servers import a_schema, shared
+
+_BLOCKED = """SELECT count(*) FROM pg_stat_activity
+    WHERE query LIKE '%{}.reattach%' AND pg_blocking_pids(pid) <> '{{}}'"""
+
+
+class _Channels(Statement):
+    """The channels on which a connection receives notifications."""
+
+    def __init__(self) -> None:
+        self.found: list[str] | None = None
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        return b"SELECT json_agg(c) FROM pg_listening_channels() c", []
+
+    def answered(self, reply: Any) -> None:
+        self.found = reply
+
+
+async def test_a_watch_that_begins_during_a_reconnect_is_notified() -> None:
+    with a_schema() as url:
+        name = url.rpartition("schema=")[2]
+        clock = SystemClock()
+        async with an_engine(url, clock) as engine:
+            assert isinstance(engine, PostgresEngine)
+            events = Recorder()
+            session = await engine.attach(Attach("/default", 30), events)
+            connection = engine.connection
+            assert connection is not None
+            with psycopg.connect(shared().url) as holding:
+                holding.execute(f"SELECT FROM {name}.sessions FOR UPDATE".encode())
+                connection.drop("the test drops it")
+                await until(lambda: shared().execute(_BLOCKED.format(name)) == [(1,)])
+                stop = session.watch("m", data=True, owners=True, changed=lambda: None)
+            await events.wait_for(lambda found: Attached() in found.said, "contact again")
+            assert Detached() in events.said
+            channels = _Channels()
+            engine.send(channels)
+            await until(lambda: channels.found is not None)
+            assert [each[:8] for each in sorted(channels.found or ())] == [
+                engine.channel[:8],
+                "tenure_q",
+            ]
+            stop()
+            await session.close()
