@@ -66,11 +66,11 @@ class PostgresServer:
         port = f"&port={self.port}" if self.port != 5432 else ""
         return f"postgresql://tenure@/postgres?host={self.folder}{port}"
 
-    def create(self) -> None:
+    def create(self, *options: str) -> None:
         """Make an empty database cluster."""
         self.run(
             *("initdb", "--pgdata", str(self.data), "--username", "tenure", "--auth", "trust"),
-            *("--no-sync", "--encoding", "UTF8", "--no-locale"),
+            *("--no-sync", "--encoding", "UTF8", "--no-locale", *options),
         )
 
     def listen(self) -> None:

@@ -96,7 +96,6 @@ class PostgresConnection:
     Attributes:
         over: it has ended.
         trouble: what keeps the statement under way from completing, or empty.
-        is_blocked: the server executes the statement under way, which waits for something.
         listener: the connection that receives notifications, this one or another one; ``None``
             behind a pooler.
     """
@@ -113,7 +112,6 @@ class PostgresConnection:
         """Use an open connection of psycopg's from now on."""
         self.over = False
         self.trouble = ""
-        self.is_blocked = False
         self._psycopg = connection  # closes the socket when it is collected
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
@@ -218,7 +216,6 @@ class PostgresConnection:
         """Note that the server executes the statement under way, and what that waits for."""
         if self._current is not None:
             self._since = self._loop.time()
-            self.is_blocked = True
             self.trouble = f"does not complete a statement, which waits for {waits_for}"
 
     # Receiving
@@ -247,7 +244,6 @@ class PostgresConnection:
         statement, result = self._current, self._result
         assert statement is not None
         self._current = self._result = None
-        self.is_blocked = False
         if result.status == pq.ExecStatus.FATAL_ERROR:
             self._refused(statement, result)
             return

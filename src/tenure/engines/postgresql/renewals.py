@@ -70,10 +70,10 @@ class Renewals:
     def add(self, session: PostgresAttachment) -> None:
         """Renew a session, with others that are added in this iteration of the loop.
 
-        Without a connection, and while a statement is blocked, the heartbeat thread renews it.
+        Without a connection, and while a statement cannot complete, the heartbeat thread renews it.
         """
         connection = self._engine.connection
-        if connection is None or connection.is_blocked:
+        if connection is None or connection.trouble:
             self._engine.heartbeat.renew(session)
             return
         if not self._due:
