@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import tenure
+from tenure.engines._kit.commands.operations import Operation, OrderIds
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place
-from tenure.engines.postgresql.statements import Batch, Operation, OrderIds
+from tenure.engines.postgresql.statements import Batch
 from tenure.testing.recorder import Recorder
 from tests.engines.postgresql.helpers import an_engine, enqueue
 from tests.engines.postgresql.servers import PostgresServer, a_schema
@@ -19,8 +20,9 @@ def batches_of(session: EngineSession, sizes: list[int]) -> list[list[int]]:
     found: list[list[int]] = []
     batch = Batch("", OrderIds(), set(), relaxed=False, pushed=lambda _: None)
     for size in sizes:
-        operation: Operation[object] = Operation(session, asyncio.get_running_loop())  # type: ignore[arg-type]
-        operation.words = ["e", 1, "m", "1", "x" * size, "", "1"]
+        operation: Operation[object] = Operation(asyncio.get_running_loop())
+        operation.session = session
+        operation.words = ("e", 1, "m", "1", "x" * size, "", "1")
         if not found or not batch.add(operation):
             batch = Batch("", OrderIds(), set(), relaxed=False, pushed=lambda _: None)
             assert batch.add(operation)

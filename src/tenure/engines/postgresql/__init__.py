@@ -6,8 +6,8 @@ engine that has its session. Behind a transaction pooler, where that cannot be r
 polls.
 
 Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema` puts
-together. `session` has the requests of a session, upon `attachment`, its token, proof and end.
-Both send `statements` over `connection`, one socket of libpq, which `connecting` opens. `engine`
+together. `session` has what PostgreSQL adds to the sessions of `tenure.engines._kit.commands`. It
+sends `statements` over `connection`, one socket of libpq, which `connecting` opens. `engine`
 owns the connections and sessions; its base is `administration`. `monitor` looks for what has
 expired or was missed, `watches` has the watches, `renewals` the renewals, and `quarantine` the
 wait after a loss of data. `attaching` attaches and takes over. `heartbeat` has a connection of

@@ -11,8 +11,7 @@ from tenure.core import refusals, rules
 from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.attachment import PostgresSessionEngine
-from tenure.engines.postgresql.session import PostgresSession
+from tenure.engines.postgresql.session import PostgresSession, PostgresSessionEngine
 from tenure.engines.postgresql.statements import Call, Refusal
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold

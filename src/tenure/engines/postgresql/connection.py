@@ -26,8 +26,9 @@ from psycopg import pq
 
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
+from tenure.engines._kit.commands.operations import Operation
 from tenure.engines.postgresql.prepared import StatementSender
-from tenure.engines.postgresql.statements import Batch, Operation, Refusal, Statement
+from tenure.engines.postgresql.statements import Batch, Refusal, Statement
 
 __all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
 

@@ -14,12 +14,12 @@ import psycopg
 from tenure.background import BackgroundQueue, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
+from tenure.engines._kit.commands.operations import OWNS, WAITING, Operation, OrderIds
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines._kit.session import close_sessions
 from tenure.engines.contract import Attach, Finding, SessionEvents
 from tenure.engines.postgresql.administration import PostgresAdministration
 from tenure.engines.postgresql.attaching import attach
-from tenure.engines.postgresql.attachment import PostgresAttachment
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
@@ -33,12 +33,10 @@ from tenure.engines.postgresql.monitor import PostgresMonitor
 from tenure.engines.postgresql.quarantine import PostgresQuarantine
 from tenure.engines.postgresql.reattaching import reattach
 from tenure.engines.postgresql.renewals import Renewals
-from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import (
     Batch,
     Call,
-    Operation,
-    OrderIds,
     Refusal,
     Sql,
     Statement,
@@ -199,7 +197,7 @@ class PostgresEngine(PostgresAdministration):
         """Return the statement that ends sessions which have expired."""
         return Call("expire", (sessions, self.channel), self.push_all)
 
-    def renew(self, session: PostgresAttachment) -> None:
+    def renew(self, session: PostgresSession) -> None:
         """Renew a session, with others."""
         self._renewals.add(session)
 
@@ -310,7 +308,8 @@ class PostgresEngine(PostgresAdministration):
             return
         number, _, rest = rest.partition(" ")
         for session in tuple(self._sessions.get(int(number), ())):
-            session.push(kind, rest)
+            if kind != "T" or rest in session.tokens:
+                session.push(kind, rest)
 
     # Time
 
@@ -363,7 +362,7 @@ class PostgresEngine(PostgresAdministration):
         self._monitor.begin()
         return self._open
 
-    def forget(self, session: PostgresAttachment) -> None:
+    def forget(self, session: PostgresSession) -> None:
         """Remove a session that is over."""
         group = [each for each in self._sessions.pop(session.id, ()) if each is not session]
         if group:
@@ -371,7 +370,7 @@ class PostgresEngine(PostgresAdministration):
         self._watches.forget(session)
 
     def watch(
-        self, session: PostgresAttachment, name: str, kinds: str, changed: Callable[[], None]
+        self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         self._monitor.begin()

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
+from tenure.engines._kit.commands.operations import OWNS, WAITING
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.session import OWNS, WAITING, PostgresSession
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Statement
 from tenure.engines.postgresql.watches import PostgresWatches
 
@@ -151,10 +152,9 @@ class PostgresMonitor:
 
     def _look(self, sessions: list[PostgresSession]) -> None:
         places = [
-            [session.path, values.to_text(session.names[request_id])]
+            [session.path, values.to_text(name)]
             for session in sessions
-            for request_id, state in session.requests.items()
-            if state == WAITING
+            for name in session.waiting_names()
         ]
         channels, watched = self._watches.channels, self._watches.watched()
         if channels and self._polls:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.clock import Clock
-from tenure.engines.postgresql.attachment import PostgresAttachment
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Argument, Call, Refusal, Statement
 
 __all__ = ["Renewals"]
@@ -45,7 +45,7 @@ class Renewal(Call):
     def __init__(
         self,
         engine: _Engine,
-        sessions: Collection[PostgresAttachment],
+        sessions: Collection[PostgresSession],
         answered: Callable[[Any], None],
     ) -> None:
         """Describe the call; `answered` receives the reply."""
@@ -65,9 +65,9 @@ class Renewals:
     def __init__(self, engine: _Engine) -> None:
         """Start with none that is due."""
         self._engine = engine
-        self._due: dict[PostgresAttachment, float] = {}
+        self._due: dict[PostgresSession, float] = {}
 
-    def add(self, session: PostgresAttachment) -> None:
+    def add(self, session: PostgresSession) -> None:
         """Renew a session, with others that are added in this iteration of the loop.
 
         Without a connection, and while a statement cannot complete, the heartbeat thread renews it.
@@ -87,7 +87,7 @@ class Renewals:
             answered = partial(self._answered, min(due.values()), sessions)
             self._engine.send(Renewal(self._engine, sessions.values(), answered))
 
-    def _answered(self, at: float, sessions: dict[int, PostgresAttachment], reply: Any) -> None:
+    def _answered(self, at: float, sessions: dict[int, PostgresSession], reply: Any) -> None:
         if isinstance(reply, Refusal):
             _log.warning("sessions could not be renewed: url=%s error=%s", self._engine.url, reply)
             return

@@ -1,112 +1,106 @@
-"""Session of the PostgreSQL engine: its requests and takeover, upon its attachment."""
+"""Session of the PostgreSQL engine: its statements, renewals and releases that are held up."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from tenure.core import rules
-from tenure.engines._kit.commands.values import count_text, microseconds
-from tenure.engines.contract import (
-    Answer,
-    Attach,
-    Enqueued,
-    Place,
-    Removal,
-    SessionEvents,
-    Withdrawn,
+from tenure.engines._kit.commands.attachment import CommandSender, CommandSessionEngine
+from tenure.engines._kit.commands.operations import OWNS, REMOVALS, SENT, WAITING
+from tenure.engines._kit.commands.session import (
+    CommandSession,
+    EnqueueOperation,
+    WithdrawOperation,
 )
+from tenure.engines.contract import Answer, Attach, Removal, SessionEvents
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.attachment import PostgresAttachment, PostgresSessionEngine
 from tenure.engines.postgresql.guarded import GuardedRelease
-from tenure.engines.postgresql.statements import Operation, SessionCall, enqueue_words
-from tenure.errors import SessionExpired
+from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
+from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, SessionCall, Statement
 from tenure.model import UNCHANGED, Unchanged
 
-__all__ = ["OWNS", "WAITING", "PostgresSession"]
+__all__ = ["PostgresSession", "PostgresSessionEngine"]
 
-SENT, WAITING, OWNS = range(3)
-"""States of a request, as far as they are known here."""
-
-_REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
-_REFUSED = Enqueued(Place.REFUSED, None)
-_SOON = 4.5
-"""Seconds that a request which does not wait spends in a quarantine, at the most."""
+_GUARDED = -2
+"""The answer to a withdrawal that a transaction holds up, because it guards the lease."""
 
 
-class PostgresEnqueue(Operation[Enqueued]):
+class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
+    """The engine, as its sessions use it."""
+
+    heartbeat: PostgresHeartbeat
+    channel: str
+
+    @property
+    def relaxed(self) -> bool:
+        """True if commits do not wait for the disk."""
+        ...
+
+    def send(self, statement: Statement) -> None:
+        """Send a statement, now or when there is a connection."""
+
+    def renew(self, session: PostgresSession) -> None:
+        """Renew a session, with others."""
+
+    def push_all(self, events: Iterable[str] | Refusal) -> None:
+        """Handle events, later in this iteration of the loop."""
+
+    def note_waiter(self) -> None:
+        """Look soon for an expired session that holds a request up."""
+
+    def note_ahead(self, ahead: int) -> None:
+        """Note how many requests are ahead of one that waits."""
+
+
+class PostgresEnqueue(EnqueueOperation):
     """Operation that adds a request to a queue."""
 
-    __slots__ = ("count", "name", "request_id")
+    __slots__ = ()
 
-    session: PostgresSession
+    def __init__(self, *request: Any) -> None:
+        """Encode the request."""
+        super().__init__(*request)
+        kind, request_id, name, *rest = self.words
+        if rest:
+            rest[1] = values.base64(rest[1])
+        self.words = (kind, request_id, values.to_text(name), *rest)
 
-    def __init__(
-        self,
-        session: PostgresSession,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        timeout: float | None,
-        *,
-        ephemeral: bool,
-    ) -> None:
-        """Describe the request."""
-        super().__init__(session, session.loop)
-        self.request_id = request_id
-        self.name = name
-        self.count = count
-        self.words = enqueue_words(request_id, name, count, data, timeout, ephemeral=ephemeral)
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        self.session.placed(self, reply)
-
-    def repeat(self) -> None:
+    def again(self) -> None:
         """Have an earlier sending looked up first."""
-        if self.words[0] == "m":
-            self.words = [*self.words, None, "", "", "1"]
-        self.words[0] = "E"
+        whole = (None, "", "", "1") if self.words[0] == "m" else ()
+        self.words = ("E", *self.words[1:], *whole)
 
 
-class PostgresWithdraw(Operation[Withdrawn]):
+class PostgresWithdraw(WithdrawOperation):
     """Operation that takes a request out of its queue.
 
     Attributes:
-        may_have_run: it was sent before, without an answer.
         guarded: its wait for a transaction that guards the lease.
     """
 
-    __slots__ = ("guarded", "may_have_run", "request_id")
+    __slots__ = ("guarded",)
 
-    session: PostgresSession
-
-    def __init__(self, session: PostgresSession, request_id: int, name: str) -> None:
+    def __init__(
+        self, session: PostgresSession, request_id: int, name: str, *, retried: bool = False
+    ) -> None:
         """Describe the withdrawal."""
-        super().__init__(session, session.loop)
-        self.request_id = request_id
-        self.words = ["w", request_id, values.to_text(name)]
-        self.may_have_run = False
+        super().__init__(session, request_id, name, retried=retried)
+        self.words += (values.to_text(name),)
         self.guarded: GuardedRelease | None = None
 
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        self.session.withdrawn(self, reply)
 
-    def repeat(self) -> None:
-        """Note that a request which is not there may have been there before."""
-        self.may_have_run = True
-
-
-class PostgresSession(PostgresAttachment):
+class PostgresSession(CommandSession):
     """An attached session, as the contract defines it.
 
     Attributes:
-        requests: the states of its requests.
-        names: their semaphores.
+        proven_at: the time of its latest proof.
     """
+
+    enqueuing = PostgresEnqueue
+    withdrawing = PostgresWithdraw
+
+    _engine: PostgresSessionEngine
 
     def __init__(
         self,
@@ -118,95 +112,88 @@ class PostgresSession(PostgresAttachment):
         window: float,
     ) -> None:
         """Start attached, with the token that the store has."""
-        super().__init__(engine, how, events, number, token, window)
-        self.requests: dict[int, int] = {}
-        self.names: dict[int, str] = {}
-        self._ahead: dict[int, str] = {}  # events that came before the answers to their requests
+        super().__init__(engine, engine, how, events, number, token, window)
+        self.proven_at = engine.clock.now()
 
-    async def begin(self, description: str) -> None:
-        """Complete a takeover with the requests of the session."""
-        _, found = await self.call("begin_session", values.to_text(description))
-        requests = values.recovered(found)
-        for each in requests:
-            self._engine.order_ids.saw(each.order_id)
-            self.requests[each.request_id] = OWNS if each.granted else WAITING
-            self.names[each.request_id] = each.name
-        self.resume(requests)
-        if WAITING in self.requests.values():
-            self._engine.note_waiter()
+    # Proof
 
-    def enqueue(
-        self,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        *,
-        timeout: float | None,
-        ephemeral: bool,
-    ) -> Answer[Enqueued]:
-        """Add a request at the end of a queue."""
+    def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if self.over:
-            self.check()
-        if timeout is not None:
-            rules.check_timeout(timeout, self.path, name)
-        if data != b"":
-            rules.check_data(data, self.path, name)
-        rules.check_name(name, self.path)
-        operation = PostgresEnqueue(
-            self, request_id, name, count, data, timeout, ephemeral=ephemeral
-        )
-        self.requests[request_id] = SENT
-        self.names[request_id] = name
-        self._engine.operate(operation)
-        return operation
-
-    def placed(self, operation: PostgresEnqueue, reply: Any) -> None:
-        """Handle the answer to a request."""
-        request_id = operation.request_id
-        if type(reply) is int and reply:
-            self._engine.order_ids.saw(reply)
-            if request_id in self.requests:  # otherwise it has been withdrawn meanwhile
-                self.requests[request_id] = OWNS
-            operation.settle(Enqueued(Place.GRANTED, reply))
-        elif type(reply) is list and type(reply[0]) is int:
-            self._engine.order_ids.saw(reply[0])
-            if request_id in self.requests:
-                self.requests[request_id] = WAITING
-            self._engine.note_waiter()
-            operation.settle(Enqueued(Place.WAITING, reply[0]))
-        elif type(reply) is list and reply[0] == "quarantined":
-            self._held_up(operation, reply[1])
             return
+        if self._engine.is_in_loop():
+            self._engine.renew(self)
         else:
-            self._drop(request_id)
-            self.names.pop(request_id, None)
-            if reply == 0:
-                self._engine.quarantined(0.0)
-                operation.settle(_REFUSED)
-            else:
-                error = self._wrong(reply)
-                operation.fail(error or self._error(reply, operation.name, operation.count))
-        if early := self._ahead.pop(request_id, ""):
-            self._engine.push_all([early])
+            self._engine.heartbeat.renew(self)
 
-    def _held_up(self, operation: PostgresEnqueue, left: float) -> None:
-        """Retry a request that does not wait at the end of the quarantine, if that is soon."""
-        self._engine.quarantined(left)
-        if left <= _SOON and not self.over:
-            self.loop.call_later(left + 0.001, self._try_again, operation)
-        else:
-            self._drop(operation.request_id)
-            self.names.pop(operation.request_id, None)
-            operation.settle(_REFUSED)  # and `Engine.trouble` says why
+    def prove(self, at: float) -> None:
+        """Report a proof of that time."""
+        self.proven_at = max(self.proven_at, at)
+        self.events.proven(at)
 
-    def _try_again(self, operation: PostgresEnqueue) -> None:
-        if self.over:
-            operation.fail(self.reason)
-        elif operation.request_id in self.requests:
-            self._engine.operate(operation)
-        else:
-            operation.settle(_REFUSED)  # it was withdrawn meanwhile
+    def probe(self) -> None:
+        """Find out what has become of the session, which could not be renewed."""
+        self._call("look", [], answered=self._wrong)
+
+    async def remaining(self) -> float:
+        """Renew the session; return for how long a former attachment may consider a lease held."""
+        reply = await self._answer(partial(self._call, "remaining"))
+        return float(reply[1])
+
+    # Statements
+
+    def _call(self, function: str, *args: Any, answered: Callable[[Any], object]) -> None:
+        self._engine.send(SessionCall(function, self, args, answered))
+
+    def _send_change(
+        self,
+        number: int,
+        kind: str,
+        name: str,
+        args: tuple[Any, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        words = [values.base64(each) if isinstance(each, bytes) else each for each in args]
+        place = self._engine.channel, self._engine.relaxed
+        self._call(
+            "change", number, kind, [values.to_text(name), *words], *place, answered=answered
+        )
+
+    def _change_made(self, number: int, reply: Any) -> None:  # noqa: ARG002  the last one is known
+        if reply[0] == "ok":
+            self._engine.push_all(reply[1])
+
+    def _send_describe(self, name: str, kinds: str, answered: Callable[[Any], None]) -> None:
+        words = self.path, values.to_text(name), kinds
+        self._engine.send(Call("describe", words, answered))
+
+    def _send_begin(self, description: str, answered: Callable[[Any], None]) -> None:
+        self._call("begin_session", values.to_text(description), answered=answered)
+
+    def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
+        engine = self._engine
+        guarded: GuardedRelease | None = None
+
+        def left(reply: Any) -> None:
+            nonlocal guarded
+            if isinstance(reply, list):
+                engine.push_all(reply[1:])
+                if reply[:1] == ["guarded"]:
+                    guarded = guarded or GuardedRelease(self.loop, self.path, "", self.id)
+                    guarded.again(partial(engine.send, leaving))
+                    return
+            dropped = isinstance(reply, Refusal) and reply.code == DROPPED
+            answered(None if dropped else reply)
+
+        words = (self.id, list(self.tokens), detach, engine.channel, engine.relaxed)
+        leaving = Call("leave", words, left)
+        engine.send(leaving)
+
+    def _acknowledge(self) -> None:
+        words = (self.id, list(self.tokens), self._engine.channel)
+        self._engine.send(Call("acknowledge", words, self._engine.push_all))
+
+    # Requests
 
     def alter(
         self,
@@ -217,103 +204,25 @@ class PostgresSession(PostgresAttachment):
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         """Change a request in place."""
-        self.check()
-        if request_id in self.requests:
-            if data is not None:
-                rules.check_data(data, self.path)
-            if timeout is not UNCHANGED:
-                rules.check_timeout(timeout, self.path)
-                self._engine.note_waiter()
-        name = self.names.get(request_id, "")
-        return self.change(
-            "alter",
-            name,
-            0 if count is None else count,
-            request_id,
-            None if count is None else count_text(count),
-            None if data is None else values.base64(data),
-            "-" if timeout is UNCHANGED else microseconds(timeout),
-        )
+        answer = super().alter(request_id, count=count, data=data, timeout=timeout)
+        if timeout is not UNCHANGED:
+            self._engine.note_waiter()  # it may time out earlier
+        return answer
 
-    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
-        """Take a request out of its queue."""
-        if self.over:
-            self.check()
-        operation = PostgresWithdraw(self, request_id, self._drop(request_id))
-        self._engine.operate(operation)
-        return operation
-
-    def withdrawn(self, operation: PostgresWithdraw, reply: Any) -> None:
-        """Handle the answer to a withdrawal."""
-        if isinstance(reply, int) and reply >= -1:  # it is in no queue any more
-            self.names.pop(operation.request_id, None)
-        if reply == 0:
-            operation.settle(Withdrawn.LEFT)
-        elif reply == -1:
-            operation.settle(Withdrawn.LEFT if operation.may_have_run else Withdrawn.MISSING)
-        elif reply == -2:  # a transaction guards the lease until it ends
-            if operation.guarded is None:
-                name = self.names.get(operation.request_id, "")
-                operation.guarded = GuardedRelease(self.loop, self.path, name, self.id)
-            operation.guarded.again(partial(self._withdraw_again, operation))
-        else:
-            error = self._wrong(reply)
-            if operation.may_have_run and isinstance(error, SessionExpired):
-                operation.settle(Withdrawn.LEFT)
-            else:
-                operation.fail(error or self._failure(f"unexpected reply {reply!r}"))
+    def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
+        """Handle the error of a withdrawal, or its delay."""
+        if reply != _GUARDED or not isinstance(operation, PostgresWithdraw):
+            super().not_withdrawn(operation, reply)
+            return
+        if operation.guarded is None:
+            operation.guarded = GuardedRelease(self.loop, self.path, operation.name, self.id)
+        operation.guarded.again(partial(self._withdraw_again, operation))
 
     def _withdraw_again(self, operation: PostgresWithdraw) -> None:
-        if self.over:
-            operation.fail(self.reason)
-        else:
+        if not self.over:
             self._engine.operate(operation)
-
-    def _drop(self, request_id: int) -> str:
-        """Expect nothing more of a request; return its name, which its withdrawals need."""
-        self.requests.pop(request_id, None)
-        self._ahead.pop(request_id, None)
-        return self.names.get(request_id, "")
-
-    # Events
-
-    def push(self, kind: str, rest: str) -> None:
-        """Handle an event of the session, or of one of its requests."""
-        if self.over:
-            return
-        if kind == "T":
-            if rest in self.tokens:
-                self.superseded()
-        elif kind == "E":
-            self.end(rest)
-        elif kind == "A":
-            self.recheck.set()
-        elif self.early is not None:
-            self.early.append(partial(self.push, kind, rest))
-        else:
-            request_id, order_id = map(int, rest.split())
-            standing = self.requests.get(request_id)
-            if standing == SENT:
-                self._ahead[request_id] = f"{kind} {self.id} {rest}"
-            elif standing is not None and kind != "g":
-                self._removed(request_id, _REMOVALS[kind])
-            elif standing == WAITING:
-                self._granted(request_id, order_id)
-
-    def _granted(self, request_id: int, order_id: int) -> None:
-        self._engine.order_ids.saw(order_id)
-        self.requests[request_id] = OWNS
-        self.events.granted(request_id, order_id)
-
-    def _removed(self, request_id: int, why: Removal) -> None:
-        self._withdraw_unnoticed(request_id, self._drop(request_id))  # with the store's reason
-        self.events.removed(request_id, why)
-
-    def _withdraw_unnoticed(self, request_id: int, name: str) -> None:
-        """Withdraw a request for no caller."""
-        operation = PostgresWithdraw(self, request_id, name)
-        self._engine.operate(operation)
-        operation.add_done_callback(_retrieve)
+        elif not operation.retried:
+            operation.fail(self.reason)
 
     def compare(self, found: list[list[Any]]) -> None:
         """Compare the requests with those of a store that has lost data.
@@ -331,17 +240,16 @@ class PostgresSession(PostgresAttachment):
         if self.early is None:  # otherwise its requests are not known here yet
             for request_id, name, _ in found:
                 if request_id not in self.requests:
-                    self._withdraw_unnoticed(request_id, values.from_text(name))
+                    self._withdraw(request_id, values.from_text(name))
 
-    def look_up(self, standings: tuple[int, ...]) -> None:
-        """Look up requests in these states, in case an event was missed."""
-        if self.early is not None or self.over:
-            return
-        found = {number: each for number, each in self.requests.items() if each in standings}
-        if found:
-            self._engine.send(
-                SessionCall("look", self, (list(found),), partial(self._found, found))
-            )
+    # Looking up
+
+    def _note_waiter(self, reply: Any) -> None:  # noqa: ARG002
+        self._engine.note_waiter()
+
+    def _look(self, requests: dict[int, int], standings: Collection[int]) -> None:
+        if requests:
+            self._call("look", list(requests), answered=partial(self._found, requests))
         elif OWNS in standings:
             self.probe()
 
@@ -361,10 +269,4 @@ class PostgresSession(PostgresAttachment):
                 if standing == WAITING:
                     self._granted(request_id, place)
             else:
-                self._removed(request_id, _REMOVALS.get(place, Removal.LAPSED))
-
-
-def _retrieve(done: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a withdrawal without a caller."""
-    if not done.cancelled():
-        done.exception()
+                self._removed(request_id, REMOVALS.get(place, Removal.LAPSED))

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-from tenure.engines._kit.commands.values import count_text, microseconds
-from tenure.engines.contract import Prompt
-from tenure.engines.postgresql import values
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.engines._kit.commands.operations import Operation, OrderIds
 
 __all__ = [
     "DROPPED",
     "Argument",
     "Batch",
     "Call",
-    "Operation",
-    "OrderIds",
     "PostgresAttached",
     "Refusal",
     "SessionCall",
     "Sql",
     "Statement",
-    "enqueue_words",
 ]
 
-T = TypeVar("T")
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 
 _ALONE = {"m": "acquire", "w": "release"}
@@ -37,9 +29,6 @@ DROPPED = "3F000"
 _MOST_OPERATIONS = 1000
 _MOST_TEXT = 1024 * 1024
 """Characters of data in one batch, unless one operation has more."""
-
-_init = asyncio.Future.__init__
-"""Constructor of operations, called directly because it is on the hot path."""
 
 
 class Refusal(Exception):
@@ -53,20 +42,6 @@ class Refusal(Exception):
         """Keep the code and the message."""
         super().__init__(message)
         self.code = code
-
-
-class OrderIds:
-    """Highest order id that this program has seen. Later ones are higher, even after data loss."""
-
-    __slots__ = ("highest",)
-
-    def __init__(self) -> None:
-        """Start with none seen."""
-        self.highest = 0
-
-    def saw(self, order_id: int) -> None:
-        """Note an order id."""
-        self.highest = max(self.highest, order_id)
 
 
 class PostgresAttached(Protocol):
@@ -127,7 +102,7 @@ class Call(Statement):
     __slots__ = ("_answered", "_args", "_function")
 
     def __init__(
-        self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], None]
+        self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], object]
     ) -> None:
         """Describe the call; `answered` receives the reply."""
         self._function = function
@@ -159,7 +134,7 @@ class SessionCall(Call):
         function: str,
         session: PostgresAttached,
         args: tuple[Argument, ...],
-        answered: Callable[[Any], None],
+        answered: Callable[[Any], object],
     ) -> None:
         """Describe the call; `answered` receives the reply."""
         super().__init__(function, args, answered)
@@ -195,43 +170,6 @@ class Sql(Statement):
     def lost(self) -> bool:
         """Forget the statement with its connection."""
         return False
-
-
-class Operation(Prompt[T]):
-    """A frequent operation of a session, part of a batch.
-
-    Attributes:
-        session: the session that called for it.
-        words: the arguments for the function ``operate``.
-    """
-
-    __slots__ = ("session", "words")
-
-    session: PostgresAttached
-    words: list[Argument]
-
-    def __init__(self, session: PostgresAttached, loop: asyncio.AbstractEventLoop) -> None:
-        """Start pending."""
-        _init(self, loop=loop)
-        self.listeners = ()
-        self.session = session
-
-    def answered(self, reply: Any) -> None:
-        """Handle its part of the reply."""
-        raise NotImplementedError
-
-    def settle(self, result: T) -> None:
-        """Set the result, unless the caller has cancelled it."""
-        if not self.done():
-            self.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """Set the error, unless the caller has cancelled it."""
-        if not self.done():
-            self.set_exception(error)
-
-    def repeat(self) -> None:
-        """Note that it was sent, may have run, and is sent once more."""
 
 
 class Batch(Statement):
@@ -364,26 +302,13 @@ class Batch(Statement):
     def lost(self) -> bool:
         """Have the operations looked up first."""
         for operation in self.operations:
-            operation.repeat()
+            operation.again()
         return True
 
     def dropped(self, why: str) -> None:  # noqa: ARG002  the sessions have the reason
         """Fail, because the sessions ended with the store."""
         for operation in self.operations:
             operation.answered(["gone"])
-
-
-def enqueue_words(
-    request_id: int, name: str, count: int, data: bytes, timeout: float | None, *, ephemeral: bool
-) -> list[Argument]:
-    """Return the words of any request."""
-    if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
-        return ["m", request_id, values.to_text(name)]
-    name, wait = values.to_text(name), microseconds(timeout)
-    return [
-        *("e", request_id, name, count_text(count)),
-        *(values.base64(data), wait, "1" if ephemeral else "0"),
-    ]
 
 
 def _json(value: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.attachment import PostgresAttachment
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import SessionCall, Statement
 
 __all__ = ["PostgresWatches"]
@@ -32,7 +32,7 @@ class _Engine(Protocol):
 class LocalWatch:
     """One watch of a session."""
 
-    session: PostgresAttachment
+    session: PostgresSession
     kinds: str
     changed: Callable[[], None]
 
@@ -49,7 +49,7 @@ class PostgresWatches:
         """Start without watches."""
         self._engine = engine
         self._schema = schema
-        self._watchers: Watchers[str, PostgresAttachment, LocalWatch] = Watchers()
+        self._watchers: Watchers[str, PostgresSession, LocalWatch] = Watchers()
         self._places: dict[str, list[str]] = {}  # node and name of each channel
         self._counters: dict[str, Any] = {}
 
@@ -63,7 +63,7 @@ class PostgresWatches:
         return [[*self._places[channel], channel] for channel in self._watchers]
 
     def add(
-        self, session: PostgresAttachment, name: str, kinds: str, changed: Callable[[], None]
+        self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         place = f"{self._schema} {session.path} {name}"
@@ -108,7 +108,7 @@ class PostgresWatches:
             if before[2] != owners:
                 self.changed(channel, "o")
 
-    def forget(self, session: PostgresAttachment) -> None:
+    def forget(self, session: PostgresSession) -> None:
         """End the watches of a session."""
         for channel, watch in self._watchers.of(session):
             self._end(channel, watch)

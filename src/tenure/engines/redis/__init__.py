@@ -4,8 +4,8 @@ The keys of Redis are the truth. Each operation is one script and one round trip
 clock. A grant is published to the one engine that has its session. Messages that may have been
 missed are looked up after a gap, and every few seconds.
 
-Modules, in the order to read them in: `session` has the requests of a session, upon `attachment`,
-its token, proof and end. Both send `commands`, which run the scripts in ``lua/``, over
+Modules, in the order to read them in: `session` has what Redis adds to the sessions of
+`tenure.engines._kit.commands`. It sends `commands`, which run the scripts in ``lua/``, over
 `connection`, one socket; `reconnector` replaces it when it breaks, and `connecting` opens it.
 `engine` owns all of them; its bases are `administration` and `attaching`. `namespace` judges a
 loss of data. `heartbeat` and `confirming` have connections of their own. `values` encodes and

@@ -11,9 +11,8 @@ from tenure.core import refusals, rules
 from tenure.engines._kit.commands.replies import ignore
 from tenure.engines._kit.session import received
 from tenure.engines.contract import Attach, SessionEvents
-from tenure.engines.redis.attachment import SessionEngine
 from tenure.engines.redis.commands import SCRIPTS, Refusal, Script, ScriptCall, Word, pack
-from tenure.engines.redis.session import RedisSession
+from tenure.engines.redis.session import ConfirmedSession, RedisSession, RedisSessionEngine
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.identity import retold
 from tenure.model import Liveness
@@ -21,7 +20,7 @@ from tenure.model import Liveness
 __all__ = ["attach", "new_token"]
 
 
-class AttachEngine(SessionEngine, Protocol):
+class AttachEngine(RedisSessionEngine, Protocol):
     """The engine, as `attach` uses it."""
 
     def admit(self, session: RedisSession) -> bool:
@@ -68,7 +67,7 @@ async def attach(
     session = await _attached(
         engine,
         how,
-        lambda reply: RedisSession(engine, how, events, reply[1], token, how.recovery_window),
+        lambda reply: _kind(engine)(engine, how, events, reply[1], token, how.recovery_window),
         _AttachCall(
             engine,
             SCRIPTS["attach"],
@@ -106,7 +105,7 @@ async def _take_over(
     def made(reply: Any) -> RedisSession:
         nonlocal former
         former = reply[3].decode()
-        return RedisSession(engine, how, events, number, reply[1].decode(), reply[2] / 1e6)
+        return _kind(engine)(engine, how, events, number, reply[1].decode(), reply[2] / 1e6)
 
     session = await _attached(
         engine,
@@ -127,6 +126,10 @@ async def _take_over(
 
     events.proven(await session.take_over(None if how.assume_dead else session.remaining, begin))
     return session
+
+
+def _kind(engine: AttachEngine) -> type[RedisSession]:
+    return RedisSession if engine.confirmer is None else ConfirmedSession
 
 
 async def _attached(

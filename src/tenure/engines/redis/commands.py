@@ -1,6 +1,6 @@
 """Commands before they are bytes, and the handlers of their replies.
 
-A `ScriptCall` runs one script. Operations of a session (see `Operation`) that are called for
+A `ScriptCall` runs one script. Operations of a session (see the kit) that are called for
 together become one script call, a batch (`tenure.engines.redis.connection`). When a connection
 breaks before the reply, these commands are sent again on the next connection. A `PlainCommand` and
 a `Subscription` belong to one connection and fail with it.
@@ -17,20 +17,18 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
 from importlib import resources
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import hiredis
 
+from tenure.engines._kit.commands.operations import OrderIds
 from tenure.engines.contract import SessionEvents
-from tenure.engines.prompt import Prompt
 
 __all__ = [
     "SCRIPTS",
     "AttachedSession",
     "Command",
     "LargeRead",
-    "Operation",
-    "OrderIds",
     "PlainCommand",
     "Refusal",
     "Script",
@@ -39,8 +37,6 @@ __all__ = [
     "Word",
     "pack",
 ]
-
-T = TypeVar("T")
 
 Word = str | bytes | int
 
@@ -86,20 +82,6 @@ def _load() -> dict[str, Script]:
 
 
 SCRIPTS = _load()
-
-
-class OrderIds:
-    """Highest order id that this program has seen. Later ones are higher, even after data loss."""
-
-    __slots__ = ("highest",)
-
-    def __init__(self) -> None:
-        """Start with none seen."""
-        self.highest = 0
-
-    def saw(self, order_id: int) -> None:
-        """Note an order id."""
-        self.highest = max(self.highest, order_id)
 
 
 class AttachedSession(Protocol):
@@ -204,37 +186,6 @@ class LargeRead(ScriptCall):
             )
         )
         return ()
-
-
-class Operation(Prompt[T]):
-    """A frequent operation of a session, part of a batch.
-
-    Attributes:
-        session: the session that called for it.
-        words: the arguments for ``operate.lua``.
-    """
-
-    __slots__ = ("session", "words")
-
-    session: AttachedSession
-    words: tuple[Word, ...]
-
-    def answered(self, reply: Any) -> None:
-        """Handle its part of the reply."""
-        raise NotImplementedError
-
-    def settle(self, result: T) -> None:
-        """Set the result, unless the caller has cancelled it."""
-        if not self.done():
-            self.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """Set the error, unless the caller has cancelled it."""
-        if not self.done():
-            self.set_exception(error)
-
-    def again(self) -> None:
-        """Note that it was sent, may have run, and is sent once more."""
 
 
 class PlainCommand(Command):

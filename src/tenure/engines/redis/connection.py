@@ -27,11 +27,11 @@ from typing import Any, cast
 import hiredis
 
 from tenure.busy_poll import BusyPoll
+from tenure.engines._kit.commands.operations import Operation
 from tenure.engines.redis.commands import (
     SCRIPTS,
     AttachedSession,
     Command,
-    Operation,
     PlainCommand,
     Refusal,
     Subscription,
@@ -178,7 +178,8 @@ class RedisConnection(asyncio.Protocol):
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others of its session."""
-        session, batch = operation.session, self._batch
+        session: AttachedSession = operation.session
+        batch = self._batch
         if batch is not None and batch.session is session:
             batch.operations.append(operation)
             self._alone = False

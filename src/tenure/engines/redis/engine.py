@@ -13,20 +13,20 @@ from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock
+from tenure.engines._kit.commands.operations import OWNS, WAITING, OrderIds
 from tenure.engines._kit.session import close_sessions
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.contract import Attach, Finding, SessionEvents
 from tenure.engines.redis.administration import RedisAdministration
 from tenure.engines.redis.attaching import attach, new_token
-from tenure.engines.redis.attachment import RedisAttachment
-from tenure.engines.redis.commands import SCRIPTS, OrderIds, ScriptCall
+from tenure.engines.redis.commands import SCRIPTS, ScriptCall
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.heartbeat import RedisHeartbeat
 from tenure.engines.redis.namespace import Quarantine, Witnesses, greet_namespace
 from tenure.engines.redis.reconnector import RedisReconnector
-from tenure.engines.redis.session import OWNS, WAITING, RedisSession
+from tenure.engines.redis.session import RedisSession
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import TenureError
 from tenure.model import Capabilities
@@ -41,8 +41,8 @@ _SIGNS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LocalWatch:
-    session: RedisAttachment
-    what: frozenset[int]
+    session: RedisSession
+    kinds: str
     changed: Callable[[], None]
 
 
@@ -78,7 +78,7 @@ class RedisEngine(RedisAdministration):
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
-        self._watches: Watchers[str, RedisAttachment, _LocalWatch] = Watchers()
+        self._watches: Watchers[str, RedisSession, _LocalWatch] = Watchers()
         self._missed_changes = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
         self.failures = Failures(
@@ -180,8 +180,8 @@ class RedisEngine(RedisAdministration):
             self._deliver_own(message)
 
     def _deliver_own(self, message: bytes) -> None:
-        kind, token, rest = message.split(b" ", 2)
-        session = self._sessions.get(token.decode())
+        kind, token, rest = message.decode().split(" ", 2)
+        session = self._sessions.get(token)
         if session is not None:
             session.push(kind, rest)
 
@@ -190,8 +190,9 @@ class RedisEngine(RedisAdministration):
         if channel == self._channel:
             self._deliver_own(message)
         else:
+            kind = chr(message[0])
             for watch in self._watches.on(channel.decode()):
-                if message[0] in watch.what and not watch.session.over:
+                if kind in watch.kinds and not watch.session.over:
                     watch.changed()
 
     def lost(self, why: TenureError) -> None:
@@ -263,6 +264,13 @@ class RedisEngine(RedisAdministration):
         if microseconds >= 0:
             self._set_timer(min(microseconds / 1e6 + 0.001, _POLL))
 
+    def quarantined(self, left: float) -> None:
+        """Note the rest of a quarantine in seconds; 0 outside of one."""
+        if left > 0:
+            self.quarantine.prolong(left)
+        else:
+            self.quarantine.end()
+
     def _set_timer(self, delay: float) -> None:
         self._timer.by(self.clock.now() + delay)
 
@@ -283,7 +291,7 @@ class RedisEngine(RedisAdministration):
             names: set[str] = set()
             if self.quarantine.left > -_POLL:
                 names = {
-                    f"{each.path}:{name}" for each in sessions for name in each.waited.values()
+                    f"{each.path}:{name}" for each in sessions for name in each.waiting_names()
                 }
             self.reconnector.send(
                 ScriptCall(SCRIPTS["tick"], None, (watching, *names), self._ticked)
@@ -327,7 +335,7 @@ class RedisEngine(RedisAdministration):
             self.expect(int(session.window * 1e6))
         return self._open
 
-    def forget(self, session: RedisAttachment) -> None:
+    def forget(self, session: RedisSession) -> None:
         """Remove a session that is over."""
         for token in session.tokens:
             self._sessions.pop(token, None)
@@ -337,11 +345,11 @@ class RedisEngine(RedisAdministration):
     # Watches
 
     def watch(
-        self, session: RedisAttachment, name: str, what: frozenset[int], changed: Callable[[], None]
+        self, session: RedisSession, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
-        watch = _LocalWatch(session, what, changed)
+        watch = _LocalWatch(session, kinds, changed)
         if channel not in self._watches:
             self.reconnector.subscribe(channel)
         self._watches.add(channel, session, watch)

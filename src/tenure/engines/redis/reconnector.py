@@ -22,8 +22,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
+from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines.redis.commands import Command, Operation, Refusal
+from tenure.engines.redis.commands import Command, Refusal
 from tenure.engines.redis.connecting import (
     Loading,
     Server,

@@ -1,334 +1,152 @@
-"""Session of the Redis engine: its requests and takeover, upon its attachment.
-
-`EnqueueOperation` and `WithdrawOperation` are the operations in the words of ``operate.lua``.
-"""
+"""Session of the Redis engine, and the one whose grants replicas confirm."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from tenure.core import rules
-from tenure.engines._kit.commands.replies import ignore, settle
-from tenure.engines._kit.commands.values import WHOLE, count_text, microseconds
-from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
-from tenure.engines.redis import values
-from tenure.engines.redis.attachment import RedisAttachment
-from tenure.engines.redis.commands import SCRIPTS, LargeRead, Operation, ScriptCall
-from tenure.errors import EngineError, SessionExpired
-from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
+from tenure.engines._kit.commands.attachment import CommandSessionEngine
+from tenure.engines._kit.commands.operations import OWNS, REMOVALS, SENT, WAITING
+from tenure.engines._kit.commands.replies import ignore
+from tenure.engines._kit.commands.session import CommandSession, EnqueueOperation
+from tenure.engines.contract import Attach, Removal, SessionEvents
+from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
+from tenure.engines.redis.confirming import Confirmer
+from tenure.engines.redis.heartbeat import RedisHeartbeat
+from tenure.engines.redis.reconnector import RedisReconnector
+from tenure.errors import EngineError
 
-__all__ = ["OWNS", "WAITING", "RedisSession"]
+__all__ = ["ConfirmedSession", "RedisSession", "RedisSessionEngine"]
 
-SENT, WAITING, OWNS = range(3)
-"""States of a request, as far as they are known here."""
+_log = logging.getLogger("tenure")
 
-_init = asyncio.Future.__init__
-"""Constructor of operations, called directly because it is on the hot path."""
-
-REMOVALS = {b"t": Removal.TIMED_OUT, b"x": Removal.DELETED, b"e": Removal.EVICTED}
-
-_GRANTED, _LEFT = Place.GRANTED, Withdrawn.LEFT
-_REFUSED = Enqueued(Place.REFUSED, None)
-NOT_THERE = -1
-"""The answer to the withdrawal of a request that was in no queue."""
-
+_RENEW = SCRIPTS["renew"]
 _CHUNK = 256
-_SOON = 4.5
-"""Seconds that a request which does not wait spends in a quarantine, at the most."""
 
 
-class EnqueueOperation(Operation[Enqueued]):
-    """Operation that adds a request to a queue."""
+class RedisSessionEngine(CommandSessionEngine, Protocol):
+    """The engine, as its sessions use it.
 
-    __slots__ = ("count", "name", "request_id")
+    Attributes:
+        confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
+        channel: the channel of pushes to its sessions.
+        epoch: of the namespace, as far as it is known.
+    """
 
-    session: RedisSession
+    reconnector: RedisReconnector
+    heartbeat: RedisHeartbeat
+    confirmer: Confirmer | None
+    channel: str
+    epoch: str
+
+    def handle_push(self, message: bytes) -> None:
+        """Handle a push that came with a reply."""
+
+    def expect(self, microseconds: int) -> None:
+        """Look for expired sessions and requests in that time; never if it is negative."""
+
+
+class RedisSession(CommandSession):
+    """An attached session, as the contract defines it."""
+
+    time_unit = 1e-6
+
+    _engine: RedisSessionEngine
 
     def __init__(
         self,
-        session: RedisSession,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        timeout: float | None,
-        ephemeral: bool,
+        engine: RedisSessionEngine,
+        how: Attach,
+        events: SessionEvents,
+        number: int,
+        token: str,
+        window: float,
     ) -> None:
-        _init(self, loop=session.loop)
-        self.listeners = ()
-        self.session = session
-        self.request_id = request_id
-        self.name = name
-        self.count = count
-        if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
-            self.words = ("m", request_id, name)
-        else:
-            flags = (microseconds(timeout), "1" if ephemeral else "0")
-            self.words = ("e", request_id, name, count_text(count), data, *flags)
+        """Start attached, with the token that the store has."""
+        super().__init__(engine, engine.reconnector, how, events, number, token, window)
+        self.handle_push = engine.handle_push
+        self._reconnector = engine.reconnector
+        self._seen_changes: list[int] = []
 
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        self.session.placed(self, reply)
+    # Proof
 
-    def again(self) -> None:
-        if self.words[0] == "m":
-            self.words = ("E", self.request_id, self.name, WHOLE, b"", "", "1")
-        else:
-            self.words = ("E", *self.words[1:])
-
-
-class WithdrawOperation(Operation[Withdrawn]):
-    """Operation that takes a request out of its queue.
-
-    Attributes:
-        may_have_run: it was sent before, without an answer.
-        retried: no caller waits for it; if it fails, the session tries again later.
-    """
-
-    __slots__ = ("may_have_run", "request_id", "retried")
-
-    session: RedisSession
-
-    def __init__(self, session: RedisSession, request_id: int, *, retried: bool = False) -> None:
-        _init(self, loop=session.loop)
-        self.listeners = ()
-        self.session = session
-        self.request_id = request_id
-        self.words = ("w", request_id)
-        self.may_have_run = False
-        self.retried = retried
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        if reply == 0:
-            self.settle(_LEFT)
-        elif reply == NOT_THERE:
-            self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
-        else:
-            self.session.not_withdrawn(self, reply)
-
-    def again(self) -> None:
-        self.may_have_run = True
-
-
-class RedisSession(RedisAttachment):
-    """An attached session, as the contract defines it."""
-
-    def enqueue(
-        self,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        *,
-        timeout: float | None,
-        ephemeral: bool,
-    ) -> Answer[Enqueued]:
-        """Add a request at the end of a queue."""
+    def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
         if self.over:
-            self.check()
-        if timeout is not None:
-            rules.check_timeout(timeout, self.path, name)
-        if data != b"":
-            rules.check_data(data, self.path, name)
-        operation = EnqueueOperation(self, request_id, name, count, data, timeout, ephemeral)
-        rules.check_name(name, self.path)
-        self.requests[request_id] = SENT
-        self._reconnector.operate(operation)
-        return operation
+            return
+        engine = self._engine
+        if not engine.is_in_loop():
+            engine.heartbeat.renew(self)
+        elif self._reconnector.is_up:  # otherwise reattaching is the proof
+            renewed = partial(self._renewed, engine.clock.now())
+            self._reconnector.send(ScriptCall(_RENEW, self, (), renewed))
 
-    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
-        """Handle the answer to a request."""
-        request_id = operation.request_id
-        if type(reply) is int:
-            confirmer, requests = self._engine.confirmer, self.requests
-            if reply == 0:
-                requests.pop(request_id, None)
-                self._engine.quarantine.end()
-                operation.settle(_REFUSED)
-                return
-            self.order_ids.highest = max(self.order_ids.highest, reply)
-            if request_id in requests:
-                if confirmer is not None:
-                    confirmer.confirm(self, partial(self._confirmed_at_once, operation, reply))
-                    return
-                requests[request_id] = OWNS
-            if not operation.done():
-                operation.set_result(Enqueued(_GRANTED, reply))
-            if self._ahead:
-                self._push_ahead(request_id)
-        elif type(reply) is list and type(reply[0]) is int:
-            order_id, due = reply
-            self.order_ids.saw(order_id)
-            self._engine.expect(due)
-            if request_id in self.requests:  # otherwise it has been withdrawn meanwhile
-                self.requests[request_id] = WAITING
-                self.waited[request_id] = operation.name
-                if not self._fresh:
-                    self.loop.call_soon(self._fresh.clear)
-                self._fresh.add(request_id)
-            operation.settle(Enqueued(Place.WAITING, order_id))
-            self._push_ahead(request_id)
-        elif type(reply) is list and reply[0] == b"quarantined":
-            self._held_up(operation, reply[1] / 1e6)
+    def _renewed(self, at: float, reply: Any) -> None:
+        if reply == 0 and not self.over:
+            self.events.proven(at)
         else:
-            self.requests.pop(request_id, None)
             error = self._wrong(reply)
-            operation.fail(error or self._error(reply, operation.name, operation.count))
+            if error is not None and not self.over:
+                _log.warning("session could not be renewed: node=%s error=%s", self.path, error)
 
-    def _held_up(self, operation: EnqueueOperation, left: float) -> None:
-        """Retry a request that does not wait at the end of the quarantine, if that is soon."""
-        self._engine.quarantine.prolong(left)
-        if left <= _SOON and not self.over:
-            self.loop.call_later(left + 0.001, self._try_again, operation)
-        else:
-            self.requests.pop(operation.request_id, None)
-            operation.settle(_REFUSED)  # and `Engine.trouble` says why
+    async def remaining(self) -> float:
+        """Renew the session; return for how long a former attachment may consider a lease held."""
+        reply = await self._answer(self._send_remaining)
+        return float(reply * self.time_unit)
 
-    def _try_again(self, operation: EnqueueOperation) -> None:
-        if self.over:
-            operation.fail(self.reason)
-        elif operation.request_id in self.requests:
-            self._reconnector.operate(operation)
-        else:
-            operation.settle(_REFUSED)  # it was withdrawn meanwhile
+    def _send_remaining(self, *, answered: Callable[[Any], None]) -> None:
+        self._reconnector.send(ScriptCall(SCRIPTS["remaining"], self, (), answered))
 
-    def _push_ahead(self, request_id: int) -> None:
-        if early := self._ahead.pop(request_id, None):
-            self.loop.call_soon(self.push, *early)
+    # Commands
 
-    def _confirmed_at_once(
-        self, operation: EnqueueOperation, order_id: int, error: EngineError | None
-    ) -> None:
-        if error is None:
-            if operation.request_id in self.requests:
-                self.requests[operation.request_id] = OWNS
-            operation.settle(Enqueued(_GRANTED, order_id))
-            self._push_ahead(operation.request_id)
-        else:
-            if self.requests.pop(operation.request_id, None) is not None:
-                self._withdraw(operation.request_id)
-            operation.fail(error)
-
-    def alter(
+    def _send_change(
         self,
-        request_id: int,
-        *,
-        count: int | None,
-        data: bytes | None,
-        timeout: float | Unchanged | None = UNCHANGED,
-    ) -> Answer[None]:
-        """Change a request in place."""
-        self.check()
-        if request_id in self.requests:
-            if data is not None:
-                rules.check_data(data, self.path)
-            if timeout is not UNCHANGED:
-                rules.check_timeout(timeout, self.path)
-        return self._change(
-            *("", 0 if count is None else count, "alter", request_id),
-            "" if count is None else count_text(count),
-            *("0" if data is None else "1", data or b""),
-            "-" if timeout is UNCHANGED else microseconds(timeout),
-        )
-
-    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
-        """Take a request out of its queue."""
-        if self.over:
-            self.check()
-        self._drop(request_id)
-        operation = WithdrawOperation(self, request_id)
-        self._reconnector.operate(operation)
-        return operation
-
-    def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
-        """Handle the error of a withdrawal."""
-        error = self._wrong(reply)
-        if operation.retried:
-            if not self.over:
-                self._unremoved.add(operation.request_id)
-        elif operation.may_have_run and isinstance(error, SessionExpired):
-            operation.settle(_LEFT)
+        number: int,
+        kind: str,
+        name: str,
+        args: tuple[Any, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        seen, self._seen_changes = self._seen_changes, []
+        words: list[Word] = [number, " ".join(map(str, seen)), kind]
+        if kind == "alter":
+            request_id, count, data, timeout = args
+            words += (request_id, count or "", "0" if data is None else "1", data or b"", timeout)
         else:
-            operation.fail(error or self._failure(f"unexpected reply {reply!r}"))
+            words += (name, *(int(each) if isinstance(each, bool) else each for each in args))
+        self._reconnector.send(ScriptCall(SCRIPTS["change"], self, tuple(words), answered))
 
-    def _withdraw(self, request_id: int) -> None:
-        """Take a request out of its queue, without a caller."""
-        if not self.over:
-            self._reconnector.operate(WithdrawOperation(self, request_id, retried=True))
+    def _change_made(self, number: int, reply: Any) -> None:
+        self._seen_changes.append(number)
+        if reply[0] == b"ok" and len(reply) > 1:
+            self._engine.expect(reply[1])
 
-    def _drop(self, request_id: int) -> None:
-        self.requests.pop(request_id, None)
-        if self.waited:
-            self.waited.pop(request_id, None)
-        if self._ahead:
-            self._ahead.pop(request_id, None)
+    def _send_describe(self, name: str, kinds: str, answered: Callable[[Any], None]) -> None:
+        self._reconnector.send(LargeRead(SCRIPTS["describe"], self, (kinds, name), answered))
 
-    def push(self, kind: bytes, rest: bytes) -> None:
-        """Handle an event of the session, or of one of its requests."""
-        if self.over:
-            return
-        if kind == b"T":
-            self.superseded()
-        elif kind == b"E":
-            self.end(rest.decode())
-        elif kind == b"A":
-            self.recheck.set()
-        elif self.early is not None:
-            self.early.append(partial(self.push, kind, rest))
-        else:
-            request_id = int(rest.split()[0])
-            standing = self.requests.get(request_id)
-            if request_id in self._fresh:
-                self.loop.call_soon(self.push, kind, rest)
-            elif standing == SENT:
-                self._ahead[request_id] = (kind, rest)
-            elif standing is not None and kind != b"g":
-                self._removed(request_id, REMOVALS[kind])
-            elif standing == WAITING:
-                self._granted(request_id, int(rest.split()[1]))
+    def _send_begin(self, description: str, answered: Callable[[Any], None]) -> None:
+        self._reconnector.send(LargeRead(SCRIPTS["begin"], self, (description,), answered))
 
-    def _granted(self, request_id: int, order_id: int) -> None:
-        self.order_ids.saw(order_id)
-        if self._engine.confirmer is None:
-            self._report_granted(request_id, order_id)
-        else:
-            self._engine.confirmer.confirm(self, partial(self._confirmed, request_id, order_id))
+    def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
+        words = ("detach" if detach else "close", *self.tokens)
+        self._reconnector.send(ScriptCall(SCRIPTS["leave"], self, words, answered))
 
-    def _report_granted(self, request_id: int, order_id: int) -> None:
-        self.requests[request_id] = OWNS
-        self.waited.pop(request_id, None)
-        self.events.granted(request_id, order_id)
-
-    def _confirmed(self, request_id: int, order_id: int, error: EngineError | None) -> None:
-        if self.over or self.requests.get(request_id) != WAITING:
-            return
-        if error is None:
-            self._report_granted(request_id, order_id)
-        else:
-            self._removed(request_id, Removal.UNCONFIRMED)
-
-    def _removed(self, request_id: int, why: Removal) -> None:
-        self._drop(request_id)
-        with self._engine.failures.contained():
-            self._withdraw(request_id)  # the store need not keep the reason
-        self.events.removed(request_id, why)
+    def _acknowledge(self) -> None:
+        words: tuple[Word, ...] = (self.id, *self.tokens)
+        self._reconnector.send(ScriptCall(SCRIPTS["acknowledge"], None, words, ignore))
 
     # Looking up
 
-    def look_up(self, standings: Sequence[int]) -> None:
-        """Look up requests in these states, in case a push was missed."""
-        if self.early is not None or self.over:
-            return
-        while self._unremoved:
-            self._withdraw(self._unremoved.pop())
-        found = [request_id for request_id, each in self.requests.items() if each in standings]
+    def _note_waiter(self, reply: Any) -> None:
+        self._engine.expect(reply[-1])
+
+    def _look(self, requests: dict[int, int], standings: Collection[int]) -> None:  # noqa: ARG002
+        found = tuple(requests)
         for start in range(0, len(found), _CHUNK):
-            requests = tuple(found[start : start + _CHUNK])
-            look = ScriptCall(SCRIPTS["look"], self, requests, partial(self._found, requests))
+            chunk = found[start : start + _CHUNK]
+            look = ScriptCall(SCRIPTS["look"], self, chunk, partial(self._found, chunk))
             self._reconnector.send(look)
 
     def _found(self, requests: tuple[int, ...], reply: Any) -> None:
@@ -341,7 +159,7 @@ class RedisSession(RedisAttachment):
             if standing is None or standing == SENT or self.over:
                 continue
             if isinstance(place, bytes) and place.startswith(b"!"):
-                self._removed(request_id, REMOVALS[place[1:2]])
+                self._removed(request_id, REMOVALS[place[1:2].decode()])
             elif not isinstance(place, int) or (place < 0 and standing == OWNS):
                 self._lost_something()
             elif place > 0 and standing == WAITING:
@@ -350,24 +168,44 @@ class RedisSession(RedisAttachment):
     def _lost_something(self) -> None:
         """End the session, because the store has lost some grant or place that it reported."""
         self.end("the store has lost what it had granted or queued (a failover, or old data)")
-        self._send_leave("close", ignore)
+        self._send_leave(detach=False, answered=ignore)
 
-    # Takeover
 
-    async def begin(self, description: str) -> None:
-        """Set the description of a session that was taken over, and resume its requests."""
-        answer: asyncio.Future[Any] = self.loop.create_future()
+class ConfirmedSession(RedisSession):
+    """Session whose grants are reported when replicas have confirmed them."""
 
-        def begun(reply: Any) -> None:
-            if self._wrong(reply) is None and not self.over:
-                found = values.recovered(reply[1])
-                self.requests = {
-                    each.request_id: OWNS if each.granted else WAITING for each in found
-                }
-                self.waited = {each.request_id: each.name for each in found if not each.granted}
-                self._engine.expect(reply[2])
-                self.resume(found)
-            settle(answer, reply)
+    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
+        """Handle the answer to a request."""
+        if type(reply) is int and reply and operation.request_id in self.requests:
+            self.order_ids.saw(reply)
+            self._confirm(partial(self._confirmed_at_once, operation, reply))
+        else:
+            super().placed(operation, reply)
 
-        self._reconnector.send(LargeRead(SCRIPTS["begin"], self, (description,), begun))
-        self._raise(await answer)
+    def _confirm(self, done: Callable[[EngineError | None], None]) -> None:
+        confirmer = self._engine.confirmer
+        assert confirmer is not None  # it has such sessions
+        confirmer.confirm(self, done)
+
+    def _confirmed_at_once(
+        self, operation: EnqueueOperation, order_id: int, error: EngineError | None
+    ) -> None:
+        if error is None:
+            super().placed(operation, order_id)
+            return
+        request_id = operation.request_id
+        if self.requests.pop(request_id, None) is not None:
+            self._withdraw(request_id, operation.name)
+        operation.fail(error)
+
+    def _granted(self, request_id: int, order_id: int) -> None:
+        self.order_ids.saw(order_id)
+        self._confirm(partial(self._confirmed, request_id, order_id))
+
+    def _confirmed(self, request_id: int, order_id: int, error: EngineError | None) -> None:
+        if self.over or self.requests.get(request_id) != WAITING:
+            return
+        if error is None:
+            super()._granted(request_id, order_id)
+        else:
+            self._removed(request_id, Removal.UNCONFIRMED)

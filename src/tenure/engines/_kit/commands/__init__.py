@@ -4,5 +4,7 @@ Such a server keeps the rules of queues by itself, in scripts or in functions of
 engine encodes the commands for it and makes the connections.
 
 Modules, in the order to read them in: `replies` and `values` have what is sent and received.
-`administration` has the operations on nodes, which are the base of an engine.
+`session` has the requests of a session, upon `attachment`, its token and end, and `operations`
+are what it sends in batches. `administration` has the operations on nodes, which are the base of
+an engine.
 """

@@ -1,0 +1,289 @@
+"""Attachment of a session: its token and end, its changes of semaphores, and its errors.
+
+`CommandSession` adds the requests. Rules:
+
+* Every command of a session has the token of its attachment. The store refuses an older one.
+* Changes are numbered, so that the store recognises one that is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from tenure.background import Failures
+from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines._kit.commands import replies
+from tenure.engines._kit.commands.operations import Operation, OrderIds
+from tenure.engines._kit.commands.replies import first_word, ignore, settle
+from tenure.engines._kit.commands.values import Values, included
+from tenure.engines._kit.session import SessionBase
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.errors import EngineError, TenureError
+from tenure.model import SemaphoreDescription
+
+__all__ = ["CommandAttachment", "CommandSender", "CommandSessionEngine"]
+
+
+class CommandSender(Protocol):
+    """Sender of a session's operations."""
+
+    def operate(self, operation: Operation[Any], /) -> None:
+        """Send an operation, with others, now or when there is a connection."""
+
+
+class CommandSessionEngine(Protocol):
+    """The engine, as its sessions use it.
+
+    Attributes:
+        failures: of events and timers.
+        values: decodes what the store returns.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    order_ids: OrderIds
+    failures: Failures
+    values: Values
+
+    @property
+    def url(self) -> str:
+        """URL of the store without secrets."""
+        ...
+
+    def is_in_loop(self) -> bool:
+        """Return true on the thread of the engine's loop."""
+        ...
+
+    def quarantined(self, left: float) -> None:
+        """Note the rest of a quarantine in seconds; 0 outside of one."""
+
+    def forget(self, session: Any) -> None:
+        """Remove a session that is over."""
+
+    def watch(
+        self, session: Any, name: str, kinds: str, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `changed` after changes of these kinds; returns what ends the watch.
+
+        Args:
+            session: that watches.
+            name: of the semaphore.
+            kinds: "d" for data, "o" for owners, and always "b" for a change of both.
+            changed: called after each change.
+        """
+        ...
+
+
+class CommandAttachment(SessionBase):
+    """Session state without the operations on requests.
+
+    Attributes:
+        token: names this attachment: "<attach number>.<secret>"; every command has it.
+        tokens: those that it may have in the store, while it is reattached.
+    """
+
+    def __init__(
+        self,
+        engine: CommandSessionEngine,
+        how: Attach,
+        events: SessionEvents,
+        number: int,
+        token: str,
+        window: float,
+    ) -> None:
+        """Start attached, with the token that the store has."""
+        super().__init__(how, events, number, window)
+        self.token = token
+        self.tokens = [token]
+        self.loop = engine.loop
+        self.order_ids = engine.order_ids
+        self._engine = engine
+        self._changes = 0
+
+    @property
+    def attach_number(self) -> int:
+        """Number of this attachment of the session."""
+        return int(self.token.partition(".")[0])
+
+    # For each engine to define
+
+    @abstractmethod
+    def _send_change(
+        self,
+        number: int,
+        kind: str,
+        name: str,
+        args: tuple[Any, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        """Send a change, which has a number; the arguments are those of `_change`."""
+
+    @abstractmethod
+    def _change_made(self, number: int, reply: Any) -> None:
+        """Handle the reply to a change, which begins with "ok" or with the refusal's word."""
+
+    @abstractmethod
+    def _send_describe(self, name: str, kinds: str, answered: Callable[[Any], None]) -> None:
+        """Read a semaphore with the requests of these kinds, a value of `included`."""
+
+    @abstractmethod
+    def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
+        """Detach or end the session, for any of its `tokens`."""
+
+    @abstractmethod
+    async def remaining(self) -> float:
+        """Renew the session; return for how long a former attachment may consider a lease held."""
+
+    # Semaphores
+
+    async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
+        """Create a lasting semaphore."""
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_limit(limit, self.path, name)
+        rules.check_data(data, self.path, name)
+        most = rules.SEMAPHORES_PER_NODE
+        await self._change("create", name, 0, f"{limit:d}", data, exist_ok, most)
+
+    async def update_semaphore(self, name: str, data: bytes) -> None:
+        """Replace the data of a semaphore."""
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_data(data, self.path, name)
+        await self._change("update", name, 0, data)
+
+    async def delete_semaphore(self, name: str, *, force: bool) -> None:
+        """Delete a semaphore."""
+        self.check()
+        rules.check_name(name, self.path)
+        await self._change("delete", name, 0, force)
+
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        """Describe a semaphore."""
+        self.check()
+        rules.check_name(name, self.path)
+        kinds = included(owners=owners, waiters=waiters)
+        reply = await self._answer(partial(self._send_describe, name, kinds))
+        if first_word(reply) != "ok" or not reply[1]:
+            raise self._error(["missing"], name)
+        return self._engine.values.semaphore(reply[1][0], owners=owners, waiters=waiters)
+
+    def _change(self, kind: str, name: str, count: int, *args: Any) -> asyncio.Future[None]:
+        """Make a change that must not be made twice.
+
+        Kinds and their arguments:
+
+        * ``create``: limit as a text, data, whether it may exist, most semaphores of a node
+        * ``update``: data
+        * ``delete``: by force
+        * ``alter``: request id, count as a text, data, timeout as a text; ``None`` and "-" for
+          what stays as it is
+        """
+        self._changes = number = self._changes + 1
+        future: asyncio.Future[None] = self.loop.create_future()
+
+        def answered(reply: Any) -> None:
+            error = self._wrong(reply)
+            if error is None:
+                self._change_made(number, reply)
+                if first_word(reply) != "ok":
+                    error = self._error(reply, name, count)
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._send_change(number, kind, name, args, answered)
+        return future
+
+    def watch(
+        self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Watch a name; returns the function that ends the watch."""
+        self.check()
+        rules.check_name(name, self.path)
+        return self._engine.watch(self, name, "b" + "d" * data + "o" * owners, changed)
+
+    # The end
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._leave(detach=False)
+
+    async def detach(self) -> None:
+        """Detach the session, without ending it."""
+        await self._leave(detach=True)
+
+    async def _leave(self, *, detach: bool) -> None:
+        if self.over:
+            return
+        self._forget()
+        left: asyncio.Future[Any] = self.loop.create_future()
+        self._send_leave(detach=detach, answered=partial(settle, left))
+        reply = await left
+        if isinstance(reply, Exception):
+            raise self._failure(reply)
+
+    def abandon(self) -> None:
+        """Undo an attach whose caller no longer waits for it."""
+        if not self.over:
+            self._forget()
+            self._send_leave(detach=self.taken_over, answered=ignore)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._engine.forget(self)
+
+    # Replies that are errors
+
+    async def _answer(self, send: Callable[..., None]) -> Any:
+        """Send something, and return its reply.
+
+        Args:
+            send: sends it; `answered` receives the reply.
+
+        Raises:
+            SessionExpired: the session is over.
+            EngineError: the store refused it.
+        """
+        answer: asyncio.Future[Any] = self.loop.create_future()
+        send(answered=partial(settle, answer))
+        reply = await answer
+        error = self._wrong(reply)
+        if error is not None:
+            raise error
+        self.check()
+        return reply
+
+    def _wrong(self, reply: Any) -> TenureError | None:
+        """Return the error if a reply is one; the session ends if the reply says so."""
+        if isinstance(reply, Exception):
+            return self._failure(reply)
+        word = first_word(reply)
+        if word == "error":
+            return self._failure(replies.text(reply[1]))
+        if word == "gone":
+            self.end("the store does not know it any more")
+            return self.reason
+        if word == "taken":
+            self.superseded()
+            return self.reason
+        return None
+
+    def _failure(self, refusal: Exception | str) -> EngineError:
+        return EngineError(
+            f"a command on {self.path} failed: {self._engine.url} refused it: {refusal}",
+            node=self.path,
+        )
+
+    def _error(self, reply: Any, name: str, count: int = 0) -> TenureError:
+        return replies.error(self._engine.url, self.path, name, count, reply)
