@@ -32,9 +32,13 @@ _numbers = itertools.count(1)
 
 
 def program(name: str) -> str:
-    """Path of one of PostgreSQL's programs; Debian keeps them out of the PATH."""
+    """Path of one of PostgreSQL's programs; Debian keeps them out of the PATH.
+
+    ``POSTGRESQL_BIN`` names the folder of those to be used where it has them.
+    """
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    path = shutil.which(name) or (str(found[-1]) if found else "")
+    chosen = shutil.which(name, path=os.environ.get("POSTGRESQL_BIN", ""))
+    path = chosen or shutil.which(name) or (str(found[-1]) if found else "")
     if not path:
         pytest.skip("no PostgreSQL here: apt-get install postgresql")
     return path

@@ -40,6 +40,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with a_server("fsync=off") as server:
+        if not server.execute(
+            "SELECT true FROM pg_config WHERE name = 'LIBS' AND setting ~ '-lssl'"
+        ):
+            pytest.skip("this PostgreSQL is built without TLS")
         server.stop()
         server.settings = ("fsync=off", "ssl=on", f"port={port}", "listen_addresses=127.0.0.1")
         _give(server, pair.cert, "server.crt")

@@ -42,10 +42,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     each record;
     answers jsonb[] := array_fill('"gone"'::jsonb, ARRAY[jsonb_array_length(who)]);
-    found text;
+    now_epoch text;
 BEGIN
     PERFORM SCHEMA.quarantine();
-    SELECT epoch INTO found FROM SCHEMA.meta;
+    SELECT epoch INTO now_epoch FROM SCHEMA.meta;
     FOR each IN
         SELECT w.at, w.v, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
             JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
@@ -59,13 +59,13 @@ BEGIN
         END IF;
         UPDATE SCHEMA.sessions SET token = each.v ->> 2, channel = its_channel,
             seen = clock_timestamp() WHERE id = (each.s).id;
-        answers[each.at] := CASE WHEN found = its_epoch THEN '"ok"' ELSE (
+        answers[each.at] := CASE WHEN now_epoch = its_epoch THEN '"ok"' ELSE (
             SELECT coalesce(jsonb_agg(jsonb_build_array(
                 y.request_id, x.name, y.order_id <= x.last_owner)), '[]')
             FROM SCHEMA.requests y JOIN SCHEMA.queues x ON x.id = y.queue
             WHERE y.session = (each.s).id) END;
     END LOOP;
-    RETURN jsonb_build_array(found, to_jsonb(answers))::text;
+    RETURN jsonb_build_array(now_epoch, to_jsonb(answers))::text;
 END $$;
 
 -- Take a session over: its former attachment is refused from now on, and notified.
