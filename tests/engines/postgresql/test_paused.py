@@ -3,84 +3,206 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import psycopg
 import pytest
 
 import tenure
+from tests.engines.postgresql.helpers import until
 from tests.engines.postgresql.servers import a_schema, shared
 from tests.guarantees import POSTGRESQL, guarantee
 
 pytestmark = pytest.mark.exhaustive
 
 LOCKS = 100
+ROUNDS = 10
+"""With as many locks each: 1,000 tries."""
 
 HOLDER = """
 import asyncio, sys, psycopg, tenure
 
-url, guard, locks = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
+url, table, locks, task = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+INSERT = f"INSERT INTO {table} VALUES (%s, %s)"
 
-def write(token, name):  # what the holder was about to do when it was stopped
-    try:
-        with psycopg.connect(url.partition("&schema")[0]) as transaction:
-            transaction.execute(guard, ("/default", name, token))
-            transaction.execute("INSERT INTO written VALUES (%s, %s)", (name, token))
-    except psycopg.Error:
-        return False
-    return True
+class PausedConnection(psycopg.AsyncConnection):
+    # Sends nothing until the program goes on.
+    go_on = None
+
+    async def wait(self, *args, **options):
+        if self.go_on is not None:
+            await self.go_on.wait()
+        return await super().wait(*args, **options)
+
+async def connect():
+    return await PausedConnection.connect(url.partition("&schema")[0])
+
+async def write_once(lease, connection):
+    async with connection:
+        try:
+            await lease.guard(connection)
+        except tenure.LeaseLost as lost:
+            return "refused its guard" in str(lost)  # by the database
+        await connection.execute(INSERT, (lease.name, lease.fencing_token))
+
+async def write_for_ever(lease, connection):
+    async with connection:
+        while True:
+            try:
+                async with connection.transaction():
+                    await lease.guard(connection)
+                    await connection.execute(INSERT, (lease.name, lease.fencing_token))
+            except tenure.LeaseLost:
+                return True
 
 async def main():
     async with tenure.connect(url) as client:
-        session = await client.session(recovery_window=1)
-        leases = {f"m{n}": await session.mutex(f"m{n}").lock() for n in range(locks)}
+        names = [f"m{n}" for n in range(locks)]
+        sessions = [await client.session(recovery_window=1) for name in names]
+        connections = [await connect() for name in names]
+        leases = [await s.mutex(name).lock() for s, name in zip(sessions, names)]
+        go_on = asyncio.Event()
+        if task == "write_once":
+            for connection in connections:
+                connection.go_on = go_on
+        writers = [
+            asyncio.create_task(globals()[task](lease, connection))
+            for lease, connection in zip(leases, connections)
+        ]
+        await asyncio.sleep(0)  # each one has seen that its lease is held
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        written = [write(lease.fencing_token, name) for name, lease in leases.items()]
-        print(sum(written), flush=True)
+        go_on.set()
+        print(sum(map(bool, await asyncio.gather(*writers))), flush=True)
 
 asyncio.run(main())
 """
 
 
+@dataclass(frozen=True)
+class Store:
+    """A store with a table of what was written, and one of takeovers."""
+
+    url: str
+    schema: str
+
+    @property
+    def written(self) -> str:
+        return f"{self.schema}.written"
+
+
 @pytest.fixture
-def url() -> Iterator[str]:
+def store() -> Iterator[Store]:
     with a_schema() as url:
-        shared().execute("CREATE TABLE IF NOT EXISTS written (name text, token bigint)")
-        shared().execute("TRUNCATE written")
-        yield url
+        yield Store(url, url.rpartition("schema=")[2])
 
 
-@guarantee("stopped", "one owner", "fenced", on=POSTGRESQL)
-async def test_a_paused_holder_writes_nothing_late(url: str) -> None:
-    guard = f"SELECT {url.rpartition('schema=')[2]}.guard(%s, %s, %s)"
-    holder = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOLDER, url, guard, str(LOCKS)),
+class Holder:
+    """A program that holds all locks."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    async def line(self) -> str:
+        assert self._process.stdout is not None
+        return (await self._process.stdout.readline()).decode().strip()
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self.send(signal.SIGCONT)
+        self._process.stdin.write(b"\n")
+
+
+@contextlib.asynccontextmanager
+async def a_holder(store: Store, task: str) -> AsyncIterator[Holder]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOLDER, store.url, store.written, str(LOCKS), task),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
     try:
-        assert await holder.stdout.readline() == b"ready\n"
-        async with tenure.connect(url) as client:
-            os.kill(holder.pid, signal.SIGSTOP)
-            async with client.session() as session:
-                leases = [await session.mutex(f"m{n}").lock(timeout=30) for n in range(LOCKS)]
-                with psycopg.connect(shared().url) as transaction:
-                    for number, lease in enumerate(leases):
-                        where = ("/default", f"m{number}", lease.fencing_token)
-                        transaction.execute(guard.encode(), where)
-                        transaction.execute("INSERT INTO written VALUES (%s, %s)", where[1:])
-                os.kill(holder.pid, signal.SIGCONT)
-                holder.stdin.write(b"\n")
-                assert await holder.stdout.readline() == b"0\n"
-                assert shared().execute("SELECT count(*) FROM written") == [(LOCKS,)]
+        yield Holder(process)
     finally:
-        if holder.returncode is None:
-            holder.kill()
-        await holder.wait()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def create_tables(store: Store) -> None:
+    shared().execute(f"CREATE TABLE {store.written} (name text, token bigint)")
+    shared().execute(f"CREATE TABLE {store.schema}.taken (name text, token bigint, before bigint)")
+
+
+async def take(session: tenure.Session, store: Store, name: str) -> None:
+    """Acquire the lock of a paused holder, and count what it has written until then."""
+    lease = await session.mutex(name).lock()
+    count = f"SELECT count(*) FROM {store.written} WHERE name = %s"
+    async with await psycopg.AsyncConnection.connect(shared().url) as connection:
+        await lease.guard(connection)
+        await connection.execute(
+            f"INSERT INTO {store.schema}.taken VALUES (%s, %s, ({count}))".encode(),
+            (name, lease.fencing_token, name),
+        )
+
+
+@guarantee("stopped", "one owner", "fenced", on=POSTGRESQL)
+@pytest.mark.parametrize("number", range(ROUNDS))
+async def test_a_holder_that_is_paused_in_front_of_the_guard_writes_nothing(
+    store: Store, number: int
+) -> None:
+    async with tenure.connect(store.url) as client, a_holder(store, "write_once") as holder:
+        create_tables(store)
+        assert await holder.line() == "ready"
+        holder.send(signal.SIGSTOP)
+        async with client.session() as session, asyncio.timeout(60):
+            await asyncio.gather(*(take(session, store, f"m{n}") for n in range(LOCKS)))
+            holder.go_on()
+            assert await holder.line() == str(LOCKS)  # refused, each one by the database
+    assert shared().execute(f"SELECT count(*) FROM {store.written}") == [(0,)]
+
+
+@guarantee("stopped", "one owner", "fenced", "others proceed", on=POSTGRESQL)
+@pytest.mark.parametrize("number", range(ROUNDS))
+async def test_a_holder_that_is_paused_at_any_moment_writes_nothing_late(
+    store: Store, number: int
+) -> None:
+    async with tenure.connect(store.url) as client, a_holder(store, "write_for_ever") as holder:
+        create_tables(store)
+        assert await holder.line() == "ready"
+        every = f"SELECT count(DISTINCT name) FROM {store.written}"
+        await until(lambda: shared().execute(every) == [(LOCKS,)])
+        holder.send(signal.SIGSTOP)
+        async with client.session() as session, asyncio.timeout(60):
+            taking = [
+                asyncio.create_task(take(session, store, f"m{each}")) for each in range(LOCKS)
+            ]
+            # A lock whose transaction was open is held until that ends; the others pass on.
+            paused = (
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' "
+                "AND (query LIKE '%guard(%' OR query LIKE 'INSERT%') AND xact_start < now() - "
+                "interval '1 s'"
+            )
+            await until(
+                lambda: (
+                    sum(map(asyncio.Task.done, taking))
+                    >= LOCKS - int(str(shared().execute(paused)[0][0]))
+                )
+            )
+            holder.go_on()
+            assert await holder.line() == str(LOCKS)
+            await asyncio.gather(*taking)
+    late = (
+        f"SELECT t.name FROM {store.schema}.taken t WHERE t.before <> "
+        f"(SELECT count(*) FROM {store.written} w WHERE w.name = t.name)"
+    )
+    assert shared().execute(late) == []
+    assert shared().execute(f"SELECT count(*) FROM {store.schema}.taken") == [(LOCKS,)]
