@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,14 +17,19 @@ from tenure.model import NodeConfig, SemaphoreDescription
 from tenure.server.dflockd.housekeeping import Deaf
 from tenure.server.reads import session_by_id
 from tenure.testing.faults import FaultyEngine, Way
+from tests.engines.postgresql.servers import a_schema
 
 
-@pytest.fixture(params=["memory", "sqlite", "memory behind a way"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+@pytest.fixture(params=["memory", "sqlite", "memory behind a way", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """An engine that is not open."""
+    if request.param == "postgresql":
+        with a_schema() as of_it:
+            yield connect_engine(of_it, SystemClock())
+        return
     url = f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else "memory://"
     engine: Engine = connect_engine(url, SystemClock())
-    return FaultyEngine(engine, Way()) if request.param == "memory behind a way" else engine
+    yield FaultyEngine(engine, Way()) if request.param == "memory behind a way" else engine
 
 
 @asynccontextmanager
@@ -137,7 +142,7 @@ async def test_pages_have_nothing_of_a_session_that_is_over(store: Engine) -> No
         assert [each.session_id for each in found.owners] == [living.id]
 
 
-async def test_an_engine_that_is_closed_has_no_pages(tmp_path: Path) -> None:
-    engine = connect_engine(f"sqlite:///{tmp_path}/store.db", SystemClock())
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+async def test_an_engine_that_is_closed_has_no_pages(store: Engine) -> None:
     with pytest.raises(EngineUnavailable):
-        engine.pages()
+        pages_of(store.inner if isinstance(store, FaultyEngine) else store)

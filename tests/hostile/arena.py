@@ -113,9 +113,17 @@ class Arena:
 
 
 @contextlib.asynccontextmanager
-async def arena(attack: Attack, folder: Path) -> AsyncIterator[Arena]:
-    """A server with a listener of each protocol, which is verified at the end of the block."""
+async def arena(attack: Attack, folder: Path, store: str = "") -> AsyncIterator[Arena]:
+    """A server with a listener of each protocol, which is verified at the end of the block.
+
+    Args:
+        attack: beside the holder.
+        folder: for its files.
+        store: URL of its store; without one it is a file in the folder.
+    """
     options = ["--drain-time", str(_DRAIN_TIME), *attack.options]
+    if store:
+        options += ["--store", store]
     ca, tls = "", ""
     if attack.tls:
         authority = Authority(folder)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.engines.postgresql.servers import a_schema
 from tests.hostile.arena import arena
 from tests.hostile.attacks import ATTACKS
 
@@ -13,8 +16,20 @@ SECONDS = 2.0
 """Of each attack."""
 
 
+def sqlite(folder: Path) -> AbstractContextManager[str]:
+    return nullcontext(f"sqlite:///{folder}/store.db")
+
+
+def postgresql(folder: Path) -> AbstractContextManager[str]:
+    return a_schema()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_an_attack_costs_no_other_client_its_lease(name: str, tmp_path: Path) -> None:
-    async with arena(ATTACKS[name], tmp_path) as beside:
-        await beside.hold(SECONDS)
+@pytest.mark.parametrize("store", [sqlite, postgresql], ids=lambda store: store.__name__)
+async def test_an_attack_costs_no_other_client_its_lease(
+    store: Callable[[Path], AbstractContextManager[str]], name: str, tmp_path: Path
+) -> None:
+    with store(tmp_path) as url:
+        async with arena(ATTACKS[name], tmp_path, url) as beside:
+            await beside.hold(SECONDS)

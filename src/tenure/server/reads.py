@@ -52,6 +52,8 @@ PRICE = 16
 
 _ATTACHING = 32  # sessions that a connection attaches at a time, before others take turns
 _BEGINNING = 16  # sessions that a server begins at a time, on all connections
+_LOOKING_UP = 8  # sessions that a server looks up at a time, on all connections
+_GUESSING = object()  # the place of all connections of a client that were refused a session
 _LONGEST_PAUSE = 0.05  # seconds; a loop that was stopped for long does not stop reads as long
 
 _Waiting: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"  # by their connections
@@ -62,11 +64,13 @@ class Reads:
 
     Attributes:
         beginning: the sessions that are about to begin (`Reader.beginning`).
+        looking_up: the sessions that are being looked up (`Reader.looking_up`).
     """
 
     def __init__(self) -> None:
         """Start with no reads waiting."""
         self.beginning = asyncio.Semaphore(_BEGINNING)
+        self.looking_up = asyncio.Semaphore(_LOOKING_UP)
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
         self._busy: dict[Hashable, _Waiting] = {}  # clients with a slice under way
         self._free_at = 0.0
@@ -185,9 +189,12 @@ class Reader:
 
         Otherwise it begins with a turn, because a connection may guess ids and keys without end.
         """
-        if self._refused or self._attaching >= _ATTACHING:
-            async with self:
+        if self._refused:
+            async with self._guess():
                 pass  # what follows is in the same step, and so counts for this turn
+        elif self._attaching >= _ATTACHING:
+            async with self:
+                pass
         self._attaching += 1
         try:
             yield
@@ -196,6 +203,25 @@ class Reader:
             raise
         finally:
             self._attaching -= 1
+
+    @asynccontextmanager
+    async def looking_up(self) -> AsyncIterator[None]:
+        """Look up a session of the store, which may exist: few at a time on all connections.
+
+        The store may answer one after the other, and the operations of others wait behind them. A
+        client that was refused a session looks up one at a time, in its turns.
+        """
+        async with self._guess() if self._refused else self._reads.looking_up:
+            yield
+
+    @asynccontextmanager
+    async def _guess(self) -> AsyncIterator[None]:
+        """Take a turn that all connections of the client share which were refused a session."""
+        await self._reads.begin(self._client, _GUESSING)
+        try:
+            yield
+        finally:
+            self._reads.end(self._client)
 
     def refused(self) -> None:
         """Note that a session could not be attached."""

@@ -12,6 +12,7 @@ from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.pages import PostgresPages
 from tenure.engines.postgresql.statements import Call, Refusal, Statement
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
@@ -77,6 +78,11 @@ class PostgresAdministration(CommandAdministration):
     @abstractmethod
     def trouble(self, name: str | None = None) -> TenureError | None:
         """Return the reason why the store grants nothing at this moment, if it is known."""
+
+    def pages(self) -> PostgresPages:
+        """Return lists in pages."""
+        self.check_open()
+        return PostgresPages(self.command)
 
     async def list_nodes(self) -> Sequence[str]:
         """Return the paths of all nodes, sorted."""

@@ -267,7 +267,9 @@ class PostgresConnection:
         """Send the next statement after the callers of the last one, who may call for more."""
         if self._alone and not self._waiting:
             return
-        if not self._flushing:
+        if self._waiting and self._waiting[0] is not self._batch:
+            self._next()  # a call, or a batch that is complete
+        elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 

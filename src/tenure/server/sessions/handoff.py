@@ -164,7 +164,7 @@ class SessionHandoff:
         if former is not None and former.node != message.node:
             former = None
         if former is None:
-            window = await self._window_of(message)
+            window = await self._window_of(pending)
             ended = self.former.get(message.session_id)
             if window is not None and ended is not None:
                 _check_resumable(message, ended.key, resumable=ended.resumable)
@@ -269,13 +269,15 @@ class SessionHandoff:
             raise session.error
         return session
 
-    async def _window_of(self, message: Attach) -> float | None:
+    async def _window_of(self, pending: PendingAttach) -> float | None:
         """Return the recovery window, in seconds, of a session that is not in this server.
 
         It is the window that the store has, not the one that the client names. ``None`` if the
         session is over, or will be found to be.
         """
-        found = await session_by_id(self._keeper.context.engine, message.node, message.session_id)
+        message, engine = pending.message, self._keeper.context.engine
+        async with pending.connection.reader.looking_up():
+            found = await session_by_id(engine, message.node, message.session_id)
         return None if found is None else found.recovery_window
 
 

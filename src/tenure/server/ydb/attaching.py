@@ -176,7 +176,8 @@ async def _take_over(
     for key in keys:
         again = replace(how, key=key, session_id=number, assume_dead=True, adopt=True)
         try:
-            return await stream.engine.attach(again, stream)
+            async with stream.reader.looking_up():
+                return await stream.engine.attach(again, stream)
         except AuthenticationFailed:
             if not key:
                 raise

@@ -93,30 +93,62 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(json_agg(path ORDER BY path), '[]')::text FROM SCHEMA.nodes
 $$;
 
-CREATE OR REPLACE FUNCTION SCHEMA.list_sessions(its_path text) RETURNS text
+-- The sessions of a node by id: those after an id, as many as there are with null.
+CREATE OR REPLACE FUNCTION SCHEMA.list_sessions(
+    its_path text, after bigint DEFAULT 0, most integer DEFAULT NULL
+) RETURNS text
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce((SELECT json_build_array('ok', (SELECT coalesce(json_agg(json_build_array(
             s.id, s.description, s.recovery_window,
             s.channel <> '' AND clock_timestamp() - s.seen
                 < make_interval(secs => s.recovery_window / 2),
             greatest(0, extract(epoch FROM clock_timestamp() - s.seen))) ORDER BY s.id), '[]')
-        FROM SCHEMA.sessions s WHERE s.node = n.id AND NOT SCHEMA.expired(s)))
+        FROM (SELECT * FROM SCHEMA.sessions s
+            WHERE s.node = n.id AND s.id > after AND NOT SCHEMA.expired(s)
+            ORDER BY s.id LIMIT most) s))
         FROM SCHEMA.nodes n WHERE n.path = its_path), '["no node"]')::text
 $$;
 
--- Describe the semaphores of a node, or one: [name, data, limit or null, held, waiters, requests].
--- Requests are included up to a mark: "all", "owners" or "none".
-CREATE OR REPLACE FUNCTION SCHEMA.describe(its_path text, its_name text, included text) RETURNS text
+-- The queues to describe: of one name, or those after a name, with as many semaphores and requests
+-- as a page has, at least one, or with null all of them.
+CREATE OR REPLACE FUNCTION SCHEMA.page(
+    its_node integer, its_name text, after text, most integer, included text
+) RETURNS bigint[]
+LANGUAGE sql AS $$
+    SELECT coalesce(array_agg(y.id), '{}') FROM (
+        SELECT x.id, coalesce(sum(1 + CASE included WHEN 'all' THEN x.owners + x.waiters
+                WHEN 'owners' THEN x.owners ELSE 0 END)
+            OVER (ORDER BY x.name ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+        FROM (SELECT * FROM SCHEMA.queues x
+            WHERE x.node = its_node AND (x.name = its_name OR its_name IS NULL AND x.name > after)
+                AND (x.max_count IS NOT NULL OR x.owners + x.waiters > 0)
+            ORDER BY x.name LIMIT most) x
+    ) y WHERE most IS NULL OR y.before < most
+$$;
+
+-- Describe a semaphore of a node, or a page of them: [name, data, limit or null, held, waiters,
+-- requests] each. Requests are included up to a mark: "all", "owners" or "none".
+CREATE OR REPLACE FUNCTION SCHEMA.describe(
+    its_path text, its_name text, included text, after text DEFAULT '', most integer DEFAULT NULL
+) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    its_node integer;
+    ids bigint[];
 BEGIN
-    IF EXISTS (SELECT FROM SCHEMA.nodes n JOIN SCHEMA.queues q ON q.node = n.id
-            JOIN SCHEMA.requests r ON r.queue = q.id JOIN SCHEMA.sessions s ON s.id = r.session
-            WHERE n.path = its_path AND (its_name IS NULL OR q.name = its_name)
-                AND (SCHEMA.expired(s) OR r.deadline <= clock_timestamp())) THEN
-        PERFORM SCHEMA.tick('', CASE WHEN its_name IS NOT NULL THEN
-            jsonb_build_array(jsonb_build_array(its_path, its_name)) END, NULL);
+    SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
+    IF NOT FOUND THEN
+        RETURN '["no node"]';
     END IF;
-    RETURN (SELECT coalesce((SELECT json_build_array('ok', (SELECT coalesce(json_agg(json_build_array(
+    ids := SCHEMA.page(its_node, its_name, after, most, included);
+    IF EXISTS (SELECT FROM SCHEMA.requests r JOIN SCHEMA.sessions s ON s.id = r.session
+            WHERE r.queue = ANY (ids)
+                AND (SCHEMA.expired(s) OR r.deadline <= clock_timestamp())) THEN
+        PERFORM SCHEMA.tick('', (SELECT jsonb_agg(jsonb_build_array(its_path, x.name))
+            FROM SCHEMA.queues x WHERE x.id = ANY (ids)), NULL);
+        ids := SCHEMA.page(its_node, its_name, after, most, included);
+    END IF;
+    RETURN (SELECT json_build_array('ok', coalesce(json_agg(json_build_array(
             q.name, encode(q.data, 'base64'), q.max_count, q.held, q.waiters,
             CASE WHEN included <> 'none' THEN (SELECT json_agg(json_build_array(
                     r.order_id <= q.last_owner, r.session, r.order_id, r.count,
@@ -130,10 +162,8 @@ BEGIN
                     s.description) ORDER BY r.order_id)
                 FROM SCHEMA.requests r JOIN SCHEMA.sessions s ON s.id = r.session
                 WHERE r.queue = q.id AND (included = 'all' OR r.order_id <= q.last_owner)) END)
-            ORDER BY q.name), '[]')
-        FROM SCHEMA.queues q WHERE q.node = n.id AND (its_name IS NULL OR q.name = its_name)
-            AND (q.max_count IS NOT NULL OR q.owners + q.waiters > 0)))
-        FROM SCHEMA.nodes n WHERE n.path = its_path), '["no node"]')::text);
+            ORDER BY q.name), '[]'))
+        FROM SCHEMA.queues q WHERE q.id = ANY (ids))::text;
 END $$;
 
 CREATE OR REPLACE FUNCTION SCHEMA.end_session(its_path text, number bigint, caller text) RETURNS text
