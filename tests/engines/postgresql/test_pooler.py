@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 import tenure
+from tenure.engines.postgresql.prepared import StatementSender
 from tests.engines.postgresql.helpers import PATIENCE, is_waited_for
-from tests.engines.postgresql.poolers import a_pooler
+from tests.engines.postgresql.poolers import a_pooled_schema, a_pooler
 from tests.engines.postgresql.servers import new_name, shared
 
 
@@ -71,3 +75,84 @@ async def test_a_watch_is_notified_behind_a_pooler(pooled: str) -> None:
             await config.update(b"new")
             async with asyncio.timeout(PATIENCE):
                 assert (await anext(states)).data == b"new"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The statements that the engines of this process send after they have connected."""
+    statements: list[bytes] = []
+    send = StatementSender.send
+
+    def counted(
+        self: StatementSender, sql: bytes, parameters: list[bytes | None], *, recurs: bool
+    ) -> None:
+        statements.append(sql)
+        send(self, sql, parameters, recurs=recurs)
+
+    monkeypatch.setattr(StatementSender, "send", counted)
+    return statements
+
+
+@pytest.mark.parametrize(
+    ("clients", "sessions", "names"),
+    [(1, 1, 1), (1, 1000, 1), (1, 1000, 1000), (1, 1, 1000), (20, 1, 1), (20, 1, 1000)],
+)
+async def test_a_thousand_waiters_cost_at_most_fifty_statements_a_second(
+    sent: list[bytes], clients: int, sessions: int, names: int
+) -> None:
+    with a_pooled_schema() as url:
+        async with AsyncExitStack() as opened:
+            holder = await opened.enter_async_context(tenure.connect(url))
+            holding = await holder.session()
+            await asyncio.gather(*(holding.mutex(f"m{at}").lock() for at in range(names)))
+            their_sessions = []
+            for _ in range(clients):
+                client = await opened.enter_async_context(tenure.connect(url))
+                their_sessions += await asyncio.gather(*(client.session() for _ in range(sessions)))
+            async with asyncio.TaskGroup() as waiters:
+                tasks = [
+                    waiters.create_task(
+                        their_sessions[at % len(their_sessions)].mutex(f"m{at % names}").lock()
+                    )
+                    for at in range(1000)
+                ]
+                async with asyncio.timeout(PATIENCE):
+                    while await _waiters(holding, names) < 1000:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                await asyncio.sleep(1)  # a program learns how many others there are
+                sent.clear()
+                began = time.monotonic()
+                await asyncio.sleep(5)
+                count, seconds = len(sent), time.monotonic() - began
+                for each in tasks:
+                    each.cancel()
+            assert 0 < count <= 50 * seconds, Counter(sent)
+
+
+async def _waiters(session: tenure.Session, names: int) -> int:
+    found = await asyncio.gather(
+        *(session.semaphore(f"m{at}").describe(waiters=True) for at in range(names))
+    )
+    return sum(len(each.waiters) for each in found)
+
+
+async def test_a_waiter_behind_the_first_one_is_found_granted(pooled: str) -> None:
+    async with (
+        tenure.connect(pooled) as one,
+        tenure.connect(pooled) as other,
+        one.session() as holding,
+    ):
+        gate = holding.semaphore("gate")
+        await gate.create(limit=3)
+        all_of_it = await gate.acquire(3)
+        async with other.session() as first, other.session() as second:
+            waiting = [
+                asyncio.ensure_future(each.semaphore("gate").acquire(timeout=PATIENCE))
+                for each in (first, second, second)
+            ]
+            async with asyncio.timeout(PATIENCE):
+                while len((await gate.describe(waiters=True)).waiters) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await all_of_it.release()
+            for lease in await asyncio.gather(*waiting):
+                await lease.release()

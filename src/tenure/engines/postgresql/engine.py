@@ -29,6 +29,7 @@ from tenure.engines.postgresql.connecting import (
 )
 from tenure.engines.postgresql.connection import ListenerOwner, PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
+from tenure.engines.postgresql.looks import PostgresLooks
 from tenure.engines.postgresql.monitor import PostgresMonitor
 from tenure.engines.postgresql.quarantine import PostgresQuarantine
 from tenure.engines.postgresql.reattaching import reattach
@@ -85,6 +86,7 @@ class PostgresEngine(PostgresAdministration):
         self._watches = PostgresWatches(self, address.schema)
         self._listened: tuple[str, ...] = ()
         self._renewals = Renewals(self)
+        self._looks = PostgresLooks(self)
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
         self._quarantine = PostgresQuarantine(clock)
 
@@ -196,6 +198,10 @@ class PostgresEngine(PostgresAdministration):
     def expire(self, sessions: list[int]) -> Statement:
         """Return the statement that ends sessions which have expired."""
         return Call("expire", (sessions, self.channel), self.push_all)
+
+    def look(self, session: PostgresSession, requests: dict[int, int]) -> None:
+        """Look at requests of a session, with others."""
+        self._looks.add(session, requests)
 
     def renew(self, session: PostgresSession) -> None:
         """Renew a session, with others."""

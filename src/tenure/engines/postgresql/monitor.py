@@ -2,8 +2,7 @@
 
 A waiter's engine looks when its time is over, or the session of an owner would expire. Events
 report everything else; a look from time to time is the net below them. Behind a pooler no event
-arrives, and the monitor polls: the first waiter of a queue often, those behind it less, so that a
-long queue costs little.
+arrives, and the monitor polls (`polling`).
 
 A server that does not answer is abandoned, unless another connection shows that it executes the
 statement. Then the statement waits for a lock or a standby, and a new connection gains nothing.
@@ -21,6 +20,7 @@ from tenure.engines._kit.commands.operations import OWNS, WAITING
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
+from tenure.engines.postgresql.polling import PostgresPolling
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Statement
 from tenure.engines.postgresql.watches import PostgresWatches
@@ -33,11 +33,13 @@ _SOON = 0.3
 """Seconds from a request that waits to the look that finds when it may be time for it."""
 _NET = 10.0
 """Seconds between two looks at what an event should have reported."""
+_LONGEST_NET = 40.0
+"""The same behind a pooler, where other polls look at the waiters."""
 _SWEEP = 60.0
-_POLL, _LONGEST_POLL = 0.1, 40.0
-"""Seconds between two polls of the first waiter, and of any, at the most."""
 _WATCH_POLL = 1.0
 _MARGIN = 0.05
+_GUARDED_PAUSE = 0.25
+"""Seconds until an owner that has expired is looked at again: a transaction guards its lease."""
 
 
 class _Engine(Protocol):
@@ -76,6 +78,7 @@ class PostgresMonitor:
         self._silence = silence
         self._now = engine.clock.now
         self._timer = BackgroundTimer(asyncio.get_running_loop(), self._now, self._turn, failures)
+        self._polling = PostgresPolling(engine, self._now, self._timer.by)
         self._look_at = self._check_at = 0.0
         self._sweep_at = self._now() + _SWEEP
 
@@ -99,12 +102,16 @@ class PostgresMonitor:
 
     def note_waiter(self) -> None:
         """Look soon when an owner's session expires, or a request that waits."""
-        self.look_in(_POLL if self._polls else _SOON)
+        if self._polls:
+            self._polling.note_waiter()
+            self.look_in(max(_SOON, self._polling.pause_of_looks))
+        else:
+            self.look_in(_SOON)
 
     def note_ahead(self, ahead: int) -> None:
         """Look again when a request with so many ahead of it may have been granted."""
         if self._polls:
-            self.look_in(min(_POLL * (ahead + 1) ** 1.5, _LONGEST_POLL))
+            self._polling.note_ahead(ahead)
 
     def _turn(self) -> None:
         sessions = self._engine.all_sessions()
@@ -121,7 +128,10 @@ class PostgresMonitor:
                 connection.drop("the server does not answer")
             elif connection.silent_for > silence / 3:
                 self._examine(connection, sessions)
-        self._timer.by(min(now + min(_TURN, silence / 3), max(self._look_at, now + 0.01)))
+        self._timer.by(min(now + min(_TURN, silence / 3), max(self._next(), now + 0.01)))
+
+    def _next(self) -> float:
+        return min(self._look_at, self._polling.at) if self._polls else self._look_at
 
     def _examine(self, connection: PostgresConnection, sessions: list[PostgresSession]) -> None:
         """Renew on another connection, and find out there if the server executes the statement."""
@@ -140,12 +150,14 @@ class PostgresMonitor:
         if overdue:
             self._engine.send(self._engine.expire(overdue))
         if now >= self._look_at:
-            self._look_at = now + (_LONGEST_POLL if self._polls else _NET)
+            self._look_at = now + (_LONGEST_NET if self._polls else _NET)
             self._look(sessions)
         if self._polls and now >= self._check_at:
             self._check_at = now + _NET
             for session in sessions:
                 session.look_up((WAITING, OWNS))
+        elif self._polls and now >= self._polling.at:
+            self._polling.poll(sessions)
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP
             self._engine.send(Call("sweep", (self._engine.channel,), partial(self._looked, ())))
@@ -165,13 +177,17 @@ class PostgresMonitor:
         all_places = [list(each) for each in sorted({(*each,) for each in places})]
         words = (self._engine.channel, all_places, watched or None)
         self._engine.send(Call("tick", words, partial(self._looked, channels)))
-        for session in sessions:
-            session.look_up((WAITING,))
+        if not self._polls:
+            for session in sessions:
+                session.look_up((WAITING,))
 
     def _looked(self, channels: tuple[str, ...], reply: Any) -> None:
         if not isinstance(reply, dict):
             return
         self._engine.ticked(reply)
         if reply["due"] is not None:
-            self.look_in(max(reply["due"], 0.0) + 0.01)
+            due: float = reply["due"]
+            self.look_in(due + 0.01 if due > 0 else _GUARDED_PAUSE)
+        if reply["pollers"]:
+            self._polling.note_load(*reply["pollers"])
         self._watches.compare(channels, reply["seen"] or [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from tenure.engines.postgresql.statements import Argument, Call, Refusal, Statem
 __all__ = ["Renewals"]
 
 _log = logging.getLogger("tenure")
+
+_EARLY = 6
+"""Part of its recovery window after which a session is renewed with another one."""
 
 
 class _Engine(Protocol):
@@ -35,6 +38,8 @@ class _Engine(Protocol):
     def send(self, statement: Statement) -> None: ...
 
     def lost_data(self) -> None: ...
+
+    def all_sessions(self) -> Iterable[PostgresSession]: ...
 
 
 class Renewal(Call):
@@ -83,6 +88,10 @@ class Renewals:
     def _send(self) -> None:
         due, self._due = self._due, {}
         sessions = {each.id: each for each in due if not each.over}
+        now = self._engine.clock.now()
+        for each in self._engine.all_sessions():  # with those that are due soon, it is less often
+            if not each.over and now - each.proven_at > each.window / _EARLY:
+                sessions.setdefault(each.id, each)
         if sessions:
             answered = partial(self._answered, min(due.values()), sessions)
             self._engine.send(Renewal(self._engine, sessions.values(), answered))

@@ -49,6 +49,9 @@ class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
     def note_waiter(self) -> None:
         """Look soon for an expired session that holds a request up."""
 
+    def look(self, session: PostgresSession, requests: dict[int, int]) -> None:
+        """Look at requests of a session, with others."""
+
     def note_ahead(self, ahead: int) -> None:
         """Note how many requests are ahead of one that waits."""
 
@@ -95,6 +98,7 @@ class PostgresSession(CommandSession):
 
     Attributes:
         proven_at: the time of its latest proof.
+        waits: the order ids of its requests that wait.
     """
 
     enqueuing = PostgresEnqueue
@@ -114,6 +118,7 @@ class PostgresSession(CommandSession):
         """Start attached, with the token that the store has."""
         super().__init__(engine, engine, how, events, number, token, window)
         self.proven_at = engine.clock.now()
+        self.waits: dict[int, int] = {}
 
     # Proof
 
@@ -133,7 +138,7 @@ class PostgresSession(CommandSession):
 
     def probe(self) -> None:
         """Find out what has become of the session, which could not be renewed."""
-        self._call("look", [], answered=self._wrong)
+        self._engine.look(self, {})
 
     async def remaining(self) -> float:
         """Renew the session; return for how long a former attachment may consider a lease held."""
@@ -168,7 +173,13 @@ class PostgresSession(CommandSession):
         self._engine.send(Call("describe", words, answered))
 
     def _send_begin(self, description: str, answered: Callable[[Any], None]) -> None:
-        self._call("begin_session", values.to_text(description), answered=answered)
+        def begun(reply: Any) -> None:
+            if isinstance(reply, list) and reply[0] == "ok":
+                found = values.recovered(reply[1])
+                self.waits = {each.request_id: each.order_id for each in found if not each.granted}
+            answered(reply)
+
+        self._call("begin_session", values.to_text(description), answered=begun)
 
     def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
         engine = self._engine
@@ -194,6 +205,21 @@ class PostgresSession(CommandSession):
         self._engine.send(Call("acknowledge", words, self._engine.push_all))
 
     # Requests
+
+    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
+        """Handle the answer to a request."""
+        super().placed(operation, reply)
+        request_id = operation.request_id
+        if type(reply) is list and self.requests.get(request_id) == WAITING:
+            self.waits[request_id] = reply[0]
+
+    def _drop(self, request_id: int) -> str:
+        self.waits.pop(request_id, None)
+        return super()._drop(request_id)
+
+    def _granted(self, request_id: int, order_id: int) -> None:
+        self.waits.pop(request_id, None)
+        super()._granted(request_id, order_id)
 
     def alter(
         self,
@@ -248,15 +274,20 @@ class PostgresSession(CommandSession):
         self._engine.note_waiter()
 
     def _look(self, requests: dict[int, int], standings: Collection[int]) -> None:
-        if requests:
-            self._call("look", list(requests), answered=partial(self._found, requests))
-        elif OWNS in standings:
-            self.probe()
+        if requests or OWNS in standings:
+            self._engine.look(self, requests)
 
-    def _found(self, requests: dict[int, int], reply: Any) -> None:
+    def found(self, requests: dict[int, int], reply: Any) -> bool:
+        """Handle the states of requests; return true if one was granted.
+
+        Args:
+            requests: their states when this was sent.
+            reply: an order id, [requests ahead], a reason or null for each, or an error.
+        """
         if self._wrong(reply) is not None or self.over:
-            return
-        for (request_id, before), place in zip(requests.items(), reply or (), strict=True):
+            return False
+        granted = False
+        for (request_id, before), place in zip(requests.items(), reply, strict=True):
             standing = self.requests.get(request_id)
             if standing is None or standing == SENT:
                 continue
@@ -268,5 +299,7 @@ class PostgresSession(CommandSession):
             elif isinstance(place, int):
                 if standing == WAITING:
                     self._granted(request_id, place)
+                    granted = True
             else:
                 self._removed(request_id, REMOVALS.get(place, Removal.LAPSED))
+        return granted

@@ -642,9 +642,11 @@ LANGUAGE sql AS $$
 $$;
 
 -- Expire sessions and requests in some queues, [node, name] each, or all with null. Renews what is
--- watched, [node, name, channel] each. Answers {"due": seconds until an owner's session in these queues expires, unless it is
--- renewed, or a waiter of the caller does, "quarantine": seconds, "why": its reason, "epoch": the
--- epoch, "seen": the counters of each watched queue, "events": events}.
+-- watched, [node, name, channel] each. Writes nothing if nothing has expired. Answers
+-- {"due": seconds until an owner's session in these queues expires, unless it is renewed, or a waiter
+-- of the caller does, "quarantine": seconds, "why": its reason, "epoch": the epoch, "seen": the
+-- counters of each watched queue, "pollers": [programs that poll for waiters, queues for which they
+-- poll] if the caller is one, "events": events}.
 CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -656,7 +658,9 @@ DECLARE
     seen jsonb;
     due double precision;
     more text[];
+    awaited bigint[];
     wanted bigint[];
+    pollers jsonb;
 BEGIN
     IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
             LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
@@ -680,9 +684,15 @@ BEGIN
                 JOIN SCHEMA.requests y ON y.queue = x.id
                 JOIN SCHEMA.sessions s ON s.id = y.session AND SCHEMA.expired(s)));
     END IF;
-    wanted := array(
+    awaited := array(
         SELECT x.id FROM jsonb_array_elements(places) p JOIN SCHEMA.nodes n ON n.path = p ->> 0
             JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1 AND x.waiters > 0);
+    wanted := array(
+        SELECT x.id FROM SCHEMA.queues x WHERE x.id = ANY (awaited) AND (
+            frozen = 0 AND (SELECT SCHEMA.fits(x, y.count) FROM SCHEMA.requests y
+                WHERE y.queue = x.id AND y.order_id > x.last_owner ORDER BY y.order_id LIMIT 1)
+            OR EXISTS (SELECT FROM SCHEMA.requests y WHERE y.queue = x.id
+                AND y.order_id > x.last_owner AND y.deadline <= clock_timestamp())));
     PERFORM FROM SCHEMA.queues x WHERE x.id = ANY (wanted)
         OR x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (ids))
         ORDER BY x.id FOR NO KEY UPDATE;
@@ -724,9 +734,14 @@ BEGIN
     SELECT least(due, min(extract(epoch FROM y.deadline - clock_timestamp()))) INTO due
         FROM SCHEMA.queues x JOIN SCHEMA.requests y ON y.queue = x.id AND y.order_id > x.last_owner
         JOIN SCHEMA.sessions s ON s.id = y.session AND s.channel IN (caller, '')
-        WHERE x.id = ANY (wanted);  -- other engines look after their own
+        WHERE x.id = ANY (awaited);  -- other engines look after their own
+    IF left(caller, 5) = 'poll_' AND places IS NOT NULL THEN
+        SELECT jsonb_build_array(count(DISTINCT s.channel), count(DISTINCT y.queue)) INTO pollers
+            FROM SCHEMA.requests y JOIN SCHEMA.sessions s ON s.id = y.session
+            WHERE y.granted_at IS NULL AND left(s.channel, 5) = 'poll_';
+    END IF;
     RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
-        'why', (SELECT quarantine_reason FROM SCHEMA.meta),
+        'pollers', pollers, 'why', (SELECT quarantine_reason FROM SCHEMA.meta),
         'epoch', (SELECT epoch FROM SCHEMA.meta))::text;
 END $$;
 
@@ -765,28 +780,28 @@ BEGIN
     RETURN json_build_array(q.id, q.data_changes, q.owner_changes)::text;
 END $$;
 
--- The state of requests of a session: an order id of an owner, [requests ahead, at most 60] of a
--- waiter, "reason" of one that was removed, null of one that is unknown.
-CREATE OR REPLACE FUNCTION SCHEMA.look(of_session bigint, its_token text, numbers jsonb) RETURNS text
+-- The state of requests of sessions, [session, token, [request id, ...]] each. Answers a list for each
+-- session: ["gone"], ["taken"], or for each request the order id of an owner, [requests ahead, at most
+-- 60] of a waiter, "reason" of one that was removed, null of one that is unknown.
+CREATE OR REPLACE FUNCTION SCHEMA.look(who jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    s SCHEMA.sessions;
 BEGIN
-    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session;
-    IF s.id IS NULL OR SCHEMA.expired(s) THEN
-        RETURN '["gone"]';
-    ELSIF s.token <> its_token THEN
-        RETURN '["taken"]';
-    END IF;
     RETURN (SELECT jsonb_agg(CASE
-            WHEN y.order_id IS NULL THEN to_jsonb(v.reason)
-            WHEN y.order_id <= x.last_owner THEN to_jsonb(y.order_id)
-            ELSE jsonb_build_array((SELECT count(*) FROM (
-                SELECT FROM SCHEMA.requests z WHERE z.queue = y.queue
-                    AND z.order_id > x.last_owner AND z.order_id < y.order_id LIMIT 60) ahead))
-            END ORDER BY n.at)::text
-        FROM jsonb_array_elements_text(numbers) WITH ORDINALITY n (v, at)
-        LEFT JOIN SCHEMA.requests y ON y.session = of_session AND y.request_id = n.v::bigint
-        LEFT JOIN SCHEMA.queues x ON x.id = y.queue
-        LEFT JOIN SCHEMA.removals v ON v.session = of_session AND v.request_id = n.v::bigint);
+        WHEN s.id IS NULL OR SCHEMA.expired(s) THEN '["gone"]'::jsonb
+        WHEN s.token <> w.v ->> 1 THEN '["taken"]'
+        ELSE coalesce((
+            SELECT jsonb_agg(CASE
+                WHEN y.order_id IS NULL THEN to_jsonb(v.reason)
+                WHEN y.order_id <= x.last_owner THEN to_jsonb(y.order_id)
+                ELSE jsonb_build_array((SELECT count(*) FROM (
+                    SELECT FROM SCHEMA.requests z WHERE z.queue = y.queue
+                        AND z.order_id > x.last_owner AND z.order_id < y.order_id LIMIT 60) ahead))
+                END ORDER BY n.at)
+            FROM jsonb_array_elements_text(w.v -> 2) WITH ORDINALITY n (v, at)
+            LEFT JOIN SCHEMA.requests y ON y.session = s.id AND y.request_id = n.v::bigint
+            LEFT JOIN SCHEMA.queues x ON x.id = y.queue
+            LEFT JOIN SCHEMA.removals v ON v.session = s.id AND v.request_id = n.v::bigint), '[]')
+        END ORDER BY w.at)::text
+        FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
+        LEFT JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint);
 END $$;
