@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,26 @@ from typing import Any
 import pytest
 
 from tenure.server.ydb.messages import Request, Status
+from tests.engines.postgresql.servers import a_schema
 from tests.server.ydb.raw import NODE, Over, Server, channel, serving, session, stream
 
 MUTEX: dict[str, Any] = {"count": 2**64 - 1, "ephemeral": True}
 PATIENCE = 20.0
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store, which outlives a crash of a server."""
+    if request.param == "postgresql":
+        with a_schema() as url:
+            yield url
+    else:
+        yield f"sqlite:///{tmp_path}/store.db?durability=full"
+
+
 @contextlib.asynccontextmanager
-async def two_servers(folder: Path) -> AsyncIterator[tuple[Server, Over, Server, Over]]:
-    """Two servers on one file, and a connection to each."""
-    url = f"sqlite:///{folder}/store.db"
+async def two_servers(url: str) -> AsyncIterator[tuple[Server, Over, Server, Over]]:
+    """Two servers on one store, and a connection to each."""
     async with (
         serving(url) as first,
         serving(url) as second,
@@ -32,8 +42,8 @@ async def two_servers(folder: Path) -> AsyncIterator[tuple[Server, Over, Server,
         yield first, one, second, other
 
 
-async def test_a_session_goes_from_server_to_server_with_what_it_has(tmp_path: Path) -> None:
-    async with two_servers(tmp_path) as (_, one, _, other):
+async def test_a_session_goes_from_server_to_server_with_what_it_has(store: str) -> None:
+    async with two_servers(store) as (_, one, _, other):
         waiter = await session(other)
         client = await session(one, protection_key=b"key")
         await client.acquired(await client.acquire("m", **MUTEX))
@@ -49,8 +59,8 @@ async def test_a_session_goes_from_server_to_server_with_what_it_has(tmp_path: P
         assert await waiter.acquired(waits)
 
 
-async def test_a_waiter_keeps_its_place_from_server_to_server(tmp_path: Path) -> None:
-    async with two_servers(tmp_path) as (_, one, _, other):
+async def test_a_waiter_keeps_its_place_from_server_to_server(store: str) -> None:
+    async with two_servers(store) as (_, one, _, other):
         owner, waiter, behind = await session(one), await session(one), await session(other)
         await owner.acquired(await owner.acquire("m", **MUTEX))
         await waiter.pending(await waiter.acquire("m", **MUTEX))
@@ -66,8 +76,8 @@ async def test_a_waiter_keeps_its_place_from_server_to_server(tmp_path: Path) ->
         assert await behind.acquired(others)
 
 
-async def test_a_stream_is_told_that_another_server_has_its_session_now(tmp_path: Path) -> None:
-    async with two_servers(tmp_path) as (first, one, _, other):
+async def test_a_stream_is_told_that_another_server_has_its_session_now(store: str) -> None:
+    async with two_servers(store) as (first, one, _, other):
         former = await session(one, timeout=60)
         latter = await session(other, timeout=5, session_id=former.session_id)
         assert latter.timeout_millis == 5_000
@@ -76,8 +86,8 @@ async def test_a_stream_is_told_that_another_server_has_its_session_now(tmp_path
         assert first.listener._streams == set()
 
 
-async def test_a_wrong_key_is_refused_by_any_server(tmp_path: Path) -> None:
-    async with two_servers(tmp_path) as (_, one, _, other):
+async def test_a_wrong_key_is_refused_by_any_server(store: str) -> None:
+    async with two_servers(store) as (_, one, _, other):
         former = await session(one, protection_key=b"key")
         thief = await stream(other)
         await thief.send(
@@ -91,9 +101,9 @@ async def test_a_wrong_key_is_refused_by_any_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("can_adopt", [True, False])
 async def test_many_who_come_to_a_new_server_at_once_cost_few_looks_at_the_store(
-    tmp_path: Path, can_adopt: bool
+    store: str, can_adopt: bool
 ) -> None:
-    async with two_servers(tmp_path) as (_, one, second, other):
+    async with two_servers(store) as (_, one, second, other):
         former = [await session(one, timeout=10 + each) for each in range(20)]
         engine = second.context.engine
         can = replace(engine.capabilities, adopt=can_adopt)
@@ -120,8 +130,8 @@ async def test_many_who_come_to_a_new_server_at_once_cost_few_looks_at_the_store
         assert windows == [30.0 if can_adopt else 10.0 + each for each in range(20)]
 
 
-async def test_changes_made_through_one_server_are_told_by_the_other(tmp_path: Path) -> None:
-    async with two_servers(tmp_path) as (_, one, _, other):
+async def test_changes_made_through_one_server_are_told_by_the_other(store: str) -> None:
+    async with two_servers(store) as (_, one, _, other):
         watcher, writer = await session(one), await session(other)
         await writer.create("s", 1, b"one")
         asked = await watcher.describe("s", watch_data=True, watch_owners=True)
@@ -156,8 +166,7 @@ async def one_server(store: str, port: int = 0) -> AsyncIterator[tuple[Any, str]
 
 
 @pytest.mark.no_debug
-async def test_a_server_that_is_killed_and_started_again_has_lost_nothing(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/store.db?durability=full"
+async def test_a_server_that_is_killed_and_started_again_has_lost_nothing(store: str) -> None:
     async with one_server(store) as (process, target), channel(target) as over:
         owner, waiter = await session(over, protection_key=b"o"), await session(over)
         await owner.acquired(await owner.acquire("m", **MUTEX, data=b"mine"))
