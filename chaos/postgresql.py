@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -25,7 +26,7 @@ from chaos.servers import Server, server_faults
 __all__ = ["Postgresql"]
 
 _STARTS = 100
-"""Attempts to start a server whose former processes still end, each after `_PAUSE`."""
+"""Attempts to start a server whose former processes still end, or to reach one that recovers."""
 _PAUSE = 0.1
 
 
@@ -144,12 +145,23 @@ class Postgresql(Engine):
             ),
         ]
 
+    async def _administrator(self) -> psycopg.AsyncConnection[Any]:
+        """Connect beside the network; a server that recovers from a fault is waited for."""
+        assert self._server is not None
+        url = f"postgresql://tenure@127.0.0.1:{self._server.port}/postgres"
+        for attempt in range(_STARTS):
+            try:
+                return await psycopg.AsyncConnection.connect(url, autocommit=True)
+            except psycopg.OperationalError:
+                if attempt == _STARTS - 1:
+                    raise
+            await asyncio.sleep(_PAUSE)
+        raise AssertionError("there is a last attempt")
+
     def _execute(self, sql: str) -> Inflict:
         @asynccontextmanager
         async def inflict(scene: Scene) -> AsyncIterator[str]:  # noqa: ARG001
-            assert self._server is not None
-            url = f"postgresql://tenure@127.0.0.1:{self._server.port}/postgres"
-            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            async with await self._administrator() as connection:
                 await connection.execute(sql.encode())
             yield sql.partition("(")[0]
 
@@ -157,9 +169,7 @@ class Postgresql(Engine):
 
     @asynccontextmanager
     async def _crash(self, scene: Scene) -> AsyncIterator[str]:  # noqa: ARG002
-        assert self._server is not None
-        url = f"postgresql://tenure@127.0.0.1:{self._server.port}/postgres"
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        async with await self._administrator() as connection:
             cursor = await connection.execute("SELECT pg_backend_pid()")
             row = await cursor.fetchone()
             assert row is not None
