@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 
 import tenure
-from tests.engines.postgresql.helpers import PATIENCE, backends, queue_of
+from tests.engines.postgresql.helpers import PATIENCE, backends, queue_of, until
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import PostgresServer
 from tests.guarantees import POSTGRESQL, guarantee
@@ -18,6 +19,8 @@ from tests.guarantees import POSTGRESQL, guarantee
 pytestmark = pytest.mark.exhaustive
 
 _WINDOW = 2.0
+_SOON = 2.0
+"""Seconds for what is not measured, on a busy machine."""
 _ROW = "SELECT FROM tenure.queues WHERE name = 'blocked' FOR UPDATE"
 
 
@@ -120,3 +123,24 @@ async def test_with_durability_process_a_store_does_not_wait_for_a_standby(
             async with session.mutex("another").lock(timeout=_WINDOW):
                 await asyncio.sleep(_WINDOW / 10)
         assert lease.held
+
+
+async def test_an_attempt_to_connect_is_abandoned_when_the_server_falls_silent(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url):
+        pass
+    with _locked(server, "LOCK TABLE tenure.meta"):
+        client = tenure.connect(f"{server.url}&connect_timeout=2")
+        opening = asyncio.ensure_future(client.list_nodes())
+        waits = "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        await until(lambda: server.execute(waits) == [(True,)])
+        server.signal(signal.SIGSTOP)
+        try:
+            begun = client.clock.now()
+            with pytest.raises(tenure.EngineUnavailable, match="does not answer"):
+                await opening
+            assert client.clock.now() < begun + 2 * 2 + _SOON
+        finally:
+            server.signal(signal.SIGCONT)
+    await client.aclose()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,7 @@ __all__ = [
     "OpenedConnections",
     "SchemaDropped",
     "StoreState",
+    "abandoned",
     "encoding_error",
     "explained",
     "greet",
@@ -87,11 +92,16 @@ class OpenedConnections:
     statements: _Psycopg
     notifications: _Psycopg | None
 
+    @property
+    def all(self) -> list[_Psycopg]:
+        """Both connections."""
+        found = [self.statements]
+        return found if self.notifications is None else [*found, self.notifications]
+
     async def aclose(self) -> None:
         """Close them."""
-        await self.statements.close()
-        if self.notifications is not None:
-            await self.notifications.close()
+        for each in self.all:
+            await each.close()
 
     async def call(self, function: str, *args: Any) -> Any:
         """Call a function by its qualified name, and return its reply."""
@@ -117,6 +127,36 @@ class OpenedConnections:
                 await self.notifications.execute(f"LISTEN {channel}".encode())
 
 
+@contextmanager
+def abandoned(seconds: float, *connections: _Psycopg) -> Iterator[None]:
+    """Abandon connections whose server does not answer within some seconds.
+
+    psycopg would have the server cancel its statement first, over a network that may be cut.
+
+    Raises:
+        TimeoutError: the time is over.
+    """
+    late = False
+
+    def abandon() -> None:
+        nonlocal late
+        late = True
+        for each in connections:
+            if not each.closed:
+                with socket.socket(fileno=os.dup(each.fileno())) as duplicate:
+                    duplicate.shutdown(socket.SHUT_RDWR)
+
+    timer = asyncio.get_running_loop().call_later(seconds, abandon)
+    try:
+        yield
+    except (psycopg.OperationalError, OSError) as error:
+        if late:
+            raise TimeoutError(f"no answer within {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+
+
 async def open_connections(address: PostgresUrl) -> OpenedConnections:
     """Connect, and find out whether notifications can be received.
 
@@ -128,15 +168,16 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
         if address.listen:
             notifications = await _connect(address, address.listen)
         assert notifications is not None
-        cursor = await notifications.execute("SELECT pg_backend_pid()")
-        row = await cursor.fetchone()
+        with abandoned(address.connect_timeout, statements, notifications):
+            cursor = await notifications.execute("SELECT pg_backend_pid()")
+            row = await cursor.fetchone()
+            await statements.execute(SETTINGS, (statements.pgconn.backend_pid,))
         if row != (notifications.pgconn.backend_pid,):
             if address.listen:
                 raise EngineError(
                     f"{address.url}: ?listen= names a pooler. Name the database's own address"
                 )
             notifications = None
-        await statements.execute(SETTINGS, (statements.pgconn.backend_pid,))
     except BaseException:
         await OpenedConnections(statements, notifications).aclose()
         raise

@@ -23,6 +23,7 @@ from tenure.engines.postgresql.attaching import attach
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
+    abandoned,
     explained,
     greet,
     open_connections,
@@ -213,13 +214,13 @@ class PostgresEngine(PostgresAdministration):
         """Open a connection, and attach every session again."""
         address = self._address
         try:
-            async with asyncio.timeout(address.connect_timeout * 2):
-                opened = await open_connections(address)
-                try:
+            opened = await open_connections(address)
+            try:
+                with abandoned(address.connect_timeout * (1 if self.epoch else 2), *opened.all):
                     await self._prepare(opened)
-                except BaseException:
-                    await opened.aclose()
-                    raise
+            except BaseException:
+                await opened.aclose()
+                raise
         except TimeoutError as error:
             raise EngineUnavailable(f"{self.url} does not answer") from error
         except psycopg.Error as error:
