@@ -58,7 +58,7 @@ class Actor:
         ((reply,),) = await self.execute(
             f"SELECT SCHEMA.{function}({','.join(['%s'] * len(args))})", *values
         )
-        return json.loads(reply) if isinstance(reply, str) else reply
+        return json.loads(reply) if reply else None
 
     async def attach(self, window: float = 30.0) -> None:
         """Attach the session."""

@@ -152,3 +152,24 @@ async def test_order_ids_that_are_drawn_during_a_jump_stay_below_it() -> None:
         ((drawn,),) = await one.execute("SELECT nextval('SCHEMA.order_ids') + 10")
         ((jumped,),) = await one.execute("SELECT SCHEMA.next_order_id(%s)", drawn)
         assert jumped >= drawn + 900_000
+
+
+async def test_an_acquisition_waits_for_a_queue_without_the_lock_of_the_order_ids() -> None:
+    async with a_store() as store:
+        one, holding = await store.actor(), await store.actor()
+        await holding.lock("m")
+        await holding.operate(holding.operation("w", "m", 1))
+        ((drawn,),) = await one.execute(
+            "SELECT setval('SCHEMA.order_ids', nextval('SCHEMA.order_ids') - 100000000)"
+        )
+        await holding.begin()
+        await holding.execute("SELECT FROM SCHEMA.queues WHERE name = 'm' FOR NO KEY UPDATE")
+        words = one.channel, 0, False, one.session, one.token, 1, "m"
+        acquiring = asyncio.create_task(one.call("acquire", *words))
+        assert await store.blocked(one, acquiring)
+        ((jumped,),) = await holding.execute(
+            "SELECT SCHEMA.next_order_id(%s)", drawn + 1_000_000_000
+        )
+        await holding.commit()
+        (token,) = await acquiring
+        assert token > jumped

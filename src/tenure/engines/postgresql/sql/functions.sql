@@ -1,14 +1,29 @@
 -- Functions of the store. Each call is one transaction of one round trip.
 --
 -- Rules:
---   * Locks are taken in one order, so that there is no deadlock: nodes, sessions by id, new queues
---     by name, queues by id, `meta`. Rows of requests are changed under the lock of their queue.
+--   * A row is read for a decision, or written, only after this transaction has locked it, or the row
+--     that stands for it: requests belong to their queue's row. Each statement sees what was
+--     committed before it, so a row that is looked for again by its name may be another one.
 --   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
 --     The end of a session and a new attachment hold FOR UPDATE.
---   * `quarantine` comes before all locks, because its end changes all sessions under that of `meta`.
 --   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
 --   * Times are those of clock_timestamp(). A time that lies in the future, because the clock was
 --     set back, counts as now.
+--
+-- There is no deadlock, because a transaction waits only for rows that come after all that it holds:
+--
+--   1. nodes, by id: attaching and takeovers share them, and the drop of a node holds it alone;
+--   2. sessions, by id;
+--   3. new queues, by node and name, as long as their inserts are not committed;
+--   4. queues, by id;
+--   5. `meta`: the next order id after a jump, the longest window, a quarantine.
+--
+--   * Nothing waits for a request: what a transaction guards is skipped, and tried again later.
+--   * `tick` inserts queues first, and skips sessions that are locked. A sweep skips queues that are.
+--   * A quarantine begins before all other locks, with those of all sessions before `meta`. What
+--     finds one in between grants nothing: see `frozen`.
+--   * A guard holds the rows of requests, and waits for the end of a transaction that removes one. If
+--     it guards several leases, it may wait while it holds others, for which nothing waits.
 
 CREATE OR REPLACE FUNCTION SCHEMA.server_name() RETURNS text
 LANGUAGE sql STABLE AS $$
@@ -303,7 +318,8 @@ BEGIN
     END IF;
     IF total = 1 THEN
         SELECT * INTO q FROM SCHEMA.queues
-            WHERE node = nodes[1] AND name = operations -> 0 ->> 3 FOR NO KEY UPDATE;
+            WHERE node = nodes[(operations -> 0 ->> 0)::integer] AND name = operations -> 0 ->> 3
+            FOR NO KEY UPDATE;
     ELSE
         WITH o AS MATERIALIZED (
             SELECT e.at, nodes[(e.v ->> 0)::integer] AS node, (e.v ->> 3) COLLATE "C" AS name
@@ -503,13 +519,17 @@ BEGIN
             AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
             AND m.quarantined_until < clock_timestamp()
         FOR KEY SHARE OF s;
-    IF FOUND THEN  -- an update that waits for the row computes the order id again if that changed
+    IF FOUND THEN
+        answer := nextval('SCHEMA.order_ids');
+    END IF;
+    IF answer > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000) THEN
         UPDATE SCHEMA.queues x SET held = 18446744073709551615, whole = true, owners = 1,
-            last_owner = SCHEMA.next_order_id(highest), data_changes = x.data_changes + 1,
+            last_owner = answer, data_changes = x.data_changes + 1,
             owner_changes = x.owner_changes + 1
         WHERE x.node = its_node AND x.name = its_name AND x.owners = 0 AND x.waiters = 0
             AND x.max_count IS NULL AND x.data = '' AND x.watched_until < clock_timestamp()
-        RETURNING x.id, x.last_owner INTO its_queue, answer;
+            AND x.last_owner < answer  -- after it has waited for the row, too
+        RETURNING x.id INTO its_queue;
         IF FOUND THEN
             INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number,
                 18446744073709551615, '', clock_timestamp(), clock_timestamp(), NULL);
