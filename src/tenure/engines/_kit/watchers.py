@@ -6,14 +6,45 @@ session or in the engine. A session's end visits its own watches alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Watchers"]
+__all__ = ["LocalWatch", "Watchers", "WatchingSession"]
 
 Subject = TypeVar("Subject", bound=Hashable)
 Session = TypeVar("Session", bound=Hashable)
 Watch = TypeVar("Watch", bound=Hashable)
+Watching = TypeVar("Watching", bound="WatchingSession")
+
+
+class WatchingSession(Protocol):
+    """A session, as its watches see it."""
+
+    @property
+    def over(self) -> bool:
+        """True if it ended, or was closed by this program."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalWatch(Generic[Watching]):
+    """One watch of a session.
+
+    Attributes:
+        session: that watches.
+        kinds: letters of the kinds of changes that it reports.
+        changed: called after such a change.
+    """
+
+    session: Watching
+    kinds: str
+    changed: Callable[[], None]
+
+    def report(self, kind: str) -> None:
+        """Report a change of a kind, unless the watch is not for it or its session is over."""
+        if kind in self.kinds and not self.session.over:
+            self.changed()
 
 
 class Watchers(Generic[Subject, Session, Watch]):

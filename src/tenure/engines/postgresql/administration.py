@@ -6,13 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tenure.engines._kit.commands.administration import CommandAdministration
+from tenure.clock import Clock
+from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.pages import PostgresPages
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Refusal, Statement
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
@@ -23,7 +25,7 @@ _REPORTING = frozenset({"drop_node", "end_session", "evict"})
 """Functions with the engine's channel as an argument, and with events in their replies."""
 
 
-class PostgresAdministration(CommandAdministration):
+class PostgresAdministration(CommandEngine[PostgresSession]):
     """Operations that belong to no session.
 
     Attributes:
@@ -34,9 +36,10 @@ class PostgresAdministration(CommandAdministration):
     channel: str
     reconnector: Reconnector[str, PostgresConnection]
 
-    def __init__(self, address: PostgresUrl) -> None:
+    def __init__(self, address: PostgresUrl, clock: Clock) -> None:
         """Start closed."""
-        super().__init__(address.url, address.connect_timeout + address.socket_timeout, values)
+        timeout = address.connect_timeout + address.socket_timeout
+        super().__init__(address.url, timeout, values, clock)
         self._address = address
 
     @abstractmethod

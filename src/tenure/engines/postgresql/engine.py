@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import psycopg
 
-from tenure.background import BackgroundQueue, Failures
+from tenure.background import BackgroundQueue
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
-from tenure.engines._kit.commands.operations import OWNS, WAITING, Operation, OrderIds
+from tenure.engines._kit.commands.operations import OWNS, WAITING, Operation
 from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines._kit.session import close_sessions
-from tenure.engines.contract import Attach, Finding, SessionEvents
+from tenure.engines.contract import Finding
 from tenure.engines.postgresql.administration import PostgresAdministration
-from tenure.engines.postgresql.attaching import attach
+from tenure.engines.postgresql.attaching import PostgresAttaching
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
@@ -60,25 +57,19 @@ class PostgresEngine(PostgresAdministration):
     """The engine of one store, as the contract defines it.
 
     Attributes:
-        order_ids: the highest order id that this program has seen.
         channel: the channel of events for its sessions.
         epoch: at which the store had everything that this program knows.
-        failures: of events and timers.
     """
 
     heartbeat: PostgresHeartbeat
 
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
-        super().__init__(address)
-        self.clock = clock
+        super().__init__(address, clock)
+        self.attaching = PostgresAttaching(self)
         self.relaxed = address.relaxed
         self.capabilities = Capabilities(resume=True, durable=True, adopt=True)
-        self.order_ids = OrderIds()
         self.channel = ""
-        self.failures = Failures(f"looking after the sessions on {self.url}", _log)
-        self._closing: asyncio.Task[None] | None = None
-        self._thread = 0
         self.epoch = ""
         self.connection: PostgresConnection | None = None
         self._waiting: list[Statement] = []  # for a connection
@@ -116,54 +107,26 @@ class PostgresEngine(PostgresAdministration):
 
     # Opening and closing
 
-    async def open(self) -> None:
-        """Connect to the store; create it if it does not exist."""
-        if self._open:
-            return
-        self.loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+    def prepare_opening(self) -> None:
+        """Make the reconnector, the heartbeat thread and the timers, for `loop`."""
         self._name = secrets.token_hex(8)
         self.channel = f"tenure_{self._name}"
-        self._closing = None
-        now = self.clock.now
-        self._pushes = BackgroundQueue(self.loop, now, self._deliver, self.failures)
+        self._pushes = BackgroundQueue(self.loop, self.clock.now, self._deliver, self.failures)
         self._monitor = PostgresMonitor(
             self, self._watches, self._address.socket_timeout, self.failures
         )
         self.heartbeat = PostgresHeartbeat(self._address, self.clock, self._monitor.examined)
         self.reconnector = Reconnector(self.url, [self.url], self)
-        try:
-            await self.loop.create_task(self.reconnector.open())
-        except BaseException:
-            await self.reconnector.aclose()
-            raise
-        self._open = True
 
-    async def aclose(self) -> None:
-        """Close the sessions, then the connections. Safe to call twice."""
-        if self._closing is None:
-            if not self._open:
-                return
-            self._closing = self.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
+    def stop(self) -> None:
+        """Stop the timer, and drop all sessions and watches."""
+        self._monitor.cancel()
+        self._sessions.clear()
+        self._watches.clear()
 
-    async def _close(self) -> None:
-        self._open = False
-        sessions = {each for group in self._sessions.values() for each in group}
-        try:
-            await close_sessions(sessions, self.url, lambda: self.reconnector.failure)
-        finally:
-            self._monitor.cancel()
-            self._sessions.clear()
-            self._watches.clear()
-            self.fail_awaited()
-            await self.reconnector.aclose()
-            self._take_waiting()
-            await self.heartbeat.aclose()
-
-    def is_in_loop(self) -> bool:
-        """Return true on the thread of the engine's loop."""
-        return threading.get_ident() == self._thread
+    async def closed(self) -> None:
+        """Drop what waits for a connection."""
+        self._take_waiting()
 
     # Sending
 
@@ -357,11 +320,6 @@ class PostgresEngine(PostgresAdministration):
         if self.connection.trouble:
             return EngineError(f"{self.url} {self.connection.trouble}")
         return self._quarantine.trouble(self.url)
-
-    async def attach(self, how: Attach, events: SessionEvents) -> PostgresSession:
-        """Attach a session, or take one over."""
-        self.check_open()
-        return await attach(self, how, events)
 
     def admit(self, session: PostgresSession) -> bool:
         """Add an attached session; false if the engine has been closed."""

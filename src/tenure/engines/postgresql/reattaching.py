@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from tenure.engines.postgresql.attaching import new_token
+from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines.postgresql.connecting import OpenedConnections
 from tenure.engines.postgresql.session import PostgresSession
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.engines._kit.watchers import Watchers
+from tenure.engines._kit.watchers import LocalWatch, Watchers
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import SessionCall, Statement
@@ -28,15 +27,6 @@ class _Engine(Protocol):
     def listen(self, sql: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalWatch:
-    """One watch of a session."""
-
-    session: PostgresSession
-    kinds: str
-    changed: Callable[[], None]
-
-
 class PostgresWatches:
     """The watches of one engine.
 
@@ -49,7 +39,7 @@ class PostgresWatches:
         """Start without watches."""
         self._engine = engine
         self._schema = schema
-        self._watchers: Watchers[str, PostgresSession, LocalWatch] = Watchers()
+        self._watchers: Watchers[str, PostgresSession, LocalWatch[PostgresSession]] = Watchers()
         self._places: dict[str, list[str]] = {}  # node and name of each channel
         self._counters: dict[str, Any] = {}
 
@@ -85,8 +75,7 @@ class PostgresWatches:
     def changed(self, channel: str, kind: str) -> None:
         """Report a change: "d" of data, "o" of owners, "b" of both."""
         for watch in self._watchers.on(channel):
-            if (kind == "b" or kind in watch.kinds) and not watch.session.over:
-                watch.changed()
+            watch.report(kind)
 
     def all_changed(self) -> None:
         """Report changes to all watches, because some may have been missed."""
@@ -113,7 +102,7 @@ class PostgresWatches:
         for channel, watch in self._watchers.of(session):
             self._end(channel, watch)
 
-    def _end(self, channel: str, watch: LocalWatch) -> None:
+    def _end(self, channel: str, watch: LocalWatch[PostgresSession]) -> None:
         removed = self._watchers.remove(channel, watch.session, watch)
         if removed and channel not in self._watchers:
             self._places.pop(channel, None)

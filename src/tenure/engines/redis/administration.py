@@ -6,10 +6,12 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tenure.engines._kit.commands.administration import CommandAdministration
+from tenure.clock import Clock
+from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines.redis import values
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
 from tenure.engines.redis.reconnector import RedisReconnector
+from tenure.engines.redis.session import RedisSession
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import TenureError
 
@@ -18,7 +20,7 @@ __all__ = ["RedisAdministration"]
 _CHANGES = frozenset({"create_node", "alter_node", "drop_node", "end_session", "evict"})
 
 
-class RedisAdministration(CommandAdministration):
+class RedisAdministration(CommandEngine[RedisSession]):
     """Operations that belong to no session.
 
     Attributes:
@@ -27,9 +29,10 @@ class RedisAdministration(CommandAdministration):
 
     reconnector: RedisReconnector
 
-    def __init__(self, address: RedisUrl) -> None:
+    def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Start closed."""
-        super().__init__(address.url, address.connect_timeout + address.socket_timeout, values)
+        timeout = address.connect_timeout + address.socket_timeout
+        super().__init__(address.url, timeout, values, clock)
         self._address = address
 
     def administer(

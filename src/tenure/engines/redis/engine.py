@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tenure.background import BackgroundQueue, BackgroundTimer, Failures
+from tenure.background import BackgroundQueue, BackgroundTimer
 from tenure.clock import Clock
-from tenure.engines._kit.commands.operations import OWNS, WAITING, OrderIds
-from tenure.engines._kit.session import close_sessions
-from tenure.engines._kit.watchers import Watchers
-from tenure.engines.contract import Attach, Finding, SessionEvents
+from tenure.engines._kit.commands.attaching import new_token
+from tenure.engines._kit.commands.operations import OWNS, WAITING
+from tenure.engines._kit.watchers import LocalWatch, Watchers
+from tenure.engines.contract import Finding
 from tenure.engines.redis.administration import RedisAdministration
-from tenure.engines.redis.attaching import attach, new_token
+from tenure.engines.redis.attaching import RedisAttaching
 from tenure.engines.redis.commands import SCRIPTS, ScriptCall
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
@@ -39,35 +36,25 @@ _SIGNS = 4
 """Checks of a silent connection before it is dropped."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _LocalWatch:
-    session: RedisSession
-    kinds: str
-    changed: Callable[[], None]
-
-
 class RedisEngine(RedisAdministration):
     """The engine of one Redis namespace, as the contract defines it.
 
     Attributes:
-        order_ids: the highest order id that this program has seen.
         channel: the channel of pushes to its sessions.
         epoch: of the namespace; another one after each loss of data.
         confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
         quarantine: the time for which nothing is granted, as far as it is known here.
-        failures: of pushes and timers.
     """
 
     heartbeat: RedisHeartbeat
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
-        super().__init__(address)
-        self.clock = clock
+        super().__init__(address, clock)
+        self.attaching = RedisAttaching(self, address.max_window)
         self.capabilities = Capabilities(
             resume=True, durable=True, longest_window=address.max_window, adopt=True
         )
-        self.order_ids = OrderIds()
         self.confirmer: Confirmer | None = None
         self.channel = ""
         self.epoch = ""
@@ -75,15 +62,10 @@ class RedisEngine(RedisAdministration):
         self._meta = f"{address.prefix}meta"
         self._witnesses = Witnesses(address)
         self._channel = b""
-        self._closing: asyncio.Task[None] | None = None
-        self._thread = 0
         self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
-        self._watches: Watchers[str, RedisSession, _LocalWatch] = Watchers()
+        self._watches: Watchers[str, RedisSession, LocalWatch[RedisSession]] = Watchers()
         self._missed_changes = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
-        self.failures = Failures(
-            f"looking after the sessions on {address.url}", logging.getLogger("tenure")
-        )
         self._polled = 0.0
         self._silent = 0
         self._proofs: list[tuple[RedisSession, float]] = []
@@ -114,15 +96,10 @@ class RedisEngine(RedisAdministration):
 
     # Opening and closing
 
-    async def open(self) -> None:
-        """Connect to the store."""
-        if self._open:
-            return
-        self.loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+    def prepare_opening(self) -> None:
+        """Make the reconnector, the heartbeat thread and the timers, for `loop`."""
         self.channel = f"{self._address.prefix}p:{secrets.token_hex(8)}"
         self._channel = self.channel.encode()
-        self._closing = None
         now = self.clock.now
         self._pushes = BackgroundQueue(self.loop, now, self._deliver, self.failures)
         self._timer = BackgroundTimer(self.loop, now, self._tick, self.failures)
@@ -131,39 +108,21 @@ class RedisEngine(RedisAdministration):
         if self._address.min_replicas:
             self.confirmer = Confirmer(self._address, self._meta, self.clock, self._witnesses.mine)
         self.reconnector.subscribe(self.channel)
-        try:
-            await self.loop.create_task(self.reconnector.open())
-        except BaseException:
-            await self.reconnector.aclose()
-            raise
-        self._open = True
 
-    async def aclose(self) -> None:
-        """Close the sessions, then the connections. Safe to call twice."""
-        if self._closing is None:
-            if not self._open:
-                return
-            self._closing = self.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
+    def stop(self) -> None:
+        """Stop the timers, and drop all sessions and watches."""
+        self._timer.cancel()
+        self._sessions.clear()
+        self._watches.clear()
 
-    async def _close(self) -> None:
-        self._open = False
-        sessions = set(self._sessions.values())
-        try:
-            await close_sessions(sessions, self.url, lambda: self.reconnector.failure)
-        finally:
-            self._timer.cancel()
-            self._sessions.clear()
-            self._watches.clear()
-            self.fail_awaited()
-            await self.reconnector.aclose()  # first: nothing is granted afterwards
-            if self.confirmer is not None:
-                await self.confirmer.aclose()
-            await self.heartbeat.aclose()
+    async def closed(self) -> None:
+        """Close the connection of the confirmations."""
+        if self.confirmer is not None:
+            await self.confirmer.aclose()
 
-    def is_in_loop(self) -> bool:
-        """Return true on the thread of the engine's loop."""
-        return threading.get_ident() == self._thread
+    def all_sessions(self) -> set[RedisSession]:
+        """Return the attached sessions."""
+        return set(self._sessions.values())
 
     # Reports of the connections
 
@@ -190,16 +149,14 @@ class RedisEngine(RedisAdministration):
         if channel == self._channel:
             self._deliver_own(message)
         else:
-            kind = chr(message[0])
             for watch in self._watches.on(channel.decode()):
-                if kind in watch.kinds and not watch.session.over:
-                    watch.changed()
+                watch.report(chr(message[0]))
 
     def lost(self, why: TenureError) -> None:
         """Report the loss of contact to the sessions."""
         if self.confirmer is not None:
             self.confirmer.disconnect()
-        for session in set(self._sessions.values()):
+        for session in self.all_sessions():
             session.events.detached(why)
 
     async def prepare(self, connection: RedisConnection, server: Server) -> None:
@@ -245,7 +202,7 @@ class RedisEngine(RedisAdministration):
         for session, at in self._proofs:
             if not session.over:
                 session.events.proven(at)
-        for session in set(self._sessions.values()):
+        for session in self.all_sessions():
             session.events.attached()
             session.look_up((WAITING, OWNS))
         self._look_again()
@@ -278,7 +235,7 @@ class RedisEngine(RedisAdministration):
         if not self._sessions and not self._watches:
             return
         now = self.clock.now()
-        sessions = set(self._sessions.values())
+        sessions = self.all_sessions()
         shortest = min((session.window for session in sessions), default=_POLL * _SIGNS)
         timeout = min(self._address.socket_timeout, max(shortest / 3, 0.3))
         if self.reconnector.is_up:
@@ -323,11 +280,6 @@ class RedisEngine(RedisAdministration):
         """Return the reason why the store grants nothing at this moment, if it is known."""
         return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
-    async def attach(self, how: Attach, events: SessionEvents) -> RedisSession:
-        """Attach a session, or take one over."""
-        self.check_open()
-        return await attach(self, self._address.max_window, how, events)
-
     def admit(self, session: RedisSession) -> bool:
         """Add an attached session; false if the engine has been closed."""
         self._sessions[session.token] = session
@@ -349,7 +301,7 @@ class RedisEngine(RedisAdministration):
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
-        watch = _LocalWatch(session, kinds, changed)
+        watch = LocalWatch(session, kinds, changed)
         if channel not in self._watches:
             self.reconnector.subscribe(channel)
         self._watches.add(channel, session, watch)
@@ -365,7 +317,7 @@ class RedisEngine(RedisAdministration):
         else:
             self._missed_changes = True
 
-    def _unwatch(self, channel: str, watch: _LocalWatch) -> None:
+    def _unwatch(self, channel: str, watch: LocalWatch[RedisSession]) -> None:
         removed = self._watches.remove(channel, watch.session, watch)
         if removed and channel not in self._watches:
             self.reconnector.unsubscribe(channel)

@@ -1,0 +1,189 @@
+"""Attaching of new sessions, and taking over of existing ones."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from tenure.core import refusals, rules
+from tenure.engines._kit.commands.attachment import CommandSessionEngine
+from tenure.engines._kit.commands.replies import first_word, text
+from tenure.engines._kit.commands.session import CommandSession
+from tenure.engines._kit.session import received
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.errors import EngineError, EngineUnavailable, TenureError
+from tenure.identity import retold
+from tenure.model import Liveness
+
+__all__ = ["AttachEngine", "Attaching", "TakenOver", "new_token"]
+
+S = TypeVar("S", bound=CommandSession)
+
+
+class AttachEngine(CommandSessionEngine, Protocol):
+    """The engine, as `Attaching` uses it."""
+
+    def admit(self, session: Any) -> bool:
+        """Add an attached session; false if the engine has been closed."""
+        ...
+
+    def limit(
+        self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
+    ) -> asyncio.TimerHandle:
+        """Fail an answer that takes too long; returns the timer, to be cancelled."""
+        ...
+
+
+class TakenOver(NamedTuple):
+    """A session that was taken over.
+
+    Attributes:
+        token: of the new attachment.
+        window: its recovery window in seconds.
+        description: the former one.
+    """
+
+    token: str
+    window: float
+    description: str
+
+
+def new_token(number: int) -> str:
+    """Return the token of a new attachment; it is unique."""
+    return f"{number}.{secrets.token_hex(8)}"
+
+
+class Attaching(ABC, Generic[S]):
+    """The attaching of one engine.
+
+    The reply to an attaching begins with "ok", or is one of these: "no node"; "full", which the
+    node is; "refused", with the session's liveness and key; or another one without the session.
+    """
+
+    def __init__(self, engine: AttachEngine) -> None:
+        """Attach sessions to this engine."""
+        self._engine = engine
+
+    # For each engine to define
+
+    @abstractmethod
+    def send_attach(self, how: Attach, token: str, answered: Callable[[Any], None]) -> None:
+        """Attach a new session; the reply has its id behind "ok"."""
+
+    @abstractmethod
+    def send_take_over(
+        self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
+    ) -> None:
+        """Take a session over; the secret is that of its new token."""
+
+    @abstractmethod
+    def read_take_over(self, number: int, reply: Any) -> TakenOver:
+        """Decode the reply to a takeover that succeeded."""
+
+    @abstractmethod
+    def new_session(
+        self, how: Attach, events: SessionEvents, number: int, token: str, window: float
+    ) -> S:
+        """Create the session that was attached."""
+
+    def check_window(self, how: Attach) -> None:
+        """Raise `InvalidArgument` if the recovery window is not a possible one."""
+        rules.check_window(how.recovery_window, how.node)
+
+    # Attaching
+
+    async def attach(self, how: Attach, events: SessionEvents) -> S:
+        """Attach a session as the contract says."""
+        rules.check_path(how.node)
+        if how.session_id is not None:
+            return await self._take_over(how, how.session_id, events)
+        self.check_window(how)
+        rules.check_description(how.description, how.node)
+        rules.check_key(how.key, how.node)
+        token = new_token(1)
+
+        def made(reply: Any) -> S:
+            return self.new_session(how, events, reply[1], token, how.recovery_window)
+
+        at = self._engine.clock.now()
+        session = await self._attached(how, made, partial(self.send_attach, how, token))
+        events.proven(at)
+        return session
+
+    async def _take_over(self, how: Attach, number: int, events: SessionEvents) -> S:
+        if how.adopt:
+            self.check_window(how)
+        secret = secrets.token_hex(8)
+        former = ""
+
+        def made(reply: Any) -> S:
+            nonlocal former
+            token, window, former = self.read_take_over(number, reply)
+            return self.new_session(how, events, number, token, window)
+
+        send = partial(self.send_take_over, how, number, secret)
+        session = await self._attached(how, made, send)
+
+        async def begin() -> float:
+            at = self._engine.clock.now()
+            await session.begin(how.description if how.adopt else retold(former, how.description))
+            return at
+
+        remaining = None if how.assume_dead else session.remaining
+        events.proven(await session.take_over(remaining, begin))
+        return session
+
+    async def _attached(
+        self,
+        how: Attach,
+        make: Callable[[Any], S],
+        send: Callable[[Callable[[Any], None]], None],
+    ) -> S:
+        """Send the command that attaches; the answer creates the session at once."""
+        engine = self._engine
+        made: asyncio.Future[S] = engine.loop.create_future()
+
+        def answered(reply: Any) -> None:
+            if first_word(reply) != "ok":
+                if not made.done():
+                    made.set_exception(self._error(how, reply))
+                return
+            session = make(reply)
+            if engine.admit(session) and not made.done():
+                made.set_result(session)
+            else:
+                session.abandon()  # the caller was cancelled, or the engine closed
+
+        send(answered)
+        late = engine.limit(made, EngineUnavailable, how.node)
+        try:
+            return await received(made)
+        finally:
+            late.cancel()
+
+    def _error(self, how: Attach, reply: Any) -> TenureError:
+        number = how.session_id
+        if isinstance(reply, Exception):
+            return EngineError(
+                f"the session on {how.node} could not be attached: {self._engine.url} refused it: "
+                f"{reply}",
+                node=how.node,
+            )
+        word = first_word(reply)
+        if word == "no node":
+            return refusals.node_not_found(how.node)
+        if word == "full":
+            return refusals.node_full(how.node)
+        assert number is not None
+        if word == "refused":
+            liveness: Liveness = "window" if text(reply[1]) == "window" else "process"
+            key = reply[2] if isinstance(reply[2], bytes) else bytes.fromhex(reply[2])
+            try:
+                rules.check_resumable(liveness, key, how.key, how.node, number)
+            except TenureError as error:
+                return error
+        return rules.not_there_to_resume(how.node, number)

@@ -1,0 +1,133 @@
+"""Engine that sends commands: its opening and closing, and the attaching of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Any, Generic, Protocol, TypeVar
+
+from tenure.background import Failures
+from tenure.clock import Clock
+from tenure.engines._kit.commands.administration import CommandAdministration
+from tenure.engines._kit.commands.attaching import Attaching
+from tenure.engines._kit.commands.operations import OrderIds
+from tenure.engines._kit.commands.session import CommandSession
+from tenure.engines._kit.commands.values import Values
+from tenure.engines._kit.heartbeat import HeartbeatThread
+from tenure.engines._kit.session import close_sessions
+from tenure.engines.contract import Attach, SessionEvents
+from tenure.errors import TenureError
+
+__all__ = ["CommandEngine", "CommandReconnector"]
+
+S = TypeVar("S", bound=CommandSession)
+
+
+class CommandReconnector(Protocol):
+    """The connection of an engine, such as the kit's `Reconnector`."""
+
+    @property
+    def failure(self) -> TenureError | None:
+        """Reason why there is no connection; ``None`` while there is one."""
+        ...
+
+    async def open(self) -> None:
+        """Connect for the first time."""
+
+    async def aclose(self) -> None:
+        """Disconnect. Safe to call twice."""
+
+
+class CommandEngine(CommandAdministration, Generic[S]):
+    """The life cycle of an engine.
+
+    Attributes:
+        order_ids: the highest order id that this program has seen.
+        failures: of events and timers.
+        attaching: attaches the sessions.
+        heartbeat: renews sessions while the loop is stuck.
+        reconnector: keeps a connection.
+    """
+
+    attaching: Attaching[S]
+    heartbeat: HeartbeatThread[Any]
+    reconnector: CommandReconnector
+
+    def __init__(self, url: str, answer_timeout: float, values: Values, clock: Clock) -> None:
+        """Prepare the engine; `open` connects."""
+        super().__init__(url, answer_timeout, values)
+        self.clock = clock
+        self.order_ids = OrderIds()
+        self.failures = Failures(
+            f"looking after the sessions on {url}", logging.getLogger("tenure")
+        )
+        self._closing: asyncio.Task[None] | None = None
+        self._thread = 0
+
+    # For each engine to define
+
+    @abstractmethod
+    def prepare_opening(self) -> None:
+        """Make the reconnector, the heartbeat thread and the timers, for `loop`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the timers, and drop all sessions and watches."""
+
+    async def closed(self) -> None:
+        """Release what remains, as the last step of `aclose`."""
+        return
+
+    @abstractmethod
+    def all_sessions(self) -> Collection[S]:
+        """Return the attached sessions."""
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        """Connect to the store."""
+        if self._open:
+            return
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._closing = None
+        self.prepare_opening()
+        try:
+            await self.loop.create_task(self.reconnector.open())
+        except BaseException:
+            await self.reconnector.aclose()
+            raise
+        self._open = True
+
+    async def aclose(self) -> None:
+        """Close the sessions, then the connections. Safe to call twice."""
+        if self._closing is None:
+            if not self._open:
+                return
+            self._closing = self.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._open = False
+        try:
+            await close_sessions(self.all_sessions(), self.url, lambda: self.reconnector.failure)
+        finally:
+            self.stop()
+            self.fail_awaited()
+            await self.reconnector.aclose()  # first: nothing is granted afterwards
+            await self.heartbeat.aclose()
+            await self.closed()
+
+    def is_in_loop(self) -> bool:
+        """Return true on the thread of the engine's loop."""
+        return threading.get_ident() == self._thread
+
+    # Sessions
+
+    async def attach(self, how: Attach, events: SessionEvents) -> S:
+        """Attach a session, or take one over."""
+        self.check_open()
+        return await self.attaching.attach(how, events)
