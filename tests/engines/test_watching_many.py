@@ -18,9 +18,9 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.core import node
+from tenure.engines._kit.watchers import LocalWatch
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.engines.etcd import watch_cache
-from tenure.engines.redis import engine as redis
 from tenure.engines.sqlite.watches import SqliteWatch
 from tenure.engines.ydb import watches
 from tenure.testing.conformance import Stores
@@ -44,7 +44,7 @@ KEEP_WATCHES = {
 ENGINES = [
     pytest.param(MEMORY_IN_REAL_TIME, node.StoredWatch, id="memory"),
     pytest.param(stores("sqlite"), SqliteWatch, id="sqlite"),
-    pytest.param(stores("redis"), redis._LocalWatch, id="redis"),
+    pytest.param(stores("redis"), LocalWatch, id="redis"),
     pytest.param(stores("etcd"), watch_cache.CacheWatcher, id="etcd"),
 ]
 YDB = pytest.param(stores("ydb"), watches._Listener, id="ydb")

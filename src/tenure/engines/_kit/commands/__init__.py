@@ -5,6 +5,6 @@ engine encodes the commands for it and makes the connections.
 
 Modules, in the order to read them in: `replies` and `values` have what is sent and received.
 `session` has the requests of a session, upon `attachment`, its token and end, and `operations`
-are what it sends in batches. `administration` has the operations on nodes, which are the base of
-an engine.
+are what it sends in batches. `attaching` attaches and takes over. `engine` opens and closes;
+its base is `administration`, the operations on nodes.
 """
