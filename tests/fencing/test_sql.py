@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import django.db
 import psycopg
 import pytest
@@ -272,10 +275,10 @@ async def test_asynchronous_sqlalchemy_runs_it_by_run_sync(tmp_path: Path) -> No
             async with session.begin():
                 await session.run_sync(FENCE.admit, 33)
         assert await session.run_sync(FENCE.newest) == 34
-        with pytest.raises(InvalidArgument, match=r"await connection\.run_sync"):
+        with pytest.raises(InvalidArgument, match=r"await fence\.admit_async"):
             FENCE.admit(session, 35)
     async with engine.connect() as connection:
-        with pytest.raises(InvalidArgument, match=r"await connection\.run_sync"):
+        with pytest.raises(InvalidArgument, match=r"await fence\.admit_async"):
             FENCE.admit(connection, 35)
     await engine.dispose()
 
@@ -305,6 +308,111 @@ async def test_asynchronous_sqlalchemy_on_postgres_does_too(postgres_url: str) -
             await connection.run_sync(FENCE.admit, 33)
         await connection.rollback()
     await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def of_psycopg(url: str, autocommit: bool) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=autocommit) as connection:
+        yield connection
+
+
+@contextlib.asynccontextmanager
+async def of_asyncpg(url: str, autocommit: bool) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        if autocommit:
+            yield connection
+        else:
+            async with connection.transaction():
+                yield connection
+    finally:
+        await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def of_sqlalchemy(url: str, autocommit: bool) -> AsyncIterator[Any]:
+    engine = create_async_engine(
+        url.replace("postgresql:", "postgresql+asyncpg:"),
+        isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
+    )
+    try:
+        async with engine.begin() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
+
+
+@pytest.fixture
+def fences_url(postgres_url: str) -> Iterator[str]:
+    """Of a database with the fences' table."""
+    with psycopg.connect(postgres_url) as connection:
+        FENCE.create_table(connection)
+    yield postgres_url
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("DROP TABLE tenure_fences")
+
+
+asynchronous = pytest.mark.parametrize("connect", [of_psycopg, of_asyncpg, of_sqlalchemy])
+
+
+@asynchronous
+async def test_an_asynchronous_transaction_is_admitted_or_rolled_back(
+    fences_url: str, connect: Any
+) -> None:
+    async def write(token: int) -> None:
+        async with connect(fences_url, False) as connection:
+            await FENCE.admit_async(connection, token)
+
+    await write(33)
+    await write(34)
+    await write(34)
+    with pytest.raises(StaleToken) as caught:
+        await write(33)
+    assert caught.value.newest == 34
+    with psycopg.connect(fences_url) as connection:
+        assert FENCE.newest(connection) == 34
+
+
+@asynchronous
+async def test_two_first_writes_at_once_come_one_after_the_other(
+    fences_url: str, connect: Any
+) -> None:
+    async with connect(fences_url, False) as first:
+        await FENCE.admit_async(first, 34)
+
+        async def write(token: int) -> None:
+            async with connect(fences_url, False) as second:
+                await FENCE.admit_async(second, token)
+
+        newer, older = asyncio.ensure_future(write(35)), asyncio.ensure_future(write(33))
+        with psycopg.connect(fences_url, autocommit=True) as eye:
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            while eye.execute(waiting).fetchone() != (2,):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    await newer
+    with pytest.raises(StaleToken):
+        await older
+
+
+@asynchronous
+async def test_an_asynchronous_write_outside_a_transaction_is_not_admitted(
+    fences_url: str, connect: Any
+) -> None:
+    async with connect(fences_url, True) as connection:
+        with pytest.raises(Misuse, match="no transaction is open"):
+            await FENCE.admit_async(connection, 34)
+
+
+async def test_an_asynchronous_connection_is_named_where_it_does_not_fit(fences_url: str) -> None:
+    async with of_psycopg(fences_url, False) as one, of_asyncpg(fences_url, False) as two:
+        for connection in (one, two):
+            with pytest.raises(InvalidArgument, match=r"await fence\.admit_async"):
+                FENCE.admit(connection, 34)
+    with sqlite3.connect(":memory:") as of_threads:
+        for wrong in (None, 3, of_threads):
+            with pytest.raises(InvalidArgument, match="AsyncConnection of psycopg"):
+                await FENCE.admit_async(wrong, 34)
+    of_threads.close()
 
 
 @pytest.fixture

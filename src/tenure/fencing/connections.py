@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["STYLES", "Borrowed", "borrow", "rendered"]
+__all__ = ["STYLES", "AsyncBorrowed", "Borrowed", "Step", "borrow", "borrow_async", "rendered"]
 
 STYLES = frozenset({"qmark", "numeric", "numeric_dollar", "named", "format", "pyformat"})
 """Parameter styles: those of PEP 249, and ``$1``."""
@@ -45,6 +46,21 @@ def rendered(
     return text, tuple(values)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement of several that a connection runs, in an event loop or not.
+
+    Attributes:
+        statement: with ``?`` for each value.
+        values: the values.
+        reads: it is a query for one number; otherwise the number of affected rows is returned.
+    """
+
+    statement: str
+    values: tuple[object, ...] = ()
+    reads: bool = False
+
+
 class Borrowed:
     """A connection, for a few statements."""
 
@@ -52,6 +68,21 @@ class Borrowed:
         """Borrow the driver's connection, with the driver's parameter style."""
         self._driver = driver
         self._style = style
+
+    def run(self, steps: Generator[Step, int | None, None]) -> None:
+        """Run statements one after the other; each one may depend on the result of the last."""
+        result: int | None = None
+        failure: Exception | None = None
+        while True:
+            try:
+                step = steps.send(result) if failure is None else steps.throw(failure)
+            except StopIteration:
+                return
+            run, result, failure = self.number if step.reads else self.change, None, None
+            try:
+                result = run(step.statement, *step.values)
+            except Exception as error:
+                failure = error
 
     def change(self, statement: str, *values: object) -> int:
         """Run a statement; return the number of affected rows, below 0 if unknown to the driver."""
@@ -68,11 +99,7 @@ class Borrowed:
             row = cursor.fetchone()
         finally:
             cursor.close()
-        if isinstance(row, Mapping):  # a connection may have a row factory of its own
-            (row,) = row.values()
-        elif row is not None and not isinstance(row, int):
-            row = row[0]
-        return None if row is None else int(row)
+        return _number_of(row)
 
     def _execute(self, statement: str, values: Sequence[object]) -> Any:
         cursor = self._driver.cursor()
@@ -86,13 +113,9 @@ class Borrowed:
     def is_in_transaction(self) -> bool:
         """Return false where it is known that each statement is committed by itself.
 
-        PEP 249 has no such question; sqlite3, psycopg, psycopg2 and Django have an answer.
+        PEP 249 has no such question; sqlite3, psycopg, psycopg2, asyncpg and Django have an answer.
         """
-        driver = self._driver_itself()
-        if isinstance(inside := getattr(driver, "in_transaction", None), bool):
-            return inside
-        status = getattr(getattr(driver, "info", None), "transaction_status", None)
-        return status is None or status != _PSYCOPG_IDLE
+        return _is_in_transaction(self._driver_itself())
 
     def _driver_itself(self) -> Any:
         return self._driver
@@ -118,12 +141,98 @@ class _BorrowedOfDjango(Borrowed):
         return self._driver.in_atomic_block or not self._driver.get_autocommit()
 
 
+class AsyncBorrowed:
+    """Borrowed ``AsyncConnection`` of psycopg."""
+
+    def __init__(self, driver: Any, style: str) -> None:
+        """Borrow the driver's connection, with the driver's parameter style."""
+        self._driver = driver
+        self._style = style
+
+    async def run(self, steps: Generator[Step, int | None, None]) -> None:
+        """Run statements one after the other; each one may depend on the result of the last."""
+        result: int | None = None
+        failure: Exception | None = None
+        while True:
+            try:
+                step = steps.send(result) if failure is None else steps.throw(failure)
+            except StopIteration:
+                return
+            result, failure = None, None
+            try:
+                result = await self._run(step)
+            except Exception as error:
+                failure = error
+
+    async def _run(self, step: Step) -> int | None:
+        async with self._driver.cursor() as cursor:
+            await cursor.execute(*rendered(step.statement, self._style, step.values))
+            return _number_of(await cursor.fetchone()) if step.reads else int(cursor.rowcount)
+
+    def is_in_transaction(self) -> bool:
+        """Return false where it is known that each statement is committed by itself."""
+        return _is_in_transaction(self._driver)
+
+
+class _BorrowedOfAsyncpg(AsyncBorrowed):
+    """Borrowed connection of asyncpg, from a pool or not."""
+
+    async def _run(self, step: Step) -> int | None:
+        statement, values = rendered(step.statement, self._style, step.values)
+        if step.reads:
+            return _number_of(await self._driver.fetchval(statement, *values))
+        said: str = await self._driver.execute(statement, *values)  # "UPDATE 1", or "SAVEPOINT"
+        count = said.rpartition(" ")[2]
+        return int(count) if count.isdigit() else -1
+
+
+def _is_in_transaction(driver: Any) -> bool:
+    if isinstance(inside := getattr(driver, "in_transaction", None), bool):
+        return inside
+    if hasattr(driver, "is_in_transaction"):
+        return bool(driver.is_in_transaction())
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)
+    return status is None or status != _PSYCOPG_IDLE
+
+
+def _number_of(row: Any) -> int | None:
+    """Return the only number of a row, which a connection may make in a form of its own."""
+    if isinstance(row, Mapping):
+        (row,) = row.values()
+    elif row is not None and not isinstance(row, int):
+        row = row[0]
+    return None if row is None else int(row)
+
+
+def borrow_async(connection: Any, paramstyle: str | None) -> AsyncBorrowed:
+    """Adapt an asynchronous connection of psycopg or asyncpg to run statements on it.
+
+    Raises:
+        InvalidArgument: it is none of these.
+    """
+    if hasattr(connection, "is_in_transaction") and hasattr(connection, "fetchval"):
+        return _BorrowedOfAsyncpg(connection, "numeric_dollar")
+    is_async = inspect.iscoroutinefunction(getattr(connection, "commit", None))
+    if is_async and hasattr(connection, "info") and not hasattr(connection, "run_sync"):
+        return AsyncBorrowed(connection, paramstyle or "format")
+    raise InvalidArgument(
+        f"an AsyncConnection of psycopg, a Connection of asyncpg, or an AsyncConnection or "
+        f"AsyncSession of SQLAlchemy is needed, not {connection!r}; with another driver make the "
+        f"condition a part of your own statement, see docs/how-to/fencing.md"
+    )
+
+
 def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
     """Adapt a connection to run statements on it.
 
     Raises:
         InvalidArgument: it is asynchronous, no connection at all, or its style cannot be found.
     """
+    if hasattr(connection, "is_in_transaction"):
+        raise InvalidArgument(
+            f"{type(connection).__name__} of asyncpg is asynchronous: use "
+            f"`await fence.admit_async(connection, lease)`"
+        )
     commit = getattr(connection, "commit", None)
     if commit is None:
         raise InvalidArgument(
@@ -132,9 +241,9 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
         )
     if inspect.iscoroutinefunction(commit):
         raise InvalidArgument(
-            f"{type(connection).__name__} is asynchronous: with SQLAlchemy's AsyncConnection and "
-            f"AsyncSession write `await connection.run_sync(fence.admit, lease)`; with another "
-            f"driver make the condition a part of your own statement, see docs/how-to/fencing.md"
+            f"{type(connection).__name__} is asynchronous: use "
+            f"`await fence.admit_async(connection, lease)`; for the other methods SQLAlchemy has "
+            f"`await connection.run_sync(fence.newest)`"
         )
     if hasattr(connection, "get_bind"):  # a Session, or what stands for one
         connection = connection.connection()

@@ -13,13 +13,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias, TypeVar
 
 from tenure.errors import InvalidArgument, Misuse, Unsupported
-from tenure.fencing.connections import STYLES, Borrowed, borrow
+from tenure.fencing.connections import STYLES, Step, borrow, borrow_async
 from tenure.fencing.tokens import Token, name_of, stale, token_of
 
 __all__ = ["SQLFence"]
+
+R = TypeVar("R")
+Steps: TypeAlias = Generator[Step, int | None, R]
 
 # The table's name is put in by `str.format`, and is checked before.
 _SCHEMA = (
@@ -106,8 +110,8 @@ class SQLFence:
 
         Args:
             connection: of a DB-API module, SQLAlchemy's Connection or Session, or Django's
-                connection, in the very transaction that writes. With SQLAlchemy's asynchronous
-                ones, ``await session.run_sync(fence.admit, lease)``.
+                connection, in the very transaction that writes. For an asynchronous one use
+                `admit_async`.
             token: the lease under which the transaction writes, or its fencing token.
 
         Raises:
@@ -119,17 +123,38 @@ class SQLFence:
         """
         number = token_of(token)
         borrowed = borrow(connection, self._paramstyle)
-        if self._advanced(borrowed, number):
+        borrowed.run(self._admission(number, borrowed.is_in_transaction))
+
+    async def admit_async(self, connection: Any, token: Token) -> None:
+        """Let the transaction of an asynchronous connection go on, as `admit` does.
+
+        Args:
+            connection: an ``AsyncConnection`` of psycopg, a ``Connection`` of asyncpg, or an
+                ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy.
+            token: the lease under which the transaction writes, or its fencing token.
+
+        Raises:
+            StaleToken, InvalidArgument, Misuse, Unsupported, Exception: as for `admit`.
+        """
+        number = token_of(token)
+        if hasattr(connection, "run_sync"):
+            await connection.run_sync(self.admit, number)
             return
-        newest, refused = self._newest(borrowed), None
+        borrowed = borrow_async(connection, self._paramstyle)
+        await borrowed.run(self._admission(number, borrowed.is_in_transaction))
+
+    def _admission(self, number: int, inside: Callable[[], bool]) -> Steps[None]:
+        if (yield from self._advanced(number, inside)):
+            return
+        newest, refused = (yield self._newest), None
         if newest is None:
-            refused = self._made(borrowed, number)
+            refused = yield from self._made(number)
             if refused is None:
                 return
         if newest is None or newest <= number:  # the row came since, or what was read is old
-            if self._advanced(borrowed, number):
+            if (yield from self._advanced(number, inside)):
                 return
-            newest = self._newest(borrowed)
+            newest = yield self._newest
             if newest is None and refused is not None:
                 raise refused
             if newest is not None and newest <= number:  # it still is
@@ -142,17 +167,18 @@ class SQLFence:
         Raises:
             InvalidArgument: see `admit`.
         """
-        return self._newest(borrow(connection, self._paramstyle))
+        step = self._newest
+        return borrow(connection, self._paramstyle).number(step.statement, *step.values)
 
-    def _advanced(self, borrowed: Borrowed, number: int) -> bool:
+    def _advanced(self, number: int, inside: Callable[[], bool]) -> Steps[bool]:
         advance = _ADVANCE.format(table=self.table)
-        touched = borrowed.change(advance, number, self.resource, number)
-        if touched < 0:
+        touched = yield Step(advance, (number, self.resource, number))
+        if touched is None or touched < 0:
             raise Unsupported(
                 "this driver does not say how many rows a statement has touched: make the "
                 "condition a part of your own statement, see docs/how-to/fencing.md"
             )
-        if not borrowed.is_in_transaction():
+        if not inside():
             raise Misuse(
                 f"no transaction is open: the fence before {self.resource!r} and the write must be "
                 f"in one, or a newer holder's write can come between them; begin one first (is "
@@ -160,15 +186,16 @@ class SQLFence:
             )
         return touched > 0
 
-    def _newest(self, borrowed: Borrowed) -> int | None:
-        return borrowed.number(_NEWEST.format(table=self.table), self.resource)
+    @property
+    def _newest(self) -> Step:
+        return Step(_NEWEST.format(table=self.table), (self.resource,), reads=True)
 
-    def _made(self, borrowed: Borrowed, number: int) -> Exception | None:
+    def _made(self, number: int) -> Steps[Exception | None]:
         """Make the row, or say what refused it: most likely the row that another has made."""
-        borrowed.change("SAVEPOINT tenure_fence")
+        yield Step("SAVEPOINT tenure_fence")
         try:
-            borrowed.change(_INSERT.format(table=self.table), self.resource, number)
+            yield Step(_INSERT.format(table=self.table), (self.resource, number))
         except Exception as error:
-            borrowed.change("ROLLBACK TO SAVEPOINT tenure_fence")
+            yield Step("ROLLBACK TO SAVEPOINT tenure_fence")
             return error
         return None
