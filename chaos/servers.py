@@ -138,13 +138,18 @@ def server_faults(
 
     faults = [
         Fault("kill-server", "kill -9 of a server", down(Server.kill), (0.1, 2.0)),
-        Fault("restart-server", "a server ends and starts again", down(Server.stop), (0.1, 2.0)),
+        Fault("restart-server", "a server ends and starts again", down(_stop), (0.1, 2.0)),
         Fault("pause-server", "SIGSTOP of a server", pause, (0.3, 4.0)),
     ]
     if wipe is not None:
         lost = down(Server.kill, wipe)
         faults.append(Fault("lose-data", "a server loses its data", lost, (0.1, 1.0)))
     return faults
+
+
+async def _stop(server: Server) -> None:
+    """End a server in its own way."""
+    await server.stop()
 
 
 async def _listens(port: int) -> bool:
