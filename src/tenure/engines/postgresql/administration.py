@@ -15,7 +15,7 @@ from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.pages import PostgresPages
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Call, Refusal, Statement
+from tenure.engines.postgresql.statements import Argument, Call, Refusal, Statement
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
 
@@ -23,6 +23,36 @@ __all__ = ["PostgresAdministration"]
 
 _REPORTING = frozenset({"drop_node", "end_session", "evict"})
 """Functions with the engine's channel as an argument, and with events in their replies."""
+
+_ONCE = frozenset({"create_node", "drop_node", "end_session", "evict"})
+"""Functions that answer otherwise when they have been called before."""
+
+
+class PostgresCommand(Call):
+    """Call of a function of administration.
+
+    Attributes:
+        may_have_run: it was sent before, without an answer.
+    """
+
+    __slots__ = ("_sent", "may_have_run")
+
+    def __init__(
+        self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], object]
+    ) -> None:
+        """Describe the call; `answered` receives the reply."""
+        super().__init__(function, args, answered)
+        self._sent = self.may_have_run = False
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        """Return the SQL and its parameters; it is sent now."""
+        self._sent = True
+        return super().packed(schema)
+
+    def lost(self) -> bool:
+        """Note the end of the connection."""
+        self.may_have_run = self._sent
+        return True
 
 
 class PostgresAdministration(CommandEngine[PostgresSession]):
@@ -63,16 +93,42 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
     ) -> None:
         """Call a function."""
         words = [values.to_text(each) if isinstance(each, str) else each for each in args]
-        if command not in _REPORTING:
-            self.send(Call(command, (*words,), answered))
-            return
+        if command in _REPORTING:
+            words.append(self.channel)
 
-        def reported(reply: Any) -> None:
-            if first_word(reply) == "ok":
+        def replied(reply: Any) -> None:
+            if command in _REPORTING and first_word(reply) == "ok":
                 self.push_all(reply[-1])
-            answered(reply)
+            if call.may_have_run and command in _ONCE:
+                self._repeated(command, args, reply, answered)
+            else:
+                answered(reply)
 
-        self.send(Call(command, (*words, self.channel), reported))
+        call = PostgresCommand(command, (*words,), replied)
+        self.send(call)
+
+    def _repeated(
+        self, command: str, args: tuple[Any, ...], reply: Any, answered: Callable[[Any], None]
+    ) -> None:
+        """Handle the reply to a command whose first answer may have been lost.
+
+        What it has already done is not there to be done again.
+        """
+        word = first_word(reply)
+        if word == "exists":
+            path, config = args
+
+            def described(found: Any) -> None:
+                mine = first_word(found) == "ok" and found[1] == config
+                answered(["ok"] if mine else reply)
+
+            self.send(Call("describe_node", (values.to_text(path),), described))
+        elif (command, word) == ("drop_node", "no node"):
+            answered(["ok", []])
+        elif word == "missing" or (word == "ok" and reply[1:2] == [False]):
+            answered(["ok", True, []])
+        else:
+            answered(reply)
 
     def note_silence(self) -> TenureError | None:
         """Return the reason why the store does not answer, if it is known."""
