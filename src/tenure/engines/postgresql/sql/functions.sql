@@ -7,6 +7,8 @@
 --   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
 --     The end of a session and a new attachment hold FOR UPDATE.
 --   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
+--   * Statements over lists look expensive to the planner, which knows no statistics of a list. They
+--     are not compiled, and the frequent ones use indexes, behind a pooler too.
 --   * Times are those of clock_timestamp(). A time that lies in the future, because the clock was
 --     set back, counts as now.
 --
@@ -262,7 +264,8 @@ CREATE OR REPLACE FUNCTION SCHEMA.operate(
     caller text, highest bigint, relaxed boolean, who jsonb, operations jsonb, fresh jsonb,
     judged boolean
 ) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET jit = off AS $$
 DECLARE
     everything CONSTANT numeric := 18446744073709551615;
     total CONSTANT integer := jsonb_array_length(operations);
@@ -668,7 +671,8 @@ $$;
 -- counters of each watched queue, "pollers": [programs that poll for waiters, queues for which they
 -- poll] if the caller is one, "events": events}.
 CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET jit = off SET enable_seqscan = off AS $$
 DECLARE
     frozen double precision := SCHEMA.quarantine();
     ids bigint[];
@@ -804,7 +808,8 @@ END $$;
 -- session: ["gone"], ["taken"], or for each request the order id of an owner, [requests ahead, at most
 -- 60] of a waiter, "reason" of one that was removed, null of one that is unknown.
 CREATE OR REPLACE FUNCTION SCHEMA.look(who jsonb) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET jit = off SET enable_seqscan = off AS $$
 BEGIN
     RETURN (SELECT jsonb_agg(CASE
         WHEN s.id IS NULL OR SCHEMA.expired(s) THEN '["gone"]'::jsonb
