@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -26,19 +27,18 @@ def store() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def two_servers(folder: Path, store: str) -> AsyncIterator[tuple[Served, Served, str]]:
-    """Run two servers on one store; the URL names both, and clients use the first one first."""
+async def two_servers(folder: Path, store: str) -> AsyncIterator[tuple[Served, Served]]:
+    """Run two servers on one store."""
     async with (
         serving(folder, "--store", store) as first,
         serving(folder, "--store", store) as second,
     ):
-        places = [each.address.removeprefix("tenure://") for each in (first, second)]
-        yield first, second, f"tenure://{','.join(places)}"
+        yield first, second
 
 
 async def test_two_servers_serve_one_lock(tmp_path: Path, store: str) -> None:
     async with (
-        two_servers(tmp_path, store) as (first, second, _),
+        two_servers(tmp_path, store) as (first, second),
         tenure.connect(first.address) as one,
         tenure.connect(second.address) as other,
         tenure.connect(store) as directly,
@@ -64,15 +64,21 @@ async def test_two_servers_serve_one_lock(tmp_path: Path, store: str) -> None:
 
 
 async def test_a_killed_server_costs_no_lease_and_no_place(tmp_path: Path, store: str) -> None:
-    async with (
-        two_servers(tmp_path, store) as (first, second, both),
-        tenure.connect(both) as holder,
-        tenure.connect(both) as waiter,
-        tenure.connect(second.address) as behind,
-        holder.session(recovery_window=WINDOW) as session,
-        waiter.session(recovery_window=WINDOW) as waiting,
-        holder.events() as events,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        later = f"127.0.0.1:{free.getsockname()[1]}"
+    async with AsyncExitStack() as servers, AsyncExitStack() as clients:
+        first = await servers.enter_async_context(serving(tmp_path, "--store", store))
+        both = f"{first.address},{later}"
+        holder = await clients.enter_async_context(tenure.connect(both))
+        waiter = await clients.enter_async_context(tenure.connect(both))
+        session = await clients.enter_async_context(holder.session(recovery_window=WINDOW))
+        waiting = await clients.enter_async_context(waiter.session(recovery_window=WINDOW))
+        events = await clients.enter_async_context(holder.events())
+        # They are connected with the first server, because the second one starts only now.
+        await servers.enter_async_context(
+            serving(tmp_path, "--store", store, listen=[f"tenure://{later}"])
+        )
+        behind = await clients.enter_async_context(tenure.connect(f"tenure://{later}"))
         lease = await session.mutex("m").lock(timeout=PATIENCE)
         request = asyncio.ensure_future(waiting.mutex("m").lock(timeout=PATIENCE))
         await is_waited_for(behind, "m")
@@ -92,7 +98,7 @@ async def test_a_killed_server_costs_no_lease_and_no_place(tmp_path: Path, store
 async def test_a_program_resumes_its_session_through_another_server(
     tmp_path: Path, store: str
 ) -> None:
-    async with two_servers(tmp_path, store) as (first, second, _):
+    async with two_servers(tmp_path, store) as (first, second):
         async with tenure.connect(first.address) as client:
             session = await client.session(recovery_window=6, resumable=True)
             former = await session.mutex("m").lock(timeout=PATIENCE)
