@@ -244,7 +244,7 @@ class _Program:
         await self.actor.call("renew", False, who, epoch)
         session = self.world.session()
         await self.actor.call("remaining", session.number, session.token)
-        await self.actor.call("look", session.number, session.token, [1, 2, 3])
+        await self.actor.call("look", [[session.number, session.token, [1, 2, 3]]])
 
     async def reattach(self) -> None:
         """Attach some sessions again, after a lost connection."""
