@@ -9,12 +9,14 @@ import django.conf
 
 __all__ = ["configure_django"]
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="tenure-")  # removed when the process ends
+
 
 def configure_django() -> None:
     """Configure Django with a SQLite file as its database, unless it is configured."""
     if django.conf.settings.configured:
         return
-    path = tempfile.mkdtemp(prefix="tenure-") + "/data.db"
+    path = _FOLDER.name + "/data.db"
     engine = {"ENGINE": "django.db.backends.sqlite3", "NAME": path}
     django.conf.settings.configure(DATABASES={"default": engine}, LOGGING_CONFIG=None)
     django.setup()

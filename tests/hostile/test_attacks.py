@@ -24,9 +24,18 @@ def postgresql(folder: Path) -> AbstractContextManager[str]:
     return a_schema()
 
 
+NOT_BOUNDED = {"reads-descriptions", "reads-resumes"}
+"""Attacks that exceed the bounds of a server on PostgreSQL, which docs/operate/load.md says."""
+
+CASES = [pytest.param(sqlite, name, id=f"sqlite-{name}") for name in ATTACKS] + [
+    pytest.param(postgresql, name, id=f"postgresql-{name}")
+    for name in ATTACKS
+    if name not in NOT_BOUNDED
+]
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("store", [sqlite, postgresql], ids=lambda store: store.__name__)
+@pytest.mark.parametrize(("store", "name"), CASES)
 async def test_an_attack_costs_no_other_client_its_lease(
     store: Callable[[Path], AbstractContextManager[str]], name: str, tmp_path: Path
 ) -> None:
