@@ -275,6 +275,19 @@ async def test_what_is_put_while_items_are_handled_is_handled_later(clock: Virtu
     assert receiver.handled == ["more", "last", "the next iteration's"]
 
 
+async def test_items_are_handled_at_once_unless_others_wait(clock: VirtualClock) -> None:
+    receiver = Receiver(clock, {"c": 1})
+    receiver.queue.handle("ab")
+    receiver.queue.handle("")
+    assert receiver.handled == ["a", "b"]
+    receiver.queue.handle("cd")
+    receiver.queue.handle("e")
+    assert receiver.handled == ["a", "b"]
+    await asyncio.sleep(1)
+    assert receiver.handled == ["a", "b", "c", "d", "e"]
+    assert not receiver.queue.items
+
+
 async def test_a_queue_that_is_cleared_while_it_handles_items_handles_no_more(
     clock: VirtualClock,
 ) -> None:

@@ -247,6 +247,15 @@ class BackgroundQueue(Generic[T]):
         if self.items and not self._timer.armed:
             self._timer.soon()
 
+    def handle(self, items: Iterable[T]) -> None:
+        """Handle items now, or after those that were put before. On the loop."""
+        if self.items:
+            self.put(items)
+        else:
+            self.items.extend(items)
+            if self.items:
+                self._timer.run()
+
     def put_threadsafe(self, item: T) -> None:
         """Have an item handled, from any thread; unless the loop is closed."""
         self.items.append(item)

@@ -24,13 +24,10 @@ def postgresql(folder: Path) -> AbstractContextManager[str]:
     return a_schema()
 
 
-NOT_BOUNDED = {"reads-descriptions", "reads-resumes"}
-"""Attacks that exceed the bounds of a server on PostgreSQL, which docs/operate/load.md says."""
-
-CASES = [pytest.param(sqlite, name, id=f"sqlite-{name}") for name in ATTACKS] + [
-    pytest.param(postgresql, name, id=f"postgresql-{name}")
+CASES = [
+    pytest.param(store, name, id=f"{store.__name__}-{name}")
+    for store in (sqlite, postgresql)
     for name in ATTACKS
-    if name not in NOT_BOUNDED
 ]
 
 

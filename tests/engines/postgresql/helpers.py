@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 import tenure
 from tenure.engines import connect_engine
@@ -14,6 +15,7 @@ from tests.engines.postgresql.servers import PostgresServer
 
 __all__ = [
     "PATIENCE",
+    "SessionOfStatements",
     "an_engine",
     "backends",
     "enqueue",
@@ -24,6 +26,15 @@ __all__ = [
 ]
 
 PATIENCE = 40.0
+
+
+@dataclass(eq=False)
+class SessionOfStatements:
+    """A session, as statements see it, without an engine."""
+
+    id: int
+    token: str = "1.x"
+    path: str = "/default"
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -74,6 +74,16 @@ async def test_a_statement_that_cannot_be_prepared_is_refused() -> None:
             assert await ask_often(engine, "SELECT '1'") == [1] * 5
 
 
+async def test_a_statement_that_is_not_prepared_any_more_is_prepared_again() -> None:
+    with a_schema() as url:
+        async with an_engine(url, SystemClock()) as engine:
+            assert isinstance(engine, PostgresEngine)
+            assert await ask_often(engine, "SELECT '1'") == [1] * 5
+            assert await ask(engine, Question("DEALLOCATE ALL")) is None
+            assert await ask_often(engine, "SELECT '1'") == [1] * 5
+            assert await ask(engine, Question(_PREPARED)) == ["SELECT '1'"]
+
+
 async def test_nothing_is_prepared_behind_a_pooler() -> None:
     with a_pooled_schema() as url:
         async with tenure.connect(url) as client, client.session() as session:

@@ -7,7 +7,8 @@ polls.
 
 Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema` puts
 together. `session` has what PostgreSQL adds to the sessions of `tenure.engines._kit.commands`. It
-sends `statements` over `connection`, one socket of libpq, which `connecting` opens. `engine`
+sends `statements` over `connection`, one socket of libpq, which `connecting` opens. `pipeline`
+decides which of them are under way together, and `prepared` prepares them. `engine`
 owns the connections and sessions; its base is `administration`. `monitor` looks for what has
 expired or was missed, `watches` has the watches, `renewals` the renewals, and `quarantine` the
 wait after a loss of data. `attaching` attaches and takes over. `heartbeat` has a connection of
@@ -16,13 +17,13 @@ administrator, and `doctor` examines one, in the words of `reported`.
 
 Rules:
 
-* Operations that sessions call for while a statement is under way are one statement, in order.
+* Operations that sessions call for while two batches are under way are one statement, in order.
 * Every statement of a session has the token of its attachment, and an older token is refused.
 * After a lost connection, sessions are first reattached, under new tokens. Then unanswered
   statements are sent again: requests are identified by their numbers, and changes by theirs, so
   none is made twice.
-* No state is kept in the database's session: no prepared statement, no setting, no advisory lock.
-  Only ``LISTEN`` and the isolation level are, on a direct connection.
+* Behind a pooler no state is kept in the database's session. On a direct connection these are:
+  ``LISTEN``, prepared statements, and a few settings. There is no advisory lock.
 """
 
 from __future__ import annotations

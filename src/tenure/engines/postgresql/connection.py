@@ -1,11 +1,12 @@
-"""Connection to a PostgreSQL server: one statement at a time, over libpq.
+"""Connection to a PostgreSQL server, over libpq in pipeline mode.
 
 Rules:
 
 * psycopg opens the connection. After that only this class touches the socket, so that a statement
   costs one write and one read, without a task.
-* Operations that are called for while a statement is under way are one batch. A program that does
-  one thing at a time waits for no iteration of the loop.
+* Each statement is a transaction, and is answered when that is committed. `pipeline` decides which
+  ones are under way together. A program that does one thing at a time waits for no iteration of the
+  loop.
 * A statement that the database has rolled back for a reason that passes (a deadlock, a full disk,
   a timeout that an administrator has set) is sent again after a pause, before all others. One that
   a transaction of the user's holds up is sent again later, behind others.
@@ -27,6 +28,7 @@ from psycopg import pq
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.operations import Operation
+from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.prepared import StatementSender
 from tenure.engines.postgresql.statements import Batch, Refusal, Statement
 
@@ -35,6 +37,7 @@ __all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
 _log = logging.getLogger("tenure")
 
 _AT_ONCE = frozenset({"TN001", "40001", "40P01"})
+_NOT_PREPARED = "26000"
 _LATER = frozenset({"55P03", "57014"})
 _FULL = ("53", "58")  # classes: insufficient resources, errors of the system
 _NO_SUCH_CHARACTER = frozenset({"22021", "22P05"})
@@ -116,6 +119,7 @@ class PostgresConnection:
         self._psycopg = connection  # closes the socket when it is collected
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
+        self._pq.enter_pipeline_mode()
         self._sender = StatementSender(self._pq, prepares=prepares)
         self.listener: PostgresConnection | None = None
         self._schema = schema
@@ -123,11 +127,10 @@ class PostgresConnection:
         self._loop = asyncio.get_running_loop()
         self._poll = BusyPoll(self._loop.call_soon, busy_poll)
         self._socket = self._pq.socket
-        self._waiting: deque[Statement] = deque()
-        self._current: Statement | None = None
-        self._batch: Batch | None = None  # the last one that waits, open for more
-        self._result: Any = None
-        self._since = 0.0
+        self._pipeline = StatementPipeline(owner.new_batch)
+        self._preparing: deque[bool] = deque()  # for each statement under way
+        self._result: Any = None  # of the first statement under way
+        self._since = 0.0  # since when the server executes it
         self._alone = True
         self._flushing = self._writing = False
         self._pause: asyncio.TimerHandle | None = None
@@ -138,57 +141,59 @@ class PostgresConnection:
 
     def send(self, statement: Statement) -> None:
         """Send a statement, after those before it."""
-        self._batch = None
-        self._waiting.append(statement)
-        if self._current is None and self._pause is None:
-            self._next()
+        self._pipeline.add(statement)
+        self._send()
 
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others that are called for before it can be sent."""
-        batch = self._batch
-        if batch is None or not batch.add(operation):
-            batch = self._batch = self._owner.new_batch()
-            self._waiting.append(batch)
-            batch.add(operation)
-        if self._current is not None or self._pause is not None:
+        pipeline = self._pipeline
+        alone = self._alone and not pipeline.waits
+        pipeline.operate(operation)
+        if pipeline.under_way or self._pause is not None:
             self._alone = False
-        elif self._alone and len(self._waiting) == 1:
-            self._next()  # waiting for others would gain nothing
-        elif not self._flushing:
+        elif alone:
+            self._send()  # waiting for others would gain nothing
+            return
+        self._send_soon()
+
+    def _send_soon(self) -> None:
+        if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._current is None and self._pause is None:
-            self._next()
-
-    def _next(self) -> None:
-        """Send the next statement, if there is one."""
-        if self.over or not self._waiting:
+        if not self._pipeline.waits and not self._pipeline.under_way:
             self._alone = True
+        self._send()
+
+    def _send(self) -> None:
+        """Send what may be under way."""
+        if self._pause is not None:
             return
-        statement = self._current = self._waiting.popleft()
-        if statement is self._batch:
-            self._batch = None
-        self._since = self._loop.time()
-        self._result = None
-        try:
-            sql, parameters = statement.packed(self._schema)
-            self._sender.send(sql, parameters, recurs=statement.recurs)
-        except psycopg.OperationalError as error:
-            self._end(str(error))
-            return
-        except Exception as error:  # nothing was sent
-            self._current = None
-            if parts := statement.parts():
-                self._waiting.extendleft(reversed(parts))
-            else:
-                statement.answered(Refusal("", f"it cannot be sent: {error!r}"))
-            self._loop.call_soon(self._flush)
-            return
-        self._write()
-        self._poll.expect()
+        sent = False
+        while not self.over and (statement := self._pipeline.begin()):
+            if len(self._pipeline.under_way) == 1:
+                self._since = self._loop.time()
+                self._result = None
+            try:
+                sql, parameters = statement.packed(self._schema)
+            except Exception as error:  # nothing was sent
+                self._pipeline.withdraw()
+                if parts := statement.parts():
+                    self._pipeline.put_first(parts)
+                else:
+                    statement.answered(Refusal("", f"it cannot be sent: {error!r}"))
+                continue
+            try:
+                self._preparing.append(self._sender.send(sql, parameters, recurs=statement.recurs))
+            except psycopg.OperationalError as error:
+                self._end(str(error))
+                return
+            sent = True
+        if sent:
+            self._write()
+            self._poll.expect()
 
     def _write(self) -> None:
         try:
@@ -206,7 +211,7 @@ class PostgresConnection:
     @property
     def silent_for(self) -> float:
         """Seconds for which a statement has had no answer, and is not known to be executed."""
-        return 0.0 if self._current is None else self._loop.time() - self._since
+        return self._loop.time() - self._since if self._pipeline.under_way else 0.0
 
     @property
     def backend(self) -> int:
@@ -215,102 +220,109 @@ class PostgresConnection:
 
     def note_blocked(self, waits_for: str) -> None:
         """Note that the server executes the statement under way, and what that waits for."""
-        if self._current is not None:
+        if self._pipeline.under_way:
             self._since = self._loop.time()
             self.trouble = f"does not complete a statement, which waits for {waits_for}"
 
     # Receiving
 
     def _readable(self) -> None:
+        if self.over:
+            return
         connection = self._pq
         try:
             connection.consume_input()
-            while self._current is not None and not connection.is_busy():
-                result = connection.get_result()
-                if result is None:
-                    self._poll.came(more=False)
-                    if self._sender.was_prepared(self._result):
-                        self._write()
-                        self._poll.expect()
-                    else:
-                        self._complete()
-                else:
-                    self._result = result
+            while self._preparing and not connection.is_busy():
+                self._received(connection.get_result())
             while not self.over and (note := connection.notifies()):
                 self._owner.pushed(note.relname.decode(), note.extra.decode())
         except psycopg.OperationalError as error:
             self._end(str(error))
+        except BaseException:  # of a reply's receiver
+            self._loop.call_soon(self._readable)  # more may have arrived, and been read
+            raise
+
+    def _received(self, result: Any) -> None:
+        """Handle a result of the first statement under way; ``None`` is the end of a command."""
+        if result is None:
+            if self._pq.status == pq.ConnStatus.BAD:
+                raise psycopg.OperationalError("the server closed the connection")
+        elif result.status == pq.ExecStatus.PIPELINE_SYNC:  # it is committed
+            self._complete()
+        elif result.status == pq.ExecStatus.FATAL_ERROR:
+            self._result = result
+            if _severity(result) in _ENDING:
+                self._end(_field(result, pq.DiagnosticField.MESSAGE_PRIMARY))
+        elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
+            self._result = result
 
     def _complete(self) -> None:
-        statement, result = self._current, self._result
-        assert statement is not None
-        self._current = self._result = None
+        statement, result = self._pipeline.end(), self._result
+        preparing = self._preparing.popleft()
+        self._result = None
+        self._poll.came(more=bool(self._preparing))
+        if self._preparing:
+            self._since = self._loop.time()
         if result.status == pq.ExecStatus.FATAL_ERROR:
+            if preparing:
+                self._sender.forget()
             self._refused(statement, result)
             return
         reply = result.get_value(0, 0) if result.ntuples else None
         answer = None if not reply else json.loads(reply)
         if isinstance(answer, dict) and "expired" in answer:  # the batch has not begun
             statement.judged()
-            self._waiting.extendleft((statement, self._owner.expire(answer["expired"])))
-            self._next()
+            self._pipeline.put_first((self._owner.expire(answer["expired"]), statement))
+            self._send()
             return
         self._failures = 0
         self.trouble = ""
         try:
             statement.answered(answer)
         finally:
-            if self._current is None:
-                self._after()
-
-    def _after(self) -> None:
-        """Send the next statement after the callers of the last one, who may call for more."""
-        if self._alone and not self._waiting:
-            return
-        if self._waiting and self._waiting[0] is not self._batch:
-            self._next()  # a call, or a batch that is complete
-        elif not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+            if self._pipeline.waits or not self._alone:
+                self._send_soon()  # after the callers, who may call for more
 
     def _refused(self, statement: Statement, result: Any) -> None:
         code = _field(result, pq.DiagnosticField.SQLSTATE)
         message = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY)
-        severity = _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED)
-        if not severity:  # PgBouncer's, which is not translated
-            severity = _field(result, pq.DiagnosticField.SEVERITY)
         if code in _NO_SUCH_CHARACTER:
             message = (
                 "the encoding of the database lacks a character. Create a database with "
                 "ENCODING 'UTF8'"
             )
-        if code in _UNUSABLE or severity in _ENDING:
-            self._waiting.appendleft(statement)
+        if code in _UNUSABLE:
+            self._pipeline.put_first((statement,))
             self._end(message)
         elif code == _GUARDED:
             self._loop.call_later(_GUARDED_PAUSE, self._owner.send, statement)
-            self._next()
+            self._send()
+        elif code == _NOT_PREPARED:
+            self._sender.forget()
+            self._pipeline.put_first((statement,))
+            self._send()
         elif code in _AT_ONCE or code in _LATER or code.startswith(_FULL):
             self._failures += 1
             if code not in _AT_ONCE or self._failures > 3:
                 self.trouble = f"refuses to commit: {message}"
             statement.rolled_back()
             parts = statement.parts() if code in _LATER else []  # which take less time
-            self._waiting.extendleft(reversed(parts or [statement]))
+            self._pipeline.put_first(parts or (statement,))
             at_once = parts or (code in _AT_ONCE and self._failures < 3)
             pause = 0.0 if at_once else backoff(self._failures)
-            self._pause = self._loop.call_later(pause, self._retry)
+            if self._pause is None:
+                self._pause = self._loop.call_later(pause, self._retry)
         elif parts := statement.parts():  # one operation does not fail the others
             statement.rolled_back()
-            self._waiting.extendleft(reversed(parts))
-            self._next()
+            self._pipeline.put_first(parts)
+            self._send()
         else:
             statement.answered(Refusal(code, message))
-            self._after()
+            self._send_soon()
 
     def _retry(self) -> None:
         self._pause = None
-        self._next()
+        self._send()
 
     # The end
 
@@ -329,17 +341,17 @@ class PostgresConnection:
         self._pq.finish()
         if self.listener is not None and self.listener is not self:
             self.listener.drop(why)
-        if self._current is not None:
-            self._waiting.appendleft(self._current)
-            self._current = None
-        self._batch = None
+        self._preparing.clear()
         self._owner.disconnected(self, " ".join(why.split()))
 
     def take_unanswered(self) -> list[Statement]:
         """Return the statements that the next connection is to send."""
-        found = [each for each in self._waiting if each.lost()]
-        self._waiting.clear()
-        return found
+        return [each for each in self._pipeline.take_all() if each.lost()]
+
+
+def _severity(result: Any) -> str:
+    found = _field(result, pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+    return found or _field(result, pq.DiagnosticField.SEVERITY)  # PgBouncer's, not translated
 
 
 def _field(result: Any, field: pq.DiagnosticField) -> str:

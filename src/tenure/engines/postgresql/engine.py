@@ -35,7 +35,7 @@ from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import (
     Batch,
-    Call,
+    ExpireCall,
     Refusal,
     Sql,
     Statement,
@@ -161,7 +161,7 @@ class PostgresEngine(PostgresAdministration):
 
     def expire(self, sessions: list[int]) -> Statement:
         """Return the statement that ends sessions which have expired."""
-        return Call("expire", (sessions, self.channel), self.push_all)
+        return ExpireCall("expire", (sessions, self.channel), self.push_all)
 
     def look(self, session: PostgresSession, requests: dict[int, int]) -> None:
         """Look at requests of a session, with others."""
@@ -267,9 +267,12 @@ class PostgresEngine(PostgresAdministration):
         self._pushes.put((event if channel == self.channel else f"{channel} {event}",))
 
     def push_all(self, events: Iterable[str] | Refusal) -> None:
-        """Handle events, later in this iteration of the loop; there are none in a refusal."""
+        """Handle the events of a reply; there are none in a refusal.
+
+        The operations that they lead to are one statement with those of the reply's receivers.
+        """
         if not isinstance(events, Refusal):
-            self._pushes.put(events)
+            self._pushes.handle(events)
 
     def _deliver(self, event: str) -> None:
         kind, rest = event.split(" ", 1)

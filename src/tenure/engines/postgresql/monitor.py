@@ -122,12 +122,13 @@ class PostgresMonitor:
         shortest = min((session.window for session in sessions), default=30.0)
         silence = min(self._silence, max(shortest / 3, 0.3))
         if connection is not None:
-            if connection.silent_for == 0:
-                self._look_after(sessions, now)
-            elif connection.silent_for > silence:
+            silent = connection.silent_for
+            if silent > silence:
                 connection.drop("the server does not answer")
-            elif connection.silent_for > silence / 3:
+            elif silent > silence / 3:
                 self._examine(connection, sessions)
+            elif not (silent and connection.trouble):  # more would wait behind it
+                self._look_after(sessions, now)
         self._timer.by(min(now + min(_TURN, silence / 3), max(self._next(), now + 0.01)))
 
     def _next(self) -> float:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from psycopg import pq
-
 __all__ = ["StatementSender"]
 
 _Parameters = list[bytes | None]
 
 
 class StatementSender:
-    """Sender of statements over one connection.
+    """Sender of statements over one connection in libpq's pipeline mode.
 
     Args:
         connection: of libpq's.
@@ -29,40 +27,35 @@ class StatementSender:
         self._connection = connection
         self._prepares = prepares
         self._names: dict[bytes, bytes] = {}  # by SQL; empty for one that was sent once
-        self._preparing: tuple[bytes, bytes, _Parameters] | None = None
         self._numbers = count(1)
 
-    def send(self, sql: bytes, parameters: _Parameters, *, recurs: bool) -> None:
-        """Send a statement, or its preparation.
+    def send(self, sql: bytes, parameters: _Parameters, *, recurs: bool) -> bool:
+        """Send a statement, and its preparation if that is due.
 
         Args:
             sql: the statement.
             parameters: as text.
             recurs: it may be prepared.
-        """
-        self._preparing = None
-        if not recurs or not self._prepares:
-            self._connection.send_query_params(sql, parameters)
-        elif name := self._names.get(sql):
-            self._connection.send_query_prepared(name, parameters)
-        elif name is None:
-            self._names[sql] = b""
-            self._connection.send_query_params(sql, parameters)
-        else:
-            name = b"tenure_%d" % next(self._numbers)
-            self._preparing = name, sql, parameters
-            self._connection.send_prepare(name, sql)
-
-    def was_prepared(self, result: Any) -> bool:
-        """Send the statement itself if this is the result of its preparation.
 
         Returns:
-            False if the result is that of the statement, or an error.
+            True if the statement is prepared with this; if it fails, call `forget`.
         """
-        if self._preparing is None or result.status == pq.ExecStatus.FATAL_ERROR:
-            return False
-        name, sql, parameters = self._preparing
-        self._preparing = None
-        self._names[sql] = name
-        self._connection.send_query_prepared(name, parameters)
-        return True
+        connection, preparing = self._connection, False
+        if not recurs or not self._prepares:
+            connection.send_query_params(sql, parameters)
+        elif name := self._names.get(sql):
+            connection.send_query_prepared(name, parameters)
+        elif name is None:
+            self._names[sql] = b""
+            connection.send_query_params(sql, parameters)
+        else:
+            preparing = True
+            name = self._names[sql] = b"tenure_%d" % next(self._numbers)
+            connection.send_prepare(name, sql)
+            connection.send_query_prepared(name, parameters)
+        connection.pipeline_sync()
+        return preparing
+
+    def forget(self) -> None:
+        """Prepare all statements again, because one may not be prepared."""
+        self._names.clear()

@@ -197,7 +197,7 @@ class PostgresSession(CommandSession):
             answered(None if dropped else reply)
 
         words = (self.id, list(self.tokens), detach, engine.channel, engine.relaxed)
-        leaving = Call("leave", words, left)
+        leaving = Call("leave", words, left, (self,))
         engine.send(leaving)
 
     def _acknowledge(self) -> None:

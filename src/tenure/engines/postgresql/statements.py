@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
 from typing import Any, Protocol, TypeAlias
 
 from tenure.engines._kit.commands.operations import Operation, OrderIds
@@ -13,6 +13,7 @@ __all__ = [
     "Argument",
     "Batch",
     "Call",
+    "ExpireCall",
     "PostgresAttached",
     "Refusal",
     "SessionCall",
@@ -63,11 +64,17 @@ class Statement:
 
     Attributes:
         recurs: its SQL is sent again and again, with other parameters.
+        alone: no other one is under way at the same time.
+        holds: no other one that holds or shares one of these is under way at the same time.
+        shares: the same for another one that holds one of these.
     """
 
     __slots__ = ()
 
     recurs = True
+    alone = False
+    holds: Collection[object] = ()
+    shares: Collection[object] = ()
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters as of now."""
@@ -99,15 +106,20 @@ class Statement:
 class Call(Statement):
     """Call of a function."""
 
-    __slots__ = ("_answered", "_args", "_function")
+    __slots__ = ("_answered", "_args", "_function", "holds")
 
     def __init__(
-        self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], object]
+        self,
+        function: str,
+        args: tuple[Argument, ...],
+        answered: Callable[[Any], object],
+        holds: Collection[object] = (),
     ) -> None:
         """Describe the call; `answered` receives the reply."""
         self._function = function
         self._args = args
         self._answered = answered
+        self.holds = holds
 
     def args(self) -> tuple[Argument, ...]:
         """Return the arguments as of now."""
@@ -125,7 +137,10 @@ class Call(Statement):
 
 
 class SessionCall(Call):
-    """Call of a function for a session, as it is attached when this is sent."""
+    """Call of a function for a session, as it is attached when this is sent.
+
+    None of the session's operations is under way at the same time.
+    """
 
     __slots__ = ("_session",)
 
@@ -137,7 +152,7 @@ class SessionCall(Call):
         answered: Callable[[Any], object],
     ) -> None:
         """Describe the call; `answered` receives the reply."""
-        super().__init__(function, args, answered)
+        super().__init__(function, args, answered, (session,))
         self._session = session
 
     def args(self) -> tuple[Argument, ...]:
@@ -149,12 +164,21 @@ class SessionCall(Call):
         self.answered(["gone"])
 
 
+class ExpireCall(Call):
+    """Call of the function that ends expired sessions; what comes next depends on it."""
+
+    __slots__ = ()
+
+    alone = True
+
+
 class Sql(Statement):
     """SQL without a reply that matters, such as ``LISTEN``; it belongs to one connection."""
 
     __slots__ = ("_text",)
 
     recurs = False
+    alone = True
 
     def __init__(self, text: str) -> None:
         """Describe the statement."""
@@ -187,8 +211,11 @@ class Batch(Statement):
 
     __slots__ = (
         *("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed", "_room"),
-        "operations",
+        *("holds", "operations", "shares"),
     )
+
+    holds: set[object]
+    shares: set[object]
 
     def __init__(
         self,
@@ -200,40 +227,55 @@ class Batch(Statement):
         pushed: Callable[[list[str]], None],
     ) -> None:
         """Start empty."""
-        self.operations: list[Operation[Any]] = []
+        self._clear()
         self._caller = caller
         self._order_ids = order_ids
         self._judged = False
         self._known = known
         self._relaxed = relaxed
         self._pushed = pushed
+
+    def _clear(self) -> None:
+        self.operations: list[Operation[Any]] = []
+        self.holds = set()  # the names
+        self.shares = set()  # the sessions
         self._room = _MOST_TEXT
 
     def add(self, operation: Operation[Any]) -> bool:
         """Add an operation; return false if there is no room for it."""
-        operations, words = self.operations, operation.words
-        size = len(str(words[4])) if len(words) > 4 else 0
+        operations, size = self.operations, _size(operation)
         if operations and (size > self._room or len(operations) >= _MOST_OPERATIONS):
             return False
         self._room -= size
         operations.append(operation)
+        self.holds.add(_place(operation))
+        self.shares.add(operation.session)
         return True
+
+    def take(self, most: int, held: Container[object]) -> Batch:
+        """Remove operations, the first ones on names that are not held; return a batch of them."""
+        taken, operations = self._like(), self.operations
+        self._clear()
+        for each in operations:
+            free = len(taken.operations) < most and _place(each) not in held
+            (taken if free else self).add(each)
+        return taken
 
     def parts(self) -> list[Statement]:
         """Return the two halves of the batch."""
         middle = len(self.operations) // 2
         if not middle:
             return []
-        return [self._part(self.operations[:middle]), self._part(self.operations[middle:])]
+        halves = self._like(), self._like()
+        for at, each in enumerate(self.operations):
+            halves[at >= middle].add(each)
+        return [*halves]
 
-    def _part(self, operations: list[Operation[Any]]) -> Batch:
-        part = Batch(
-            *(self._caller, self._order_ids, self._known),
-            relaxed=self._relaxed,
-            pushed=self._pushed,
-        )
-        part.operations = operations
-        return part
+    def _like(self) -> Batch:
+        place = self._caller, self._order_ids, self._known
+        batch = Batch(*place, relaxed=self._relaxed, pushed=self._pushed)
+        batch._judged = self._judged
+        return batch
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
@@ -309,6 +351,16 @@ class Batch(Statement):
         """Fail, because the sessions ended with the store."""
         for operation in self.operations:
             operation.answered(["gone"])
+
+
+def _place(operation: Operation[Any]) -> tuple[str, object]:
+    """Return the node and the name of an operation."""
+    return operation.session.path, operation.words[2]
+
+
+def _size(operation: Operation[Any]) -> int:
+    words = operation.words
+    return len(str(words[4])) if len(words) > 4 else 0
 
 
 def _json(value: Any) -> bytes:

@@ -324,6 +324,7 @@ class GrpcCall:
         self._receiver = None
         self.connection.account(-len(self._partial))
         self._partial.clear()
+        self._unread.clear()
         self.connection.choked.discard(self)
 
 

@@ -220,9 +220,9 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         except (StreamTerminatedError, H2Error):
             pass  # the client has gone, or does not want this call any more
         finally:
-            call.closed()
             with contextlib.suppress(H2Error):
-                release()
+                release()  # which acknowledges what is unread
+            call.closed()
             self._calls.discard(call)
             self._close_if_drained()
 
