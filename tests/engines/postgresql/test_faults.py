@@ -11,6 +11,10 @@ import psycopg
 import pytest
 
 import tenure
+from tenure.engines._kit.commands.operations import OrderIds
+from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.prepared import StatementSender
+from tenure.engines.postgresql.statements import Batch, Call, Statement
 from tests.engines.postgresql.helpers import (
     PATIENCE,
     backends,
@@ -151,9 +155,9 @@ async def test_a_task_cancelled_at_any_time_leaves_no_request(server: PostgresSe
             await asyncio.wait(tasks)
             assert all(task.cancelled() or task.exception() is None for task in tasks)
         async with asyncio.timeout(PATIENCE):
-            while await queue_of(other, "m") != (0, 0):  # noqa: ASYNC110
+            # A request whose answer was lost is sent again, and then withdrawn.
+            while server.execute("SELECT count(*) FROM tenure.requests") != [(0,)]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert server.execute("SELECT count(*) FROM tenure.requests") == [(0,)]
         async with other.mutex("m").lock(timeout=PATIENCE):
             pass
 
@@ -226,3 +230,47 @@ async def test_a_withdrawal_that_was_refused_takes_effect_when_it_is_repeated(
         async with other.mutex("m").lock(timeout=PATIENCE) as later:
             assert later.fencing_token > lease.fencing_token
         assert await queue_of(other, "m") == (0, 0)
+
+
+class Owner:
+    """The owner of a connection, which keeps what the next one is to send."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.unanswered: list[Statement] = []
+
+    def pushed(self, channel: str, event: str) -> None:
+        raise AssertionError
+
+    def send(self, statement: Statement) -> None:
+        raise AssertionError
+
+    def new_batch(self) -> Batch:
+        return Batch("", OrderIds(), set(), relaxed=False, pushed=lambda _: None)
+
+    def expire(self, sessions: list[int]) -> Statement:
+        raise AssertionError
+
+    def disconnected(self, connection: PostgresConnection, why: str) -> None:
+        self.unanswered = connection.take_unanswered()
+        self.ended.set()
+
+
+async def test_statements_for_a_connection_that_fails_while_they_are_sent_are_kept(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner()
+    opened = await psycopg.AsyncConnection.connect(server.url, autocommit=True)
+    connection = PostgresConnection(opened, owner, "tenure", 0.0, prepares=False)
+    statements = [Call("store_time", (), lambda _: None) for _ in range(3)]
+    connection.send(statements[0])
+
+    def fail(*_: object, **__: object) -> bool:
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(StatementSender, "send", fail)
+    for each in statements[1:]:
+        connection.send(each)
+    async with asyncio.timeout(PATIENCE):
+        await owner.ended.wait()
+    assert owner.unanswered == statements

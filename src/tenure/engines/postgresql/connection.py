@@ -327,7 +327,7 @@ class PostgresConnection:
     # The end
 
     def drop(self, why: str) -> None:
-        """Drop the connection. Safe to call twice."""
+        """Drop the connection; its owner is notified soon. Safe to call twice."""
         self._end(why)
 
     def _end(self, why: str) -> None:
@@ -342,7 +342,8 @@ class PostgresConnection:
         if self.listener is not None and self.listener is not self:
             self.listener.drop(why)
         self._preparing.clear()
-        self._owner.disconnected(self, " ".join(why.split()))
+        # Later, so that a caller who sends several statements need not expect it in between.
+        self._loop.call_soon(self._owner.disconnected, self, " ".join(why.split()))
 
     def take_unanswered(self) -> list[Statement]:
         """Return the statements that the next connection is to send."""
