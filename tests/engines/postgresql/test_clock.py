@@ -29,6 +29,8 @@ _LIBRARIES = (
     *Path("/usr/local/lib/faketime").glob("libfaketimeMT.so.1"),
 )
 _WINDOW = 2.0
+_LONG_WINDOW = 10.0
+"""Seconds; longer than a server takes to start on a busy machine."""
 _SOON = 4.0
 """Seconds within which a waiter notices that its time has come, on a busy machine."""
 
@@ -174,7 +176,7 @@ async def test_after_a_step_back_a_quarantine_lasts_no_longer_than_the_window(
 ) -> None:
     async with tenure.connect(f"{clocked.url}&durability=process") as client:
         events = client.events()
-        session = await client.session(recovery_window=_WINDOW)
+        session = await client.session(recovery_window=_LONG_WINDOW)
         lease = await session.mutex("m").lock()
         clocked.crash()
         await asyncio.to_thread(clocked.start)
@@ -183,6 +185,6 @@ async def test_after_a_step_back_a_quarantine_lasts_no_longer_than_the_window(
         stepped = client.clock.now()
         async with client.mutex("free").lock(timeout=PATIENCE) as later:
             assert later.fencing_token > lease.fencing_token
-            assert client.clock.now() < stepped + 2 * _WINDOW + _SOON
+            assert client.clock.now() < stepped + 2 * _LONG_WINDOW + _SOON
         await session.aclose()
         await events.aclose()
