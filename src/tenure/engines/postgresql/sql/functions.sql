@@ -23,7 +23,7 @@
 --   * Nothing waits for a request: what a transaction guards is skipped, and tried again later.
 --   * `tick` inserts queues first, and skips sessions that are locked. A sweep skips queues that are.
 --   * A quarantine begins before all other locks, with those of all sessions before `meta`. What
---     finds one in between grants nothing: see `frozen`.
+--     finds one in between grants nothing: see `calm`.
 --   * A guard holds the rows of requests, and waits for the end of a transaction that removes one. If
 --     it guards several leases, it may wait while it holds others, for which nothing waits.
 
@@ -32,6 +32,14 @@ LANGUAGE sql STABLE AS $$
     SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system())::text || '/'
         || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)
 $$;
+
+-- One row if requests may be granted and this transaction commits as durably as it must. A look at it
+-- takes no locks, so it may come after some.
+CREATE OR REPLACE VIEW SCHEMA.calm AS
+    SELECT true AS calm FROM SCHEMA.witness
+    WHERE place = 'SCHEMA.meta'::regclass AND quarantined_until < clock_timestamp()
+        AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+        AND (relaxed OR current_setting('synchronous_commit') <> 'off');
 
 -- Seconds for which nothing is granted; 0 outside a quarantine. It begins one after a loss of data.
 -- The transaction's commit waits for the disk unless a crash would begin one, whatever the account's
@@ -44,7 +52,9 @@ DECLARE
     name text;
     ids bigint[];
 BEGIN
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    IF EXISTS (SELECT FROM SCHEMA.calm) THEN
+        RETURN 0;
+    ELSIF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE 'transactions are %', current_setting('transaction_isolation')
             USING ERRCODE = 'TN004', HINT = 'The functions need READ COMMITTED.';
     END IF;
@@ -84,17 +94,11 @@ BEGIN
         UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, place = 'SCHEMA.meta'::regclass,
             quarantine_reason = coalesce(lost, quarantine_reason),
             quarantined_until = m.quarantined_until;
-        INSERT INTO SCHEMA.witness VALUES (m.epoch) ON CONFLICT DO NOTHING;
     END IF;
+    DELETE FROM SCHEMA.witness;
+    INSERT INTO SCHEMA.witness SELECT epoch, place, relaxed, quarantined_until FROM SCHEMA.meta;
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
 END $$;
-
--- True if nothing may be granted now. It takes no locks, so it may come after some.
-CREATE OR REPLACE FUNCTION SCHEMA.frozen() RETURNS boolean
-LANGUAGE sql AS $$
-    SELECT NOT EXISTS (SELECT FROM SCHEMA.meta m JOIN SCHEMA.witness w ON w.epoch = m.epoch
-        WHERE m.place = 'SCHEMA.meta'::regclass AND m.quarantined_until < clock_timestamp())
-$$;
 
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
 CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
@@ -515,12 +519,8 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.calm
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
-            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
-            AND m.quarantined_until < clock_timestamp()
         FOR KEY SHARE OF s;
     IF FOUND THEN
         answer := nextval('SCHEMA.order_ids');
@@ -558,11 +558,8 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.calm
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
-            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
         FOR KEY SHARE OF s;
     IF FOUND THEN
         SELECT x.id INTO its_queue FROM SCHEMA.queues x
@@ -622,7 +619,7 @@ DECLARE
     r SCHEMA.requests;
     events text[] := '{}';
     owned boolean;
-    frozen boolean := SCHEMA.frozen();
+    frozen boolean := NOT EXISTS (SELECT FROM SCHEMA.calm);
     each bigint;
 BEGIN
     PERFORM FROM SCHEMA.queues x

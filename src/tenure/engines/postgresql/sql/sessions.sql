@@ -327,7 +327,7 @@ DECLARE
     wait text := args ->> 4;
     owns boolean;
     changed text := '';
-    frozen boolean := SCHEMA.frozen();
+    frozen boolean := NOT EXISTS (SELECT FROM SCHEMA.calm);
     events text[];
     more text[];
 BEGIN
