@@ -207,14 +207,19 @@ class _Program:
         self._answered(request, least, reply[0])
 
     async def release(self) -> None:
-        """Release a lease, or withdraw a request."""
-        if self.world.requests:
-            request = self.random.choice(self.world.requests[-30:])
-            session = request.session
-            await self.actor.call(
-                *("release", self.actor.channel, 0, False, session.number, session.token),
-                *(request.number, request.name),
-            )
+        """Release a lease, or withdraw a request; queue up again in half of the cases."""
+        world = self.world
+        if not world.requests:
+            return
+        request = self.random.choice(world.requests[-30:])
+        session, least = request.session, world.before(request.session, request.name)
+        again = next(world.numbers) if self.random.random() < 0.5 else None
+        reply = await self.actor.call(
+            *("release", self.actor.channel, 0, False, session.number, session.token),
+            *(request.number, request.name, again),
+        )
+        if again is not None:
+            self._answered(request._replace(number=again), least, reply[1])
 
     async def change(self) -> None:
         """Change a semaphore or a request."""

@@ -261,3 +261,24 @@ async def test_a_release_grants_to_a_request_that_queued_up_while_it_waited() ->
         assert await releasing == [0]
         assert await store.owner("m") == other.session
         await store.check()
+
+
+async def test_an_acquisition_finds_what_happened_while_it_waited() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("m")
+        await one.begin()
+        await one.release("m", 1)
+        acquiring = asyncio.create_task(other.acquire("m"))
+        assert await store.blocked(other, acquiring)
+        await one.commit()
+        assert isinstance(await acquiring, int)
+        await other.begin()
+        await other.release("m", 1)
+        assert isinstance(await other.acquire("m"), int)
+        acquiring = asyncio.create_task(one.acquire("m"))
+        assert await store.blocked(one, acquiring)
+        await other.commit()
+        assert isinstance(await acquiring, list)
+        assert await store.owner("m") == other.session
+        await store.check()

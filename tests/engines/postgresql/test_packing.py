@@ -38,6 +38,8 @@ def function(batch: Batch) -> str:
     [
         ("acquire", [(ONE, LOCK)]),
         ("release", [(ONE, RELEASE)]),
+        ("release", [(ONE, RELEASE), (ONE, LOCK)]),
+        ("release", [(ONE, LOCK), (ONE, RELEASE)]),
         ("operate", [(ONE, TRY)]),
         ("operate", [(ONE, RELEASE), (OTHER, LOCK)]),
         ("operate", [(ONE, RELEASE), (ONE, TRY)]),
@@ -55,11 +57,19 @@ async def test_what_is_simple_has_a_function_of_its_own(
 
 
 async def test_a_semaphore_that_may_have_no_row_gets_one() -> None:
-    batch = a_batch((ONE, LOCK), known=False)
-    sql, arguments = batch.packed("s")
-    assert b"operate" in sql
-    assert arguments[-2] == b"{1}"  # the place of the request
-    assert function(batch) == "acquire"  # sent again
+    for operations in ([(ONE, LOCK)], [(ONE, RELEASE), (ONE, LOCK)]):
+        batch = a_batch(*operations, known=False)
+        sql, arguments = batch.packed("s")
+        assert b"operate" in sql
+        assert arguments[-2] == b"{%d}" % len(operations)  # the place of the request
+        assert function(batch) in {"acquire", "release"}  # sent again
+
+
+async def test_a_release_has_its_own_answer_in_either_order() -> None:
+    for order in (1, -1):
+        batch = a_batch(*[(ONE, RELEASE), (ONE, LOCK)][::order])
+        batch.packed("s")
+        assert [each.words for each in batch.operations] == [RELEASE, LOCK]
 
 
 async def test_sessions_are_locked_in_order() -> None:

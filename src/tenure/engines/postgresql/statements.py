@@ -25,7 +25,7 @@ __all__ = [
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 
 _ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7)"
-_RELEASE = "release($1,$2,$3,$4,$5,$6,$7)"
+_RELEASE = "release($1,$2,$3,$4,$5,$6,$7,$8)"
 _OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
 DROPPED = "3F000"
 """Code of a store that does not exist any more."""
@@ -284,7 +284,7 @@ class Batch(Statement):
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
-        alone = self._packed_alone() if len(self.operations) == 1 else None
+        alone = self._packed_alone() if len(self.operations) < 3 else None
         function, args = alone or (_OPERATE, self._packed_all())
         return f"SELECT {schema}.{function}".encode(), [
             self._caller.encode(),
@@ -321,17 +321,35 @@ class Batch(Statement):
         return [*lists, _array(fresh), b"t" if self._judged else b"f"]
 
     def _packed_alone(self) -> tuple[str, list[bytes | None]] | None:
-        """Return the call for one operation of a kind that has a function of its own."""
-        session, words = self.operations[0].session, self.operations[0].words
+        """Return the call for operations that have a function of their own.
+
+        These are one on a mutex, and a release together with the next request of its session for
+        the same mutex. Such two have the same result in either order.
+        """
+        first, *more = self.operations
+        if more and first.words[0] == "m":
+            first, *more = more[0], first
+        session, words = first.session, first.words
         if len(words) != 3:
             return None
         kind, request_id, name = words
-        if kind == "m" and (session.path, name) not in self._known:
-            return None
-        return _ACQUIRE if kind == "m" else _RELEASE, [
+        args: list[bytes | None] = [
             *(b"%d" % session.id, session.token.encode()),
             *(b"%d" % request_id, name.encode()),
         ]
+        if kind == "w" and not more:
+            return _RELEASE, [*args, None]
+        if (session.path, name) not in self._known:
+            return None
+        if not more:
+            return _ACQUIRE, args
+        again = more[0].words[1]
+        if (kind, *more[0].words) != ("w", "m", again, name) or again == request_id:
+            return None
+        if more[0].session is not session:
+            return None
+        self.operations = [first, *more]
+        return _RELEASE, [*args, b"%d" % again]
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply."""

@@ -485,8 +485,8 @@ BEGIN
     RETURN '[' || array_to_string(answers, ',') || ']';
 END $$;
 
--- One mutex that is free, as `operate` would acquire it, in a few short statements. Anything else is
--- left to `operate`.
+-- Acquire one mutex as `operate` would, in a few short statements, if it is free or has requests.
+-- Anything else is left to `operate`.
 CREATE OR REPLACE FUNCTION SCHEMA.acquire(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
     number bigint, its_name text
@@ -495,7 +495,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its_node integer;
     its_queue bigint;
-    answer bigint;
+    latest bigint;
+    answer bigint := nextval('SCHEMA.order_ids');
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
@@ -503,9 +504,6 @@ BEGIN
     SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.calm
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
         FOR KEY SHARE OF s;
-    IF FOUND THEN
-        answer := nextval('SCHEMA.order_ids');
-    END IF;
     IF answer > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000) THEN
         UPDATE SCHEMA.queues x SET held = 18446744073709551615, whole = true, owners = 1,
             last_owner = answer, data_changes = x.data_changes + 1,
@@ -514,54 +512,87 @@ BEGIN
             AND x.max_count IS NULL AND x.data = '' AND x.watched_until < clock_timestamp()
             AND x.last_owner < answer  -- after it has waited for the row, too
         RETURNING x.id INTO its_queue;
-        IF FOUND THEN
-            INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number,
-                18446744073709551615, '', clock_timestamp(), clock_timestamp(), NULL);
-            RETURN '[' || answer || ']';
-        END IF;
     END IF;
-    RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-        '{1}', '{m}', ARRAY[number], ARRAY[its_name], '{}', '{}', '{}', '{}', '{}', false);
+    IF its_queue IS NULL THEN
+        UPDATE SCHEMA.queues x SET waiters = x.waiters + 1
+            WHERE x.node = its_node AND x.name = its_name AND x.owners + x.waiters > 0
+                AND x.max_count IS NULL
+            RETURNING x.id, x.last_owner INTO its_queue, latest;
+        IF NOT FOUND THEN
+            RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+                '{1}', '{m}', ARRAY[number], ARRAY[its_name], '{}', '{}', '{}', '{}', '{}', false);
+        END IF;
+        answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
+    END IF;
+    INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number, 18446744073709551615,
+        '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END, NULL);
+    RETURN CASE WHEN latest IS NULL THEN '[' || answer || ']' ELSE '[[' || answer || ']]' END;
 END $$;
 
--- One withdrawal that no request waits for, in the same way.
+-- Release one lease in the same way, if no request waits for it, or if it is a mutex of which the first
+-- waiter is to be the owner. Then the session may queue up `again`, with another request.
 CREATE OR REPLACE FUNCTION SCHEMA.release(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
-    number bigint, its_name text
+    number bigint, its_name text, again bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    its_node integer;
     its_queue bigint;
+    waiting integer;
+    latest bigint;
+    its_place tid;
     its_count numeric;
+    next_session bigint;
+    next_number bigint;
+    events text[];
+    answer bigint;
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.calm
+    SELECT x.id, x.waiters, x.last_owner, y.ctid, y.count
+        INTO its_queue, waiting, latest, its_place, its_count
+        FROM SCHEMA.calm, SCHEMA.sessions s
+        JOIN SCHEMA.queues x ON x.node = s.node AND x.name = its_name
+        JOIN SCHEMA.requests y ON y.session = s.id AND y.request_id = number AND y.queue = x.id
+            AND y.order_id <= x.last_owner
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-        FOR KEY SHARE OF s;
-    IF FOUND THEN
-        SELECT x.id INTO its_queue FROM SCHEMA.queues x
-            WHERE x.node = its_node AND x.name = its_name AND x.waiters = 0 AND x.data = ''
-                AND x.watched_until < clock_timestamp()
-            FOR NO KEY UPDATE;
+            AND x.data = '' AND x.watched_until < clock_timestamp()
+            AND CASE x.waiters WHEN 0 THEN again IS NULL ELSE x.whole AND x.max_count IS NULL END
+        FOR KEY SHARE OF s FOR NO KEY UPDATE OF x FOR UPDATE OF y SKIP LOCKED;
+    IF waiting > 0 THEN
+        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+            WHERE queue = its_queue AND count = 18446744073709551615
+                AND (deadline IS NULL OR deadline > clock_timestamp()) AND order_id = (
+                    SELECT order_id FROM SCHEMA.requests
+                    WHERE queue = its_queue AND order_id > latest ORDER BY order_id LIMIT 1)
+            RETURNING session, request_id, order_id INTO next_session, next_number, latest;
     END IF;
-    IF FOUND THEN
-        DELETE FROM SCHEMA.requests WHERE ctid = (
-            SELECT ctid FROM SCHEMA.requests
-            WHERE session = of_session AND request_id = number AND queue = its_queue
-            FOR UPDATE SKIP LOCKED) RETURNING count INTO its_count;
-        IF FOUND THEN
-            UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
-                owners = x.owners - 1, data_changes = x.data_changes + 1,
-                owner_changes = x.owner_changes + 1
-            WHERE x.id = its_queue;
-            RETURN '[0]';
-        END IF;
+    IF NOT FOUND THEN
+        RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+            '{1,1}', CASE WHEN again IS NULL THEN '{w}'::"char"[] ELSE '{w,m}' END,
+            ARRAY[number, again], ARRAY[its_name, its_name], '{}', '{}', '{}', '{}', '{}', false);
     END IF;
-    RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-        '{1}', '{w}', ARRAY[number], ARRAY[its_name], '{}', '{}', '{}', '{}', '{}', false);
+    DELETE FROM SCHEMA.requests WHERE ctid = its_place;
+    IF waiting = 0 THEN
+        UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
+            owners = x.owners - 1, data_changes = x.data_changes + 1,
+            owner_changes = x.owner_changes + 1
+        WHERE x.id = its_queue;
+        RETURN '[0]';
+    END IF;
+    UPDATE SCHEMA.queues x SET waiters = x.waiters - (again IS NULL)::integer,
+        last_owner = latest, owner_changes = x.owner_changes + 1
+    WHERE x.id = its_queue;
+    events := SCHEMA.report(next_session,
+        'g ' || next_session || ' ' || next_number || ' ' || latest, caller);
+    IF again IS NOT NULL THEN
+        answer := SCHEMA.next_order_id(greatest(highest, latest));
+        INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, again,
+            18446744073709551615, '', clock_timestamp(), NULL, NULL);
+    END IF;
+    RETURN '[' || array_to_string(ARRAY['0', '[' || answer || ']', '"' || events[1] || '"'], ',')
+        || ']';
 END $$;
 
 -- Renew sessions, [session, token] each; answers the ids of those that live, or null if data were
