@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,9 +19,31 @@ from tenure.engines.postgresql import schema
 from tests.engines.postgresql.helpers import PATIENCE
 from tests.engines.postgresql.servers import new_name, shared
 
-__all__ = ["Actor", "Store", "a_store"]
+__all__ = ["Actor", "Store", "a_store", "arguments"]
 
 NODE = "/default"
+
+
+def arguments(
+    who: Sequence[tuple[int, str]], operations: Sequence[list[Any]], fresh: Collection[str]
+) -> list[str]:
+    """Return arguments of the function `operate`.
+
+    Args:
+        who: sessions and their tokens.
+        operations: place in `who`, kind, request id, name and what else it has, for each.
+        fresh: names of semaphores that may have no row yet.
+    """
+    sessions = sorted(who)
+    words = [[*each[1:], "", "", "", ""][:7] for each in operations]
+    columns: list[Iterable[Any]] = [
+        *zip(*sessions, strict=True),
+        [sessions.index(who[at - 1]) + 1 for at, *_ in operations],
+        *zip(*words, strict=True),
+        [at for at, each in enumerate(words, 1) if each[0] != "w" and each[2] in fresh],
+    ]
+    texts = [",".join(str(each) or "NULL" for each in column) for column in columns]
+    return [f"{{{each}}}" for each in texts]
 
 
 class Actor:
@@ -78,10 +100,10 @@ class Actor:
 
     async def operate(self, *operations: list[Any], fresh: tuple[str, ...] = ()) -> list[Any]:
         """Send operations as one batch; return the answers."""
-        who = [[self.session, self.token]]
         found: list[Any] = await self.call(
-            *("operate", self.channel, 0, False, who, list(operations)),
-            *([[1, name] for name in fresh], False),
+            *("operate", self.channel, 0, False),
+            *arguments([(self.session, self.token)], operations, fresh),
+            False,
         )
         return found
 
@@ -89,6 +111,21 @@ class Actor:
         """Lock a mutex whose row may not exist yet; return the answer."""
         (answer,) = await self.operate(self.operation("m", name), fresh=(name,))
         found: int = answer
+        return found
+
+    async def acquire(self, name: str) -> Any:
+        """Lock a mutex that has a row, by the function for one operation; return the answer."""
+        _, _, number, _ = self.operation("m", name)
+        (answer,) = await self.call(
+            *("acquire", self.channel, 0, False, self.session, self.token, number, name)
+        )
+        return answer
+
+    async def release(self, name: str, number: int, again: int | None = None) -> list[Any]:
+        """Release a lease, by the function for that; return the answers."""
+        found: list[Any] = await self.call(
+            *("release", self.channel, 0, False, self.session, self.token, number, name, again)
+        )
         return found
 
     async def begin(self) -> None:
@@ -131,6 +168,17 @@ class Store:
                     return True
                 await asyncio.sleep(0)
         return False
+
+    async def owner(self, name: str) -> int:
+        """Return the session that owns a mutex; 0 if there is none."""
+        cursor = await self._connections[0].execute(
+            f"SELECT y.session FROM {self.name}.requests y JOIN {self.name}.queues x "
+            "ON x.id = y.queue AND y.order_id <= x.last_owner WHERE x.name = %s".encode(),
+            (name,),
+        )
+        found = await cursor.fetchall()
+        assert len(found) < 2
+        return int(found[0][0]) if found else 0
 
     async def check(self) -> None:
         """Assert that the counters of every queue are those of its requests."""

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tenure.core import rules
-from tests.engines.postgresql.stepping import Actor, Store, a_store
+from tests.engines.postgresql.stepping import Actor, Store, a_store, arguments
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(240)]
 
@@ -153,13 +153,13 @@ class _Program:
             at = sessions.index(request.session) + 1
             operations.append([at, *words])
             requests.append(request)
-        names = {(each[0], each[3]) for each in operations if each[1] != "w"}
-        fresh = [list(each) for each in names] if self.random.random() < 0.5 else []
+        fresh = _NAMES if self.random.random() < 0.5 else ()
         before = [world.before(each.session, each.name) for each in requests]
-        who = [[each.number, each.token] for each in sessions]
+        who = [(each.number, each.token) for each in sessions]
         common = self.actor.channel, max(world.tokens, default=0), False
         for judged in (False, True):
-            reply = await self.actor.call("operate", *common, who, operations, fresh, judged)
+            lists = arguments(who, operations, fresh)
+            reply = await self.actor.call("operate", *common, *lists, judged)
             if isinstance(reply, list):
                 break
             await self.actor.call("expire", reply["expired"], self.actor.channel)
@@ -181,16 +181,17 @@ class _Program:
         names = self.random.sample(_NAMES, self.random.randint(2, 4))
         requests = [_Request(self.own, next(world.numbers), name) for name in names]
         before = [world.before(self.own, name) for name in names]
-        who = [[self.own.number, self.own.token]]
-        fresh = [[1, name] for name in names] if self.random.random() < 0.3 else []
-        common = actor.channel, 0, False, who
+        who = [(self.own.number, self.own.token)]
+        fresh = names if self.random.random() < 0.3 else ()
+        common = actor.channel, 0, False
         locks = [[1, "m", each.number, each.name] for each in requests]
         try:
-            answers = await actor.call("operate", *common, locks, fresh, False)
+            lists = arguments(who, locks, fresh)
+            answers = await actor.call("operate", *common, *lists, False)
             for request, least, answer in zip(requests, before, answers, strict=False):
                 self._answered(request, least, answer)
             releases = [[1, "w", each.number, each.name] for each in requests]
-            await actor.call("operate", *common, releases, [], False)
+            await actor.call("operate", *common, *arguments(who, releases, ()), False)
         finally:
             await actor.call("sweep", actor.channel)
 
@@ -206,14 +207,19 @@ class _Program:
         self._answered(request, least, reply[0])
 
     async def release(self) -> None:
-        """Release a lease, or withdraw a request."""
-        if self.world.requests:
-            request = self.random.choice(self.world.requests[-30:])
-            session = request.session
-            await self.actor.call(
-                *("release", self.actor.channel, 0, False, session.number, session.token),
-                *(request.number, request.name),
-            )
+        """Release a lease, or withdraw a request; queue up again in half of the cases."""
+        world = self.world
+        if not world.requests:
+            return
+        request = self.random.choice(world.requests[-30:])
+        session, least = request.session, world.before(request.session, request.name)
+        again = next(world.numbers) if self.random.random() < 0.5 else None
+        reply = await self.actor.call(
+            *("release", self.actor.channel, 0, False, session.number, session.token),
+            *(request.number, request.name, again),
+        )
+        if again is not None:
+            self._answered(request._replace(number=again), least, reply[1])
 
     async def change(self) -> None:
         """Change a semaphore or a request."""

@@ -24,7 +24,7 @@ from tests.engines.postgresql.servers import PostgresServer, a_schema, a_server
 
 NAMES = [
     *("m\u00fcller", "\u00e9", "e\u0301", "\u00c3\u00a9", "\\u00e9"),
-    *("nul\0", "esc\x1b0", "esc\x1b", "'; --"),
+    *("nul\0", "esc\x1b0", "esc\x1b", "'; --", 'a","b', "NULL"),
 ]
 """Different names, some of which are the same bytes in some encoding."""
 

@@ -164,12 +164,121 @@ async def test_an_acquisition_waits_for_a_queue_without_the_lock_of_the_order_id
         )
         await holding.begin()
         await holding.execute("SELECT FROM SCHEMA.queues WHERE name = 'm' FOR NO KEY UPDATE")
-        words = one.channel, 0, False, one.session, one.token, 1, "m"
-        acquiring = asyncio.create_task(one.call("acquire", *words))
+        acquiring = asyncio.create_task(one.acquire("m"))
         assert await store.blocked(one, acquiring)
         ((jumped,),) = await holding.execute(
             "SELECT SCHEMA.next_order_id(%s)", drawn + 1_000_000_000
         )
         await holding.commit()
-        (token,) = await acquiring
-        assert token > jumped
+        assert await acquiring > jumped
+
+
+async def test_a_batch_locks_what_was_acquired_and_released_while_it_waited() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("b")
+        await one.operate(one.operation("w", "b", 1))
+        first = await other.lock("a")
+        await other.begin()
+        await other.release("a", 1)
+        again = await other.acquire("a")
+        assert again > first
+        await other.release("a", 2)
+        batch = asyncio.create_task(one.operate(one.operation("m", "a"), one.operation("m", "b")))
+        assert await store.blocked(one, batch)
+        await other.commit()
+        answers = await batch
+        assert min(answers) > again
+        assert (await store.owner("a"), await store.owner("b")) == (one.session, one.session)
+        await store.check()
+
+
+async def test_a_batch_queues_up_for_what_was_acquired_while_it_waited() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        for number, name in enumerate(("a", "b"), 1):
+            await other.lock(name)
+            await other.release(name, number)
+        await other.begin()
+        await other.acquire("a")
+        batch = asyncio.create_task(one.operate(one.operation("m", "a"), one.operation("m", "b")))
+        assert await store.blocked(one, batch)
+        await other.commit()
+        waiting, granted = await batch
+        assert isinstance(waiting, list)
+        assert isinstance(granted, int)
+        assert (await store.owner("a"), await store.owner("b")) == (other.session, one.session)
+        await store.check()
+
+
+async def test_a_batch_grants_to_a_request_that_queued_up_while_it_waited() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("a")
+        await one.lock("b")
+        await other.begin()
+        assert isinstance(await other.acquire("a"), list)
+        batch = asyncio.create_task(
+            one.operate(one.operation("w", "a", 1), one.operation("w", "b", 2))
+        )
+        assert await store.blocked(one, batch)
+        await other.commit()
+        assert await batch == [0, 0]
+        assert (await store.owner("a"), await store.owner("b")) == (other.session, 0)
+        await store.check()
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_request_that_changes_while_its_release_waits_is_released(batch: bool) -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("a")
+        await one.lock("b")
+        await other.begin()
+        words = ["a", 1, None, "eHh4", "-"]
+        alter = one.session, one.token, 1, "alter", words, one.channel, False
+        assert (await other.call("change", *alter))[0] == "ok"
+        operations = one.operation("w", "a", 1), one.operation("w", "b", 2)
+        releasing = asyncio.create_task(
+            one.operate(*operations) if batch else one.release("a", 1),
+        )
+        assert await store.blocked(one, releasing)
+        await other.commit()
+        assert await releasing == [0] * (1 + batch)
+        assert await store.owner("a") == 0
+        await store.check()
+
+
+async def test_a_release_grants_to_a_request_that_queued_up_while_it_waited() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("m")
+        await other.begin()
+        assert isinstance(await other.acquire("m"), list)
+        releasing = asyncio.create_task(one.release("m", 1))
+        assert await store.blocked(one, releasing)
+        await other.commit()
+        assert await releasing == [0]
+        assert await store.owner("m") == other.session
+        await store.check()
+
+
+async def test_an_acquisition_finds_what_happened_while_it_waited() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        await one.lock("m")
+        await one.begin()
+        await one.release("m", 1)
+        acquiring = asyncio.create_task(other.acquire("m"))
+        assert await store.blocked(other, acquiring)
+        await one.commit()
+        assert isinstance(await acquiring, int)
+        await other.begin()
+        await other.release("m", 1)
+        assert isinstance(await other.acquire("m"), int)
+        acquiring = asyncio.create_task(one.acquire("m"))
+        assert await store.blocked(one, acquiring)
+        await other.commit()
+        assert isinstance(await acquiring, list)
+        assert await store.owner("m") == other.session
+        await store.check()

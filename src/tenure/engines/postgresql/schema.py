@@ -49,7 +49,8 @@ CREATE SCHEMA {schema};
 {parts}
 INSERT INTO {schema}.meta (version, serves, epoch, server, place) VALUES ({VERSION}, {SERVES},
     '{secrets.token_hex(8)}', {schema}.server_name(), '{schema}.meta'::regclass);
-INSERT INTO {schema}.witness SELECT epoch FROM {schema}.meta;
+INSERT INTO {schema}.witness
+    SELECT epoch, place, relaxed, quarantined_until FROM {schema}.meta;
 INSERT INTO {schema}.nodes (path, config)
     VALUES ('{DEFAULT_NODE}', '{config_text(NodeConfig())}');
 SELECT setval('{schema}.order_ids', (extract(epoch FROM clock_timestamp()) * 1e6)::bigint);

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 from tenure.engines._kit.commands.operations import Operation, OrderIds
@@ -23,10 +24,14 @@ __all__ = [
 
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 
-_ALONE = {"m": "acquire", "w": "release"}
+_ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7)"
+_RELEASE = "release($1,$2,$3,$4,$5,$6,$7,$8)"
+_OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
 DROPPED = "3F000"
 """Code of a store that does not exist any more."""
 
+_NO_MORE = ("", "", "", "1")
+"""Words of an operation that has only three, as far as it has no more."""
 _MOST_OPERATIONS = 1000
 _MOST_TEXT = 1024 * 1024
 """Characters of data in one batch, unless one operation has more."""
@@ -279,47 +284,72 @@ class Batch(Statement):
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
-        if len(self.operations) == 1 and (packed := self._packed_alone(schema)):
-            return packed
-        who: dict[PostgresAttached, int] = {}
-        operations, fresh = [], []
-        for each in self.operations:
-            session, words = each.session, each.words
-            at = who.setdefault(session, len(who) + 1)
-            operations.append([at, *words])
-            if (len(words) == 3 and words[0] == "m") or words[-1] == "1":
-                place = session.path, str(words[2])
-                if place not in self._known:
-                    fresh.append([at, words[2]])
-                    self._known.add(place)
-        return f"SELECT {schema}.operate($1,$2,$3,$4,$5,$6,$7)".encode(), [
+        alone = self._packed_alone() if len(self.operations) < 3 else None
+        function, args = alone or (_OPERATE, self._packed_all())
+        return f"SELECT {schema}.{function}".encode(), [
             self._caller.encode(),
             b"%d" % self._order_ids.highest,
             b"t" if self._relaxed else b"f",
-            _json([(each.id, each.token) for each in who]),
-            _json(operations),
-            _json(fresh),
-            b"t" if self._judged else b"f",
+            *args,
         ]
 
-    def _packed_alone(self, schema: str) -> tuple[bytes, list[bytes | None]] | None:
-        """Return the statement for one operation of a kind that has a function of its own."""
-        (operation,) = self.operations
-        function = _ALONE.get(str(operation.words[0]))
-        if function is None or len(operation.words) != 3:
-            return None
-        session, (kind, request_id, name) = operation.session, operation.words
-        if kind == "m" and (session.path, name) not in self._known:
-            return None
-        return f"SELECT {schema}.{function}($1,$2,$3,$4,$5,$6,$7)".encode(), [
-            self._caller.encode(),
-            b"%d" % self._order_ids.highest,
-            b"t" if self._relaxed else b"f",
-            b"%d" % session.id,
-            session.token.encode(),
-            str(request_id).encode(),
-            str(name).encode(),
+    def _packed_all(self) -> list[bytes | None]:
+        words = [each.words for each in self.operations]
+        sessions = sorted({each.session for each in self.operations}, key=attrgetter("id"))
+        origins = {session: at for at, session in enumerate(sessions, 1)}
+        fresh = []
+        for at, each in enumerate(self.operations, 1):
+            kind, _, name, *more = each.words
+            place = each.session.path, name
+            if kind != "w" and (not more or more[-1] == "1") and place not in self._known:
+                fresh.append(at)
+                self._known.add(place)
+        lists = [
+            *(_array([each.id for each in sessions]), _texts([each.token for each in sessions])),
+            _array([origins[each.session] for each in self.operations]),
+            *(_array([each[0] for each in words]), _array([each[1] for each in words])),
+            _texts([each[2] for each in words]),
         ]
+        if any(len(each) > 3 for each in words):
+            more = [each[3:] or _NO_MORE for each in words]
+            lists += [
+                *(_array([each[0] or "NULL" for each in more]), _texts([each[1] for each in more])),
+                *(_array([each[2] or "NULL" for each in more]), _array([each[3] for each in more])),
+            ]
+        else:
+            lists += [b"{}"] * 4
+        return [*lists, _array(fresh), b"t" if self._judged else b"f"]
+
+    def _packed_alone(self) -> tuple[str, list[bytes | None]] | None:
+        """Return the call for operations that have a function of their own.
+
+        These are one on a mutex, and a release together with the next request of its session for
+        the same mutex. Such two have the same result in either order.
+        """
+        first, *more = self.operations
+        if more and first.words[0] == "m":
+            first, *more = more[0], first
+        session, words = first.session, first.words
+        if len(words) != 3:
+            return None
+        kind, request_id, name = words
+        args: list[bytes | None] = [
+            *(b"%d" % session.id, session.token.encode()),
+            *(b"%d" % request_id, name.encode()),
+        ]
+        if kind == "w" and not more:
+            return _RELEASE, [*args, None]
+        if (session.path, name) not in self._known:
+            return None
+        if not more:
+            return _ACQUIRE, args
+        again = more[0].words[1]
+        if (kind, *more[0].words) != ("w", "m", again, name) or again == request_id:
+            return None
+        if more[0].session is not session:
+            return None
+        self.operations = [first, *more]
+        return _RELEASE, [*args, b"%d" % again]
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply."""
@@ -365,6 +395,17 @@ def _size(operation: Operation[Any]) -> int:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _array(values: Iterable[object]) -> bytes:
+    return ("{" + ",".join(map(str, values)) + "}").encode()
+
+
+def _texts(values: list[str]) -> bytes:
+    together = "".join(values)
+    if '"' in together or "\\" in together:
+        values = [each.replace("\\", "\\\\").replace('"', '\\"') for each in values]
+    return ('{"' + '","'.join(values) + '"}').encode()
 
 
 def _encoded(value: Argument) -> bytes | None:

@@ -9,6 +9,7 @@ BEGIN
     left_of_it := SCHEMA.quarantine();
     UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
         WHERE its_relaxed AND NOT relaxed OR synchronous <> its_synchronous;
+    UPDATE SCHEMA.witness SET relaxed = true WHERE its_relaxed AND NOT relaxed;
     RETURN SCHEMA.state(left_of_it);
 END $$;
 
@@ -219,7 +220,7 @@ BEGIN
         RAISE 'a transaction guards the request' USING ERRCODE = 'TN003';  -- is sent again, later
     END IF;
     events := events || SCHEMA.settle(SCHEMA.without(q, r),
-        CASE WHEN owned THEN 'o' ELSE '' END, SCHEMA.frozen(), caller);
+        CASE WHEN owned THEN 'o' ELSE '' END, NOT EXISTS (SELECT FROM SCHEMA.calm), caller);
     RETURN json_build_array('ok', true, events)::text;
 END $$;
 

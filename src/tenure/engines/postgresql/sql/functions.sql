@@ -3,12 +3,15 @@
 -- Rules:
 --   * A row is read for a decision, or written, only after this transaction has locked it, or the row
 --     that stands for it: requests belong to their queue's row. Each statement sees what was
---     committed before it, so a row that is looked for again by its name may be another one.
+--     committed before it, so a row that is looked for again by its name may be another one. A
+--     statement that has to wait for a lock uses what the row contains then. Of other rows it sees
+--     what was committed before; so it may use those of the caller's own requests alone.
 --   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
 --     The end of a session and a new attachment hold FOR UPDATE.
 --   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
 --   * Statements over lists look expensive to the planner, which knows no statistics of a list. They
---     are not compiled, and the frequent ones use indexes, behind a pooler too.
+--     are not compiled, and the frequent ones use indexes, behind a pooler too. They are not planned
+--     again for each list.
 --   * Times are those of clock_timestamp(). A time that lies in the future, because the clock was
 --     set back, counts as now.
 --
@@ -23,7 +26,7 @@
 --   * Nothing waits for a request: what a transaction guards is skipped, and tried again later.
 --   * `tick` inserts queues first, and skips sessions that are locked. A sweep skips queues that are.
 --   * A quarantine begins before all other locks, with those of all sessions before `meta`. What
---     finds one in between grants nothing: see `frozen`.
+--     finds one in between grants nothing: see `calm`.
 --   * A guard holds the rows of requests, and waits for the end of a transaction that removes one. If
 --     it guards several leases, it may wait while it holds others, for which nothing waits.
 
@@ -32,6 +35,14 @@ LANGUAGE sql STABLE AS $$
     SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system())::text || '/'
         || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)
 $$;
+
+-- One row if requests may be granted and this transaction commits as durably as it must. A look at it
+-- takes no locks, so it may come after some.
+CREATE OR REPLACE VIEW SCHEMA.calm AS
+    SELECT true AS calm FROM SCHEMA.witness
+    WHERE place = 'SCHEMA.meta'::regclass AND quarantined_until < clock_timestamp()
+        AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+        AND (relaxed OR current_setting('synchronous_commit') <> 'off');
 
 -- Seconds for which nothing is granted; 0 outside a quarantine. It begins one after a loss of data.
 -- The transaction's commit waits for the disk unless a crash would begin one, whatever the account's
@@ -44,7 +55,9 @@ DECLARE
     name text;
     ids bigint[];
 BEGIN
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+    IF EXISTS (SELECT FROM SCHEMA.calm) THEN
+        RETURN 0;
+    ELSIF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE 'transactions are %', current_setting('transaction_isolation')
             USING ERRCODE = 'TN004', HINT = 'The functions need READ COMMITTED.';
     END IF;
@@ -84,17 +97,11 @@ BEGIN
         UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, place = 'SCHEMA.meta'::regclass,
             quarantine_reason = coalesce(lost, quarantine_reason),
             quarantined_until = m.quarantined_until;
-        INSERT INTO SCHEMA.witness VALUES (m.epoch) ON CONFLICT DO NOTHING;
     END IF;
+    DELETE FROM SCHEMA.witness;
+    INSERT INTO SCHEMA.witness SELECT epoch, place, relaxed, quarantined_until FROM SCHEMA.meta;
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
 END $$;
-
--- True if nothing may be granted now. It takes no locks, so it may come after some.
-CREATE OR REPLACE FUNCTION SCHEMA.frozen() RETURNS boolean
-LANGUAGE sql AS $$
-    SELECT NOT EXISTS (SELECT FROM SCHEMA.meta m JOIN SCHEMA.witness w ON w.epoch = m.epoch
-        WHERE m.place = 'SCHEMA.meta'::regclass AND m.quarantined_until < clock_timestamp())
-$$;
 
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
 CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
@@ -159,20 +166,6 @@ LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
--- Write the counters of a queue, and notify its watchers: 'd' data, 'o' owners, 'b' both, '' none.
-CREATE OR REPLACE FUNCTION SCHEMA.save(q SCHEMA.queues, changed text) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE SCHEMA.queues SET held = q.held, whole = q.whole, owners = q.owners, waiters = q.waiters,
-        last_owner = q.last_owner,
-        data_changes = data_changes + (changed IN ('d', 'b'))::integer,
-        owner_changes = owner_changes + (changed IN ('o', 'b'))::integer
-    WHERE id = q.id;
-    IF changed <> '' AND q.watch_channel <> '' AND q.watched_until > clock_timestamp() THEN
-        PERFORM pg_notify(q.watch_channel, changed);
-    END IF;
-END $$;
-
 -- Delete a request, under the lock of its queue; the events, or null if a transaction guards it.
 -- `why` is empty if its session has called for that.
 CREATE OR REPLACE FUNCTION SCHEMA.take_out(r SCHEMA.requests, why text, caller text) RETURNS text[]
@@ -206,7 +199,8 @@ BEGIN
     RETURN q;
 END $$;
 
--- Grant to the waiters that fit, in order, and save the queue.
+-- Grant to the waiters that fit, in order, save the queue, and notify its watchers: what has changed is
+-- 'd' its data, 'o' its owners, 'b' both, '' neither. Answers the events.
 CREATE OR REPLACE FUNCTION SCHEMA.settle(
     q SCHEMA.queues, changed text, frozen boolean, caller text
 ) RETURNS text[]
@@ -222,12 +216,11 @@ BEGIN
         IF NOT FOUND THEN
             q.waiters := 0;  -- rows were deleted by hand
             EXIT;
-        END IF;
-        IF r.deadline <= clock_timestamp() THEN
+        ELSIF r.deadline <= clock_timestamp() THEN
             more := SCHEMA.take_out(r, 't', caller);
             EXIT WHEN more IS NULL;
             events := events || more;
-            q := SCHEMA.without(q, r);
+            q.waiters := q.waiters - 1;
             CONTINUE;
         END IF;
         EXIT WHEN NOT SCHEMA.fits(q, r.count);
@@ -238,270 +231,262 @@ BEGIN
         q.owners := q.owners + 1;
         q.waiters := q.waiters - 1;
         q.last_owner := r.order_id;
-        changed := CASE changed WHEN '' THEN 'o' WHEN 'd' THEN 'b' ELSE changed END;
+        changed := CASE changed WHEN 'b' THEN 'b' ELSE 'o' END;
         events := events || SCHEMA.report(r.session,
             'g ' || r.session || ' ' || r.request_id || ' ' || r.order_id, caller);
+        EXIT WHEN q.whole;
     END LOOP;
     IF q.max_count IS NULL AND q.owners + q.waiters = 0 THEN  -- the semaphore disappears
         changed := 'b';
-        UPDATE SCHEMA.queues SET data = '' WHERE id = q.id AND data <> '';
     END IF;
-    PERFORM SCHEMA.save(q, changed);
+    UPDATE SCHEMA.queues SET held = q.held, whole = q.whole, owners = q.owners, waiters = q.waiters,
+        last_owner = q.last_owner,
+        data = CASE WHEN q.max_count IS NULL AND q.owners + q.waiters = 0 THEN '' ELSE data END,
+        data_changes = data_changes + (changed IN ('d', 'b'))::integer,
+        owner_changes = owner_changes + (changed IN ('o', 'b'))::integer
+    WHERE id = q.id;
+    IF changed <> '' AND q.watch_channel <> '' AND q.watched_until > clock_timestamp() THEN
+        PERFORM pg_notify(q.watch_channel, changed);
+    END IF;
     RETURN events;
 END $$;
 
 -- The operations of sessions, in order.
---   who: [session, token], ...
---   operations: [index in who, kind, request id, name, count, data, microseconds to wait, ephemeral], ...
---     kinds: "m" a mutex, with no more words; "e" enqueue; "E" enqueue, sent before; "w" withdraw.
---   fresh: [index in who, name], ...: ephemeral semaphores that may have no row yet
---   judged: the sessions that were reported as expired have been ended, as far as that is possible
+--   sessions, tokens: in the order of the sessions' ids
+-- One of each for each operation:
+--   origins: the place of its session in `sessions`
+--   kinds: "m" a mutex; "e" enqueue; "E" enqueue, sent before; "w" withdraw
+--   numbers, names: of its request and its semaphore
+--   counts, contents, waits, ephemeral: of "e" and "E"; null is all of the limit, no data, for ever, and
+--     an ephemeral semaphore. Data are in base64, times in microseconds. The lists may be empty.
+-- fresh: the places of operations on ephemeral semaphores that may have no row yet
+-- judged: the sessions that were reported as expired have been ended, as far as that is possible
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
 -- the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there was
 -- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
 -- of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
-    caller text, highest bigint, relaxed boolean, who jsonb, operations jsonb, fresh jsonb,
-    judged boolean
+    caller text, highest bigint, relaxed boolean, sessions bigint[], tokens text[],
+    origins integer[], kinds "char"[], numbers bigint[], names text[], counts numeric[],
+    contents text[], waits bigint[], ephemeral boolean[], fresh integer[], judged boolean
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET jit = off AS $$
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     everything CONSTANT numeric := 18446744073709551615;
-    total CONSTANT integer := jsonb_array_length(operations);
-    left_of_quarantine double precision := SCHEMA.quarantine();
-    frozen boolean := left_of_quarantine > 0;
-    ids bigint[];
-    nodes integer[];
-    states text[];
+    total CONSTANT integer := cardinality(kinds);
+    left_of_quarantine double precision;
+    frozen boolean := false;
+    nodes integer[];  -- of the sessions, null of those that are refused
     locked bigint[];  -- the locked rows; a row that appears later is not used
-    q SCHEMA.queues;
+    q SCHEMA.queues;  -- the row in use, with changes that `settle` has yet to save
+    changed text;  -- what they are; null if there are none
     r SCHEMA.requests;
-    each record;
-    a jsonb;
-    i integer;
-    kind text;
-    wanted numeric;
-    top numeric;
-    ephemeral boolean;
-    there boolean;
-    wait bigint;
+    its_node integer;
+    its_session bigint;
     number bigint;
-    answers text[] := array_fill(NULL::text, ARRAY[total]);
-    events text[] := '{}';
-    answer text;
+    near boolean;
+    places bigint[];
+    queues bigint[];
+    order_ids bigint[];
+    wanted numeric;
+    there boolean;
     done boolean;
     dead bigint[];
+    answers text[];
+    events text[] := '{}';
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    PERFORM FROM SCHEMA.calm;
+    IF NOT FOUND THEN
+        left_of_quarantine := SCHEMA.quarantine();
+        frozen := left_of_quarantine > 0;
+    END IF;
 
     -- Locks: sessions, new queues, queues.
-    i := jsonb_array_length(who);
-    ids := array_fill(0::bigint, ARRAY[i]);
-    nodes := array_fill(0, ARRAY[i]);
-    states := array_fill('gone'::text, ARRAY[i]);
-    FOR each IN
-        SELECT w.at, w.v ->> 1 AS token, s.id, s.node, s.token AS current, SCHEMA.expired(s) AS late
-            FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
-            JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
-        ORDER BY s.id FOR KEY SHARE OF s
-    LOOP
-        ids[each.at] := each.id;
-        nodes[each.at] := each.node;
-        states[each.at] := CASE WHEN each.current <> each.token THEN 'taken'
-            WHEN each.late THEN 'gone' ELSE '' END;
+    FOR at IN 1 .. cardinality(sessions) LOOP
+        SELECT s.node INTO its_node FROM SCHEMA.sessions s
+            WHERE s.id = sessions[at] AND s.token = tokens[at] AND NOT SCHEMA.expired(s)
+            FOR KEY SHARE;
+        nodes[at] := its_node;
     END LOOP;
-    IF fresh <> '[]' THEN
+    IF fresh <> '{}' THEN
         INSERT INTO SCHEMA.queues (node, name)
-            SELECT DISTINCT nodes[(f ->> 0)::integer], f ->> 1 FROM jsonb_array_elements(fresh) f
-            WHERE states[(f ->> 0)::integer] = ''
+            SELECT DISTINCT nodes[origins[f]], names[f] FROM unnest(fresh) f
+            WHERE nodes[origins[f]] IS NOT NULL
             ORDER BY 1, 2 ON CONFLICT DO NOTHING;
     END IF;
-    IF total = 1 THEN
-        SELECT * INTO q FROM SCHEMA.queues
-            WHERE node = nodes[(operations -> 0 ->> 0)::integer] AND name = operations -> 0 ->> 3
-            FOR NO KEY UPDATE;
-    ELSE
-        WITH o AS MATERIALIZED (
-            SELECT e.at, nodes[(e.v ->> 0)::integer] AS node, (e.v ->> 3) COLLATE "C" AS name
-            FROM jsonb_array_elements(operations) WITH ORDINALITY e (v, at)
-        ), found AS MATERIALIZED (
-            SELECT x.id, x.node, x.name
-            FROM (SELECT DISTINCT o.node, o.name FROM o) k
-            JOIN SCHEMA.queues x ON x.node = k.node AND x.name = k.name
-            ORDER BY x.id FOR NO KEY UPDATE OF x
-        )
-        SELECT array_agg(f.id ORDER BY o.at) INTO locked
-            FROM o LEFT JOIN found f ON f.node = o.node AND f.name = o.name;
-    END IF;
 
-    -- A request that does not wait must not be refused because of an owner that has expired.
-    IF NOT judged AND operations @? '$[*] ? (@[6] == "0")' THEN
-        SELECT array_agg(DISTINCT s.id) INTO dead FROM jsonb_array_elements(operations) o
-            JOIN SCHEMA.queues x ON x.node = nodes[(o ->> 0)::integer] AND x.name = o ->> 3
+    -- A request that does not wait must not be refused because of an owner that has expired. This
+    -- needs no locks: `expire` looks again.
+    IF NOT judged AND 0 = ANY (waits) THEN
+        SELECT array_agg(DISTINCT s.id) INTO dead
+            FROM unnest(origins, names, waits) o (origin, name, wait)
+            JOIN SCHEMA.queues x ON x.node = nodes[o.origin] AND x.name = o.name
             JOIN SCHEMA.requests y ON y.queue = x.id
             JOIN SCHEMA.sessions s ON s.id = y.session
-            WHERE o ->> 6 = '0' AND x.owners + x.waiters > 0 AND SCHEMA.expired(s);
+            WHERE o.wait = 0 AND x.owners + x.waiters > 0 AND SCHEMA.expired(s);
         IF dead IS NOT NULL THEN
             RETURN '{"expired":[' || array_to_string(dead, ',') || ']}';
         END IF;
     END IF;
 
-    -- All at once: mutexes that are free, and releases that no request waits for, each the only
-    -- operation on its queue.
-    IF total > 2 AND NOT frozen THEN
-        PERFORM SCHEMA.next_order_id(highest);  -- the sequence is above it, and near the clock
-        FOR each IN
-            WITH o AS MATERIALIZED (
-                SELECT e.at, ids[(e.v ->> 0)::integer] AS session, e.v ->> 1 AS kind,
-                    (e.v ->> 2)::bigint AS number, x.id AS queue, x.owners, x.waiters, x.max_count,
-                    count(*) OVER (PARTITION BY x.id) AS uses
-                FROM jsonb_array_elements(operations) WITH ORDINALITY e (v, at)
-                JOIN SCHEMA.queues x ON x.id = locked[e.at]
-                WHERE states[(e.v ->> 0)::integer] = '' AND x.data = ''
-                    AND x.watched_until < clock_timestamp()
-            ), granted AS (
-                INSERT INTO SCHEMA.requests
-                SELECT o.queue, nextval('SCHEMA.order_ids'), o.session, o.number, everything, '',
-                    clock_timestamp(), clock_timestamp(), NULL
-                FROM o WHERE o.kind = 'm' AND o.uses = 1 AND o.owners + o.waiters = 0
-                    AND o.max_count IS NULL
-                RETURNING queue, order_id, count
-            ), free AS (
-                SELECT y.queue, y.order_id FROM o
-                JOIN SCHEMA.requests y ON y.session = o.session AND y.request_id = o.number
-                    AND y.queue = o.queue
-                WHERE o.kind = 'w' AND o.uses = 1 AND o.waiters = 0
-                FOR UPDATE OF y SKIP LOCKED
-            ), released AS (
-                DELETE FROM SCHEMA.requests y USING free
-                WHERE y.queue = free.queue AND y.order_id = free.order_id
-                RETURNING y.queue, 0::bigint AS order_id, -y.count AS count
-            ), changed AS (
-                SELECT * FROM granted UNION ALL SELECT * FROM released
-            ), saved AS (
-                UPDATE SCHEMA.queues x SET held = x.held + c.count, whole = c.order_id > 0,
-                    owners = x.owners + CASE WHEN c.order_id > 0 THEN 1 ELSE -1 END,
-                    last_owner = greatest(x.last_owner, c.order_id),
-                    data_changes = data_changes + 1, owner_changes = owner_changes + 1
-                FROM changed c WHERE x.id = c.queue
-            )
-            SELECT o.at, c.order_id FROM changed c JOIN o ON o.queue = c.queue
-        LOOP
-            answers[each.at] := each.order_id::text;
+    IF names[1] = ALL (names) AND nodes[1] = ALL (nodes) THEN
+        SELECT * INTO q FROM SCHEMA.queues WHERE node = nodes[1] AND name = names[1]
+            FOR NO KEY UPDATE;
+        locked := array_fill(q.id, ARRAY[total]);
+    ELSE
+        -- All at once: locks, mutexes that are free, and releases that no request waits for, each
+        -- the only operation on its queue.
+        number := nextval('SCHEMA.order_ids');
+        near := NOT frozen
+            AND number > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000);
+        WITH o AS MATERIALIZED (
+            SELECT e.at, sessions[e.origin] AS session, e.kind, e.number, x.id AS queue, x.owners,
+                x.max_count, e.uses = 1 AND x.waiters = 0 AND x.data = ''
+                    AND x.watched_until < clock_timestamp() AS alone
+            FROM (SELECT *, count(*) OVER (PARTITION BY u.name) AS uses
+                FROM unnest(origins, kinds, numbers, names) WITH ORDINALITY
+                    u (origin, kind, number, name, at)) e
+            JOIN SCHEMA.queues x ON x.node = nodes[e.origin] AND x.name = e.name
+            ORDER BY x.id FOR NO KEY UPDATE OF x
+        ), granted AS (
+            INSERT INTO SCHEMA.requests
+            SELECT o.queue, nextval('SCHEMA.order_ids'), o.session, o.number, everything, '',
+                clock_timestamp(), clock_timestamp(), NULL
+            FROM o WHERE o.kind = 'm' AND o.alone AND o.owners = 0 AND o.max_count IS NULL AND near
+            RETURNING queue, order_id, count
+        ), released AS (
+            DELETE FROM SCHEMA.requests WHERE ctid = ANY (ARRAY(
+                SELECT y.ctid FROM o JOIN SCHEMA.requests y
+                    ON y.session = o.session AND y.request_id = o.number AND y.queue = o.queue
+                WHERE o.kind = 'w' AND o.alone FOR UPDATE OF y SKIP LOCKED))
+            RETURNING queue, 0::bigint AS order_id, -count AS count
+        ), changed AS (
+            SELECT * FROM granted UNION ALL SELECT * FROM released
+        ), saved AS (
+            UPDATE SCHEMA.queues x SET held = x.held + c.count, whole = c.order_id > 0,
+                owners = x.owners + CASE WHEN c.order_id > 0 THEN 1 ELSE -1 END,
+                last_owner = greatest(x.last_owner, c.order_id),
+                data_changes = data_changes + 1, owner_changes = owner_changes + 1
+            FROM changed c WHERE x.id = c.queue
+        )
+        SELECT array_agg(o.at), array_agg(o.queue), array_agg(c.order_id)
+            INTO places, queues, order_ids FROM o LEFT JOIN changed c ON c.queue = o.queue;
+        FOR at IN 1 .. coalesce(cardinality(places), 0) LOOP
+            locked[places[at]] := queues[at];
+            answers[places[at]] := order_ids[at];
         END LOOP;
     END IF;
 
     FOR at IN 1 .. total LOOP
         CONTINUE WHEN answers[at] IS NOT NULL;
-        a := operations -> at - 1;
-        i := (a ->> 0)::integer;
-        IF states[i] <> '' THEN
-            answers[at] := '["' || states[i] || '"]';
+        its_session := sessions[origins[at]];
+        number := numbers[at];
+        IF nodes[origins[at]] IS NULL THEN
+            answers[at] := CASE WHEN EXISTS (SELECT FROM SCHEMA.sessions
+                    WHERE id = its_session AND token <> tokens[origins[at]])
+                THEN '["taken"]' ELSE '["gone"]' END;
             CONTINUE;
         END IF;
-        kind := a ->> 1;
-        number := (a ->> 2)::bigint;
-        IF total > 1 THEN
+        IF q.id IS DISTINCT FROM locked[at] OR changed IS NOT NULL AND q.owners + q.waiters = 0 THEN
+            IF changed IS NOT NULL THEN
+                events := events || SCHEMA.settle(q, changed, frozen, caller);
+                changed := NULL;
+            END IF;
             SELECT * INTO q FROM SCHEMA.queues WHERE id = locked[at];
         END IF;
 
-        IF kind = 'w' THEN
+        IF kinds[at] = 'w' THEN
             DELETE FROM SCHEMA.requests WHERE ctid = (
                 SELECT ctid FROM SCHEMA.requests
-                WHERE session = ids[i] AND request_id = number AND queue = q.id
+                WHERE session = its_session AND request_id = number AND queue = q.id
                 FOR UPDATE SKIP LOCKED) RETURNING * INTO r;
             IF FOUND THEN
-                there := r.order_id <= q.last_owner;
+                changed := CASE WHEN r.order_id > q.last_owner THEN coalesce(changed, '')
+                    WHEN changed = 'b' THEN 'b' ELSE 'o' END;
                 q := SCHEMA.without(q, r);
-                events := events
-                    || SCHEMA.settle(q, CASE WHEN there THEN 'o' ELSE '' END, frozen, caller);
                 answers[at] := '0';
-            ELSIF EXISTS (SELECT FROM SCHEMA.requests
-                    WHERE session = ids[i] AND request_id = number) THEN
-                answers[at] := CASE WHEN EXISTS (SELECT FROM SCHEMA.requests WHERE queue = q.id
-                        AND session = ids[i] AND request_id = number) THEN '-2'
-                    ELSE '["another name"]' END;
             ELSE
-                DELETE FROM SCHEMA.removals WHERE session = ids[i] AND request_id = number;
-                answers[at] := '-1';
+                answers[at] := coalesce((
+                    SELECT CASE queue WHEN q.id THEN '-2' ELSE '["another name"]' END
+                    FROM SCHEMA.requests WHERE session = its_session AND request_id = number), '-1');
+                DELETE FROM SCHEMA.removals WHERE session = its_session AND request_id = number;
             END IF;
             CONTINUE;
+        ELSIF kinds[at] = 'E' THEN
+            answers[at] := coalesce((
+                SELECT CASE WHEN order_id <= q.last_owner
+                    THEN order_id::text ELSE '[' || order_id || ']' END
+                FROM SCHEMA.requests
+                WHERE session = its_session AND request_id = number AND queue = q.id), (
+                SELECT '[' || order_id || ']' FROM SCHEMA.removals
+                WHERE session = its_session AND request_id = number));
+            CONTINUE WHEN answers[at] IS NOT NULL;
         END IF;
 
-        IF kind = 'E' THEN
-            SELECT * INTO r FROM SCHEMA.requests
-                WHERE session = ids[i] AND request_id = number AND queue = q.id;
-            IF FOUND THEN
-                answers[at] := CASE WHEN r.order_id <= q.last_owner
-                    THEN r.order_id::text ELSE '[' || r.order_id || ']' END;
-                CONTINUE;
-            END IF;
-            SELECT '[' || order_id || ']' INTO answer FROM SCHEMA.removals
-                WHERE session = ids[i] AND request_id = number;
-            IF FOUND THEN
-                answers[at] := answer;
-                CONTINUE;
-            END IF;
-        END IF;
-
-        wanted := coalesce((a ->> 4)::numeric, everything);
-        ephemeral := kind = 'm' OR a ->> 7 = '1';
-        there := q.max_count IS NOT NULL OR q.owners + q.waiters > 0;
-        top := coalesce(q.max_count, everything);
-        IF q.id IS NULL AND ephemeral THEN
+        IF q.id IS NULL AND ephemeral[at] IS NOT FALSE THEN
             RAISE 'the semaphore has no row' USING ERRCODE = 'TN001';  -- sent again, as a fresh one
-        ELSIF NOT coalesce(there, false) AND NOT ephemeral THEN
-            answers[at] := '["missing"]';
-            CONTINUE;
-        ELSIF there AND ephemeral <> (q.max_count IS NULL) THEN
-            answers[at] := '["kind",' || (NOT ephemeral)::integer || ']';
-            CONTINUE;
-        ELSIF wanted < 1 OR wanted > top OR wanted > 9007199254740991 AND wanted <> top THEN
-            answers[at] := '["count",' || top || ']';
-            CONTINUE;
         END IF;
-        wait := nullif(a ->> 6, '')::bigint;
+        wanted := coalesce(counts[at], everything);
+        there := q.max_count IS NOT NULL OR q.owners + q.waiters > 0;
+        answers[at] := CASE
+            WHEN there IS NOT TRUE AND ephemeral[at] IS FALSE THEN '["missing"]'
+            WHEN there AND (ephemeral[at] IS FALSE) = (q.max_count IS NULL)
+                THEN '["kind",' || (q.max_count IS NULL)::integer || ']'
+            WHEN wanted < 1 OR wanted > coalesce(q.max_count, everything)
+                    OR wanted > 9007199254740991 AND wanted <> coalesce(q.max_count, everything)
+                THEN '["count",' || coalesce(q.max_count, everything) || ']' END;
+        CONTINUE WHEN answers[at] IS NOT NULL;
         done := NOT frozen AND q.waiters = 0 AND SCHEMA.fits(q, wanted);
-        IF NOT done AND wait = 0 AND NOT frozen AND EXISTS (SELECT FROM SCHEMA.requests y
-                WHERE y.queue = q.id AND y.order_id > q.last_owner
-                    AND y.deadline <= clock_timestamp()) THEN
-            events := events || SCHEMA.settle(q, '', frozen, caller);
-            SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
-            done := q.waiters = 0 AND SCHEMA.fits(q, wanted);
-        END IF;
-        IF NOT done AND wait = 0 THEN
-            answers[at] := CASE WHEN frozen
-                THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END;
-            CONTINUE;
+        IF NOT done AND waits[at] = 0 THEN
+            IF NOT frozen AND (changed IS NOT NULL OR EXISTS (
+                    SELECT FROM SCHEMA.requests y WHERE y.queue = q.id
+                        AND y.order_id > q.last_owner AND y.deadline <= clock_timestamp())) THEN
+                events := events || SCHEMA.settle(q, coalesce(changed, ''), frozen, caller);
+                changed := NULL;
+                SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
+                done := q.waiters = 0 AND SCHEMA.fits(q, wanted);
+            END IF;
+            IF NOT done THEN
+                answers[at] := CASE WHEN frozen
+                    THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END;
+                CONTINUE;
+            END IF;
         END IF;
         r.order_id := SCHEMA.next_order_id(greatest(highest, q.last_owner));
         INSERT INTO SCHEMA.requests VALUES (
-            q.id, r.order_id, ids[i], number, wanted, decode(coalesce(a ->> 5, ''), 'base64'),
+            q.id, r.order_id, its_session, number, wanted,
+            decode(coalesce(contents[at], ''), 'base64'),
             clock_timestamp(), CASE WHEN done THEN clock_timestamp() END,
-            CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => wait / 1e6) END);
+            CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => waits[at] / 1e6) END);
         IF done THEN
             q.held := q.held + wanted;
-            q.whole := wanted = top;
+            q.whole := wanted = coalesce(q.max_count, everything);
             q.owners := q.owners + 1;
             q.last_owner := r.order_id;
-            answers[at] := r.order_id::text;
+            answers[at] := r.order_id;
         ELSE
             q.waiters := q.waiters + 1;
             answers[at] := '[' || r.order_id || ']';
         END IF;
-        PERFORM SCHEMA.save(q, CASE WHEN NOT there THEN 'b' WHEN done THEN 'o' ELSE '' END);
+        changed := CASE WHEN NOT there OR changed = 'b' THEN 'b'
+            WHEN done OR changed = 'o' THEN 'o' ELSE '' END;
     END LOOP;
+    IF changed IS NOT NULL THEN
+        events := events || SCHEMA.settle(q, changed, frozen, caller);
+    END IF;
     IF events <> '{}' THEN
-        answers := answers || array(SELECT to_json(e)::text FROM unnest(events) e);
+        answers := answers || ('"' || array_to_string(events, '","') || '"');
     END IF;
     RETURN '[' || array_to_string(answers, ',') || ']';
 END $$;
 
--- One mutex that is free, as `operate` would acquire it, in a few short statements. Anything else is
--- left to `operate`.
+-- Acquire one mutex as `operate` would, in a few short statements, if it is free or has requests.
+-- Anything else is left to `operate`.
 CREATE OR REPLACE FUNCTION SCHEMA.acquire(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
     number bigint, its_name text
@@ -510,21 +495,15 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its_node integer;
     its_queue bigint;
-    answer bigint;
+    latest bigint;
+    answer bigint := nextval('SCHEMA.order_ids');
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.calm
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
-            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
-            AND m.quarantined_until < clock_timestamp()
         FOR KEY SHARE OF s;
-    IF FOUND THEN
-        answer := nextval('SCHEMA.order_ids');
-    END IF;
     IF answer > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000) THEN
         UPDATE SCHEMA.queues x SET held = 18446744073709551615, whole = true, owners = 1,
             last_owner = answer, data_changes = x.data_changes + 1,
@@ -533,59 +512,87 @@ BEGIN
             AND x.max_count IS NULL AND x.data = '' AND x.watched_until < clock_timestamp()
             AND x.last_owner < answer  -- after it has waited for the row, too
         RETURNING x.id INTO its_queue;
-        IF FOUND THEN
-            INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number,
-                18446744073709551615, '', clock_timestamp(), clock_timestamp(), NULL);
-            RETURN '[' || answer || ']';
-        END IF;
     END IF;
-    RETURN SCHEMA.operate(caller, highest, relaxed,
-        jsonb_build_array(jsonb_build_array(of_session, its_token)),
-        jsonb_build_array(jsonb_build_array(1, 'm', number, its_name)), '[]', false);
+    IF its_queue IS NULL THEN
+        UPDATE SCHEMA.queues x SET waiters = x.waiters + 1
+            WHERE x.node = its_node AND x.name = its_name AND x.owners + x.waiters > 0
+                AND x.max_count IS NULL
+            RETURNING x.id, x.last_owner INTO its_queue, latest;
+        IF NOT FOUND THEN
+            RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+                '{1}', '{m}', ARRAY[number], ARRAY[its_name], '{}', '{}', '{}', '{}', '{}', false);
+        END IF;
+        answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
+    END IF;
+    INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number, 18446744073709551615,
+        '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END, NULL);
+    RETURN CASE WHEN latest IS NULL THEN '[' || answer || ']' ELSE '[[' || answer || ']]' END;
 END $$;
 
--- One withdrawal that no request waits for, in the same way.
+-- Release one lease in the same way, if no request waits for it, or if it is a mutex of which the first
+-- waiter is to be the owner. Then the session may queue up `again`, with another request.
 CREATE OR REPLACE FUNCTION SCHEMA.release(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
-    number bigint, its_name text
+    number bigint, its_name text, again bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    its_node integer;
     its_queue bigint;
+    waiting integer;
+    latest bigint;
+    its_place tid;
     its_count numeric;
+    next_session bigint;
+    next_number bigint;
+    events text[];
+    answer bigint;
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.meta m, SCHEMA.witness w
+    SELECT x.id, x.waiters, x.last_owner, y.ctid, y.count
+        INTO its_queue, waiting, latest, its_place, its_count
+        FROM SCHEMA.calm, SCHEMA.sessions s
+        JOIN SCHEMA.queues x ON x.node = s.node AND x.name = its_name
+        JOIN SCHEMA.requests y ON y.session = s.id AND y.request_id = number AND y.queue = x.id
+            AND y.order_id <= x.last_owner
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
-            AND w.epoch = m.epoch AND m.place = 'SCHEMA.meta'::regclass
-            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-            AND (m.relaxed OR current_setting('synchronous_commit') <> 'off')
-        FOR KEY SHARE OF s;
-    IF FOUND THEN
-        SELECT x.id INTO its_queue FROM SCHEMA.queues x
-            WHERE x.node = its_node AND x.name = its_name AND x.waiters = 0 AND x.data = ''
-                AND x.watched_until < clock_timestamp()
-            FOR NO KEY UPDATE;
+            AND x.data = '' AND x.watched_until < clock_timestamp()
+            AND CASE x.waiters WHEN 0 THEN again IS NULL ELSE x.whole AND x.max_count IS NULL END
+        FOR KEY SHARE OF s FOR NO KEY UPDATE OF x FOR UPDATE OF y SKIP LOCKED;
+    IF waiting > 0 THEN
+        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+            WHERE queue = its_queue AND count = 18446744073709551615
+                AND (deadline IS NULL OR deadline > clock_timestamp()) AND order_id = (
+                    SELECT order_id FROM SCHEMA.requests
+                    WHERE queue = its_queue AND order_id > latest ORDER BY order_id LIMIT 1)
+            RETURNING session, request_id, order_id INTO next_session, next_number, latest;
     END IF;
-    IF FOUND THEN
-        DELETE FROM SCHEMA.requests WHERE ctid = (
-            SELECT ctid FROM SCHEMA.requests
-            WHERE session = of_session AND request_id = number AND queue = its_queue
-            FOR UPDATE SKIP LOCKED) RETURNING count INTO its_count;
-        IF FOUND THEN
-            UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
-                owners = x.owners - 1, data_changes = x.data_changes + 1,
-                owner_changes = x.owner_changes + 1
-            WHERE x.id = its_queue;
-            RETURN '[0]';
-        END IF;
+    IF NOT FOUND THEN
+        RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+            '{1,1}', CASE WHEN again IS NULL THEN '{w}'::"char"[] ELSE '{w,m}' END,
+            ARRAY[number, again], ARRAY[its_name, its_name], '{}', '{}', '{}', '{}', '{}', false);
     END IF;
-    RETURN SCHEMA.operate(caller, highest, relaxed,
-        jsonb_build_array(jsonb_build_array(of_session, its_token)),
-        jsonb_build_array(jsonb_build_array(1, 'w', number, its_name)), '[]', false);
+    DELETE FROM SCHEMA.requests WHERE ctid = its_place;
+    IF waiting = 0 THEN
+        UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
+            owners = x.owners - 1, data_changes = x.data_changes + 1,
+            owner_changes = x.owner_changes + 1
+        WHERE x.id = its_queue;
+        RETURN '[0]';
+    END IF;
+    UPDATE SCHEMA.queues x SET waiters = x.waiters - (again IS NULL)::integer,
+        last_owner = latest, owner_changes = x.owner_changes + 1
+    WHERE x.id = its_queue;
+    events := SCHEMA.report(next_session,
+        'g ' || next_session || ' ' || next_number || ' ' || latest, caller);
+    IF again IS NOT NULL THEN
+        answer := SCHEMA.next_order_id(greatest(highest, latest));
+        INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, again,
+            18446744073709551615, '', clock_timestamp(), NULL, NULL);
+    END IF;
+    RETURN '[' || array_to_string(ARRAY['0', '[' || answer || ']', '"' || events[1] || '"'], ',')
+        || ']';
 END $$;
 
 -- Renew sessions, [session, token] each; answers the ids of those that live, or null if data were
@@ -622,7 +629,7 @@ DECLARE
     r SCHEMA.requests;
     events text[] := '{}';
     owned boolean;
-    frozen boolean := SCHEMA.frozen();
+    frozen boolean := NOT EXISTS (SELECT FROM SCHEMA.calm);
     each bigint;
 BEGIN
     PERFORM FROM SCHEMA.queues x

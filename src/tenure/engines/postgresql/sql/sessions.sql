@@ -270,9 +270,10 @@ BEGIN
                 WHERE node = q.node AND max_count IS NOT NULL) THEN
         RETURN '["full"]';
     END IF;
-    UPDATE SCHEMA.queues SET max_count = (args ->> 1)::numeric, data = decode(args ->> 2, 'base64')
+    q.max_count := (args ->> 1)::numeric;
+    UPDATE SCHEMA.queues SET max_count = q.max_count, data = decode(args ->> 2, 'base64')
         WHERE id = q.id;
-    PERFORM SCHEMA.save(q, 'b');
+    PERFORM SCHEMA.settle(q, 'b', true, '');
     RETURN '["ok",[]]';
 END $$;
 
@@ -283,7 +284,7 @@ BEGIN
         RETURN '["missing"]';
     ELSIF q.data <> decode(args ->> 1, 'base64') THEN
         UPDATE SCHEMA.queues SET data = decode(args ->> 1, 'base64') WHERE id = q.id;
-        PERFORM SCHEMA.save(q, 'd');
+        PERFORM SCHEMA.settle(q, 'd', true, '');
     END IF;
     RETURN '["ok",[]]';
 END $$;
@@ -310,8 +311,9 @@ BEGIN
         events := events || more;
         q := SCHEMA.without(q, r);
     END LOOP;
-    UPDATE SCHEMA.queues SET max_count = NULL, data = '' WHERE id = q.id;
-    PERFORM SCHEMA.save(q, 'b');
+    UPDATE SCHEMA.queues SET max_count = NULL WHERE id = q.id;
+    q.max_count := NULL;
+    PERFORM SCHEMA.settle(q, 'b', true, '');
     RETURN json_build_array('ok', events)::text;
 END $$;
 
@@ -327,7 +329,7 @@ DECLARE
     wait text := args ->> 4;
     owns boolean;
     changed text := '';
-    frozen boolean := SCHEMA.frozen();
+    frozen boolean := NOT EXISTS (SELECT FROM SCHEMA.calm);
     events text[];
     more text[];
 BEGIN

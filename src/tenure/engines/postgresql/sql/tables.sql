@@ -20,9 +20,14 @@ CREATE TABLE SCHEMA.meta (
     quarantine_reason text NOT NULL DEFAULT ''
 );
 
--- A crash, a promotion or the recovery of a backup empties an unlogged table. So a missing row says
--- that data may have been lost.
-CREATE UNLOGGED TABLE SCHEMA.witness (epoch text PRIMARY KEY);
+-- A copy of `meta`. A crash, a promotion or the recovery of a backup empties an unlogged table. So a
+-- missing row says that data may have been lost.
+CREATE UNLOGGED TABLE SCHEMA.witness (
+    epoch text NOT NULL,
+    place oid NOT NULL,
+    relaxed boolean NOT NULL,
+    quarantined_until timestamptz NOT NULL
+);
 
 CREATE TABLE SCHEMA.nodes (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

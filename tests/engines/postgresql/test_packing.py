@@ -1,0 +1,78 @@
+"""Batches of operations as calls of functions in the database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tenure.engines._kit.commands.operations import Operation, OrderIds
+from tenure.engines.postgresql.statements import Batch
+from tests.engines.postgresql.helpers import SessionOfStatements
+
+ONE, OTHER = SessionOfStatements(1), SessionOfStatements(2)
+LOCK, RELEASE = ("m", 2, "x"), ("w", 1, "x")
+TRY = ("e", 3, "x", "1", "", "0", "1")
+
+
+def a_batch(*operations: tuple[object, tuple[Any, ...]], known: bool = True) -> Batch:
+    """Return a batch of operations, given by session and words."""
+    places = {("/default", "x")} if known else set()
+    batch = Batch("", OrderIds(), places, relaxed=False, pushed=lambda _: None)
+    for session, words in operations:
+        operation: Operation[object] = Operation(asyncio.get_running_loop())
+        operation.session, operation.words = session, words
+        assert batch.add(operation)
+    return batch
+
+
+def function(batch: Batch) -> str:
+    """Return the name of the function that a batch calls."""
+    sql, _ = batch.packed("s")
+    return sql.decode().removeprefix("SELECT s.").partition("(")[0]
+
+
+@pytest.mark.parametrize(
+    ("called", "operations"),
+    [
+        ("acquire", [(ONE, LOCK)]),
+        ("release", [(ONE, RELEASE)]),
+        ("release", [(ONE, RELEASE), (ONE, LOCK)]),
+        ("release", [(ONE, LOCK), (ONE, RELEASE)]),
+        ("operate", [(ONE, TRY)]),
+        ("operate", [(ONE, RELEASE), (OTHER, LOCK)]),
+        ("operate", [(ONE, RELEASE), (ONE, TRY)]),
+        ("operate", [(ONE, RELEASE), (ONE, ("m", 2, "y"))]),
+        ("operate", [(ONE, LOCK), (ONE, ("m", 3, "x"))]),
+        ("operate", [(ONE, RELEASE), (ONE, ("w", 2, "x"))]),
+        ("operate", [(ONE, LOCK), (ONE, ("w", 2, "x"))]),
+        ("operate", [(ONE, RELEASE), (ONE, LOCK), (ONE, TRY)]),
+    ],
+)
+async def test_what_is_simple_has_a_function_of_its_own(
+    called: str, operations: list[tuple[object, tuple[Any, ...]]]
+) -> None:
+    assert function(a_batch(*operations)) == called
+
+
+async def test_a_semaphore_that_may_have_no_row_gets_one() -> None:
+    for operations in ([(ONE, LOCK)], [(ONE, RELEASE), (ONE, LOCK)]):
+        batch = a_batch(*operations, known=False)
+        sql, arguments = batch.packed("s")
+        assert b"operate" in sql
+        assert arguments[-2] == b"{%d}" % len(operations)  # the place of the request
+        assert function(batch) in {"acquire", "release"}  # sent again
+
+
+async def test_a_release_has_its_own_answer_in_either_order() -> None:
+    for order in (1, -1):
+        batch = a_batch(*[(ONE, RELEASE), (ONE, LOCK)][::order])
+        batch.packed("s")
+        assert [each.words for each in batch.operations] == [RELEASE, LOCK]
+
+
+async def test_sessions_are_locked_in_order() -> None:
+    _, arguments = a_batch((OTHER, LOCK), (ONE, RELEASE)).packed("s")
+    assert arguments[3] == b"{1,2}"
+    assert arguments[5] == b"{2,1}"
