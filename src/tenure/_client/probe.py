@@ -1,9 +1,9 @@
-"""Read of the store shortly before a timeout, so that silence is not taken for contention.
+"""Read of the store shortly before a timeout, to distinguish an outage from contention.
 
-A waiting request does not show whether the store still works: a stopped store and a busy mutex
-look alike. A `Probe` therefore reads the semaphore a moment before the timeout. When that read is
-unanswered at the timeout, the store is the reason. Requests of one session that time out together
-share the read.
+A waiting request does not show whether the store still works: a stopped store and a busy mutex look
+alike. A `Probe` therefore reads the semaphore a moment before the timeout. If that read is
+unanswered at the timeout, the store is reported as the reason. Requests of one session that time
+out together share the read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Probe"]
 _log = logging.getLogger("tenure")
 
 LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
-"""Seconds from the probe to the timeout. Where less is left, no probe is sent."""
+"""Seconds from the probe to the timeout. If less is left, no probe is sent."""
 
 
 class Probe:
@@ -58,7 +58,7 @@ class Probe:
         return contact.silence(request.name, request.session.now() - self._sent_at)
 
     def stop(self) -> None:
-        """Send no probe any more. Safe to call twice."""
+        """Stop probing. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
 
