@@ -225,7 +225,7 @@ def test_the_help_has_every_setting_and_the_exit_codes(tenure: Tenure) -> None:
     text = tenure.inside("serve", "--help").stdout
     for setting in SETTINGS:
         assert f"  --{setting.name} " in text
-    assert "Limits, on what clients can make the server hold:" in text
+    assert "Limits on the server's resources for clients:" in text
     assert "128+n" in text
 
 
