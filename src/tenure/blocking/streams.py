@@ -51,9 +51,9 @@ class EventStream(Stream[Event]):
 
     @property
     def dropped(self) -> int:
-        """The number of events that were dropped because they were not read in time."""
+        """Number of events dropped because they were not read in time."""
         return self._wrapped.dropped
 
     def close(self) -> None:
-        """Stop listening. Safe to call twice; what is there can still be read."""
+        """Stop listening. Safe to call twice; events in the stream can still be read."""
         self._portal.release(self._wrapped.aclose)
