@@ -111,7 +111,7 @@ HELLO = Hello(1, 1, [], "", b"program")
             [frame(HELLO), *(frame(Attach(n, 1, "new", "/default", 9.0)) for n in (1, 2))],
             "channel 1",
         ),
-        ([frame(HELLO), struct.pack(">I", 5 << 20)], "4194304 are the most"),
+        ([frame(HELLO), struct.pack(">I", 5 << 20)], "4194304 are the maximum"),
         ([frame(HELLO), b"\x00\x00\x00\x03\x92\x63\x01"], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x00\x05" + b"\x91" * 5], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x20\x00" + b"\x91" * 0x2000], "cannot read"),
