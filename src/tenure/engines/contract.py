@@ -6,10 +6,10 @@ Rules that hold for every engine:
 * **Answers.** What can be answered at once is answered at once: an operation of type
   `Answer[T]` returns the value itself, or else a future of it, best a `Prompt`. Cancelling that
   future means only that the answer is not needed any more; the operation continues.
-* **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
-  An operation that an engine has taken is carried out, through reconnects if need be, or
-  fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from
-  `open`, `attach` and the operations on nodes. The client bounds how long a read may take.
+* **Errors** are those of `tenure.errors`. An operation raises at once or through its future. An
+  operation that an engine has taken is carried out, through reconnects if need be, or fails with
+  `SessionExpired` when the session has ended. `EngineUnavailable` comes only from `open`, `attach`
+  and the operations on nodes. The client bounds how long a read may take.
 * **Outages.** A session reports the loss of its contact (`detached`) and its return (`attached`),
   and `Engine.trouble` names the reason. The client logs both, once for all its sessions; what an
   engine logs about them itself is of level DEBUG.

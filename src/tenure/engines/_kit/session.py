@@ -64,7 +64,7 @@ class PlainSession(SessionDefaults):
     # The end
 
     def check(self) -> None:
-        """Raise the reason if the session is over."""
+        """Raise the reason if the session has ended."""
         if self.over:
             raise self.reason
 

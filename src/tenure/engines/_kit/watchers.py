@@ -42,7 +42,7 @@ class LocalWatch(Generic[Watching]):
     changed: Callable[[], None]
 
     def report(self, kind: str) -> None:
-        """Report a change of a kind, unless the watch is not for it or its session is over."""
+        """Report a change of a kind, unless the watch is not for it or its session has ended."""
         if kind in self.kinds and not self.session.over:
             self.changed()
 

@@ -81,7 +81,7 @@ class DflockdSession(PlainSession):
         self._leaving: list[asyncio.Future[Withdrawn]] = []
 
     def __repr__(self) -> str:
-        """Return the id, and whether the session is over, for people."""
+        """Return the id, and whether the session has ended, for people."""
         return f"<session {self.id}{' (over)' if self.over else ''}>"
 
     # Proof

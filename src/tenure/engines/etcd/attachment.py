@@ -283,7 +283,7 @@ class EtcdAttachment(SessionBase):
             the answer, and whether an earlier attempt may have been carried out.
 
         Raises:
-            SessionExpired: the session is over.
+            SessionExpired: the session has ended.
             Refused: it was refused.
         """
         again = False
@@ -319,7 +319,7 @@ class EtcdAttachment(SessionBase):
         """Read at one revision of a majority; repeated until it is answered.
 
         Raises:
-            SessionExpired: the session is over.
+            SessionExpired: the session has ended.
             Refused: it was refused.
         """
         pause = pauses()

@@ -376,7 +376,7 @@ class EtcdRequests(EtcdAttachment):
         self.events.removed(request_id, _REMOVALS.get(why, Removal.EVICTED))
 
     def stop_requests(self) -> None:
-        """Stop waiting, because the session is over."""
+        """Stop waiting, because the session has ended."""
         local = self.engine.local.values()
         mine = [each for each in local if each.waiting is self._waiting]
         for request in {*self.requests.values(), *self._left_in.values(), *mine}:

@@ -219,7 +219,7 @@ class Waiting:
             request.late = None
 
     def gone(self, request: EtcdRequest) -> None:
-        """Forget a request that left its queue, or whose session is over; its followers read."""
+        """Forget a request that left its queue, or whose session has ended; its followers read."""
         request.gone = True
         self._engine.local.pop(request.key, None)
         followers, request.followers = request.followers, []

@@ -102,7 +102,7 @@ class NativeAttachment(PlainSession):
         self._refusals = 0
 
     def check(self) -> None:
-        """Raise an error if the session is over, or the program is leaving it."""
+        """Raise an error if the session has ended, or the program is leaving it."""
         if self.over or self.closing:
             raise self.reason
 

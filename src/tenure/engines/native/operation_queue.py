@@ -174,7 +174,7 @@ class NativeOperationQueue:
         return True
 
     def end(self, error: TenureError, *, by_server: bool) -> None:
-        """Settle all operations, because the session is over. What was to end it succeeds.
+        """Settle all operations, because the session has ended. What was to end it succeeds.
 
         Args:
             error: raised by the operations that have no answer.

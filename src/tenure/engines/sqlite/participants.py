@@ -6,12 +6,12 @@ The end of a participant ends its sessions, according to its cause:
 * A program that dies ends its sessions of liveness ``process``. Those of liveness ``window`` are
   detached, as of their last heartbeat.
 
-A detached session is over when its window has passed since its last contact. While no program has
+A detached session has ended when its window has passed since its last contact. While no program has
 the store open, no program can take the session over. The first program that opens the store again
 (`reopen`) therefore grants it the node's grace period and its window, once: the slot `_GRACED`
 records that. After a new start of the machine all of them get it, because the clock started again.
-Both only postpone an end that no transaction has made yet: a session may live longer than
-promised, never shorter, and nothing that it holds has been granted to another session.
+Both only postpone an end that no transaction has made yet: a session may live longer than promised,
+never shorter, and nothing that it holds has been granted to another session.
 
 A *quarantine* is the time for which a restored store grants nothing. A backup does not contain the
 leases that were granted after it was taken. Their holders consider them held until their windows

@@ -5,8 +5,8 @@ Rules:
 * What changes something needs the access ``hold`` to the node, and what reads needs ``read``; by
   force needs ``administer``. Access is looked up again after a reload.
 * What a session has already, it may change, withdraw and release with any access.
-* A request is counted before it is sent, and counted no more as soon as it is
-  refused, withdrawn or removed, or its session is over.
+* A request is counted before it is sent, and counted no more as soon as it is refused, withdrawn or
+  removed, or its session has ended.
 * Cancelling an answer changes nothing in the store: the request stays counted, and of a change of
   its data the larger size.
 """

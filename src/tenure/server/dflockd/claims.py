@@ -208,7 +208,7 @@ class ClaimTable(Protocol):
         """Remove a claim that is over."""
 
     def lose(self, holder: Holder, why: str) -> None:
-        """Drop all claims of a holder whose session is over, or may be."""
+        """Drop all claims of a holder whose session has ended, or may be."""
 
 
 class HolderClient(Protocol):
@@ -222,7 +222,7 @@ class HolderClient(Protocol):
         """Reply to the client if the claim that it waits for is decided."""
 
     def lost_holder(self, claims: list[Claim]) -> None:
-        """Drop the holder: its session is over."""
+        """Drop the holder: its session has ended."""
 
 
 class Holder:
@@ -238,7 +238,7 @@ class Holder:
         found: the requests that it had in queues when it was taken over.
         letters: to other listeners, by their numbers, until they are answered
             (`tenure.server.dflockd.remote`).
-        over: its session is over, or left in the store.
+        over: its session has ended, or left in the store.
     """
 
     session: EngineSession

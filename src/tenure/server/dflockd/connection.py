@@ -274,7 +274,7 @@ class DflockdServerConnection(DflockdServerStream):
         return b""
 
     def lost_holder(self, claims: list[Claim]) -> None:
-        """Drop the holder: its session is over. Close the connection if it had claims."""
+        """Drop the holder: its session has ended. Close the connection if it had claims."""
         self.holder = None
         if claims:
             self.leave(ERROR if self._busy else b"")

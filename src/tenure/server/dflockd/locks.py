@@ -11,7 +11,7 @@ Rules:
 * A claim leaves the tables here (`drop`) before or when it leaves the store's queue. Events of a
   claim that has left are ignored.
 * A claim that is dropped leaves the store as well: it was withdrawn, or its withdrawal is retried,
-  or its session is over.
+  or its session has ended.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class Locks:
             self._over(holder)
 
     def lose(self, holder: Holder, why: str) -> None:
-        """Drop all claims of a holder whose session is over, or may be."""
+        """Drop all claims of a holder whose session has ended, or may be."""
         if holder.over:
             return
         self._over(holder)

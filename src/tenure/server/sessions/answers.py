@@ -61,6 +61,6 @@ class Answers:
                 self.kept = {rid: answer for rid, answer in self.kept.items() if rid > upto}
 
     def clear(self) -> None:
-        """Forget all answers: the session is over."""
+        """Forget all answers: the session has ended."""
         self.kept.clear()
         self.unanswered.clear()

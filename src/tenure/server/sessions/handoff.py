@@ -273,7 +273,7 @@ class SessionHandoff:
         """Return the recovery window, in seconds, of a session that is not in this server.
 
         It is the window that the store has, not the one that the client names. ``None`` if the
-        session is over, or will be found to be.
+        session has ended, or will be found to be.
         """
         message, engine = pending.message, self._keeper.context.engine
         async with pending.connection.reader.looking_up():

@@ -368,5 +368,5 @@ SESSION_HANDLERS: dict[type[Struct], Callable[[ServerSession, Any], None]] = {
 }
 """What carries out each message that is for the session on its channel.
 
-Not to be called while the session is over, or has something `starting`.
+Not to be called while the session has ended, or has something `starting`.
 """

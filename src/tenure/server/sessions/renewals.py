@@ -77,7 +77,7 @@ class Renewals:
             self._unproven.discard(self)
 
     def drop_all(self) -> None:
-        """Answer all renewals with `Unproven`: the session is over."""
+        """Answer all renewals with `Unproven`: the session has ended."""
         while self._waiting:
             self._drop_first()
         self._unproven.discard(self)

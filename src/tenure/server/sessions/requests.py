@@ -144,7 +144,7 @@ class SessionRequests:
         return word
 
     def clear(self) -> None:
-        """Forget all requests: the session is over."""
+        """Forget all requests: the session has ended."""
         for request_id, request in list(self.queued.items()):
             self.drop(request_id, request)
         self.removals.clear()

@@ -250,7 +250,7 @@ class Conversation:
             self._end()
 
     def leave(self) -> None:
-        """End all watches and counts: the stream is over. Safe to call twice."""
+        """End all watches and counts: the stream has ended. Safe to call twice."""
         self._end()
 
     def _end(self) -> None:

@@ -135,7 +135,7 @@ class ConversationRequests:
             self._forget(place)
 
     def forget_all(self) -> None:
-        """Forget all requests: the conversation is over."""
+        """Forget all requests: the conversation has ended."""
         for place in list(self._places.values()):
             self._forget(place)
 

@@ -134,7 +134,7 @@ class SessionStream:
         self._pings = Pings(self._conversation, self._is_deaf, self._pump)
 
     async def run(self, start: Any) -> None:
-        """Attach the session of `start`, and serve it until the stream is over.
+        """Attach the session of `start`, and serve it until the stream has ended.
 
         Raises:
             Refused: it cannot be attached.
@@ -242,7 +242,7 @@ class SessionStream:
         self._wake.set()
 
     def ended(self, error: SessionExpired) -> None:
-        """End the stream, because the session is over."""
+        """End the stream, because the session has ended."""
         session = self._session
         if error.taken_over:
             status = Status.BAD_SESSION

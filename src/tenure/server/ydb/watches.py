@@ -99,7 +99,7 @@ class OneTimeWatches:
             self._replies.append(answers.changed(watch.req_id, data=True, owners=True))
 
     def stop_all(self) -> None:
-        """Stop all watches: the conversation is over."""
+        """Stop all watches: the conversation has ended."""
         for watch in list(self._begun):
             self._drop(watch)
 

@@ -252,7 +252,7 @@ class CommandAttachment(SessionBase):
             send: sends it; `answered` receives the reply.
 
         Raises:
-            SessionExpired: the session is over.
+            SessionExpired: the session has ended.
             EngineError: the store refused it.
         """
         answer: asyncio.Future[Any] = self.loop.create_future()
