@@ -188,7 +188,7 @@ def test_what_a_listener_is_told_is_examined(tenure: Tenure) -> None:
     ("options", "said"),
     [
         (["--max-sessions", "many"], "--max-sessions is a whole number, one or more, not 'many'"),
-        (["--listen", "ftp://x"], "'ftp://x' is no address to listen at"),
+        (["--listen", "ftp://x"], "'ftp://x' is not an address to listen at"),
         (["--loop", "gevent"], "--loop is one of auto, asyncio, uvloop, not 'gevent'"),
         (["--config", "/missing.toml"], "the file /missing.toml cannot be read"),
         (["--auth-token-file", "/missing"], "the token file /missing cannot be read"),
