@@ -92,7 +92,7 @@ def test_a_store_that_is_a_server_itself_is_asked(tenure: Tenure) -> None:
     with a_server() as redis:
         told = checked(tenure, "--store", redis.url)
         assert "redis" in told["settings"]["store"]["value"]
-        assert any("is not there yet" in each for each in found(told, "ok"))
+        assert any("does not exist yet" in each for each in found(told, "ok"))
         with blocking.connect(redis.url):
             pass
         assert any(
