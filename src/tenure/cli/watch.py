@@ -73,7 +73,7 @@ async def show_states(
     show: Callable[[tenure.SemaphoreDescription], bool],
     limit: int | None,
 ) -> None:
-    """Show the show_states of a semaphore, until `limit` of them have been shown.
+    """Show the states of a semaphore, until `limit` of them have been shown.
 
     Args:
         name: the name of the semaphore.
@@ -96,7 +96,7 @@ async def show_states(
 async def states(
     client: tenure.Client, node: str, name: str
 ) -> AsyncGenerator[tenure.SemaphoreDescription, None]:
-    """Yield the show_states of a semaphore, ephemeral or not; end when our output has no reader.
+    """Yield the states of a semaphore, ephemeral or not; end when our output has no reader.
 
     Raises:
         NodeNotFound: there is no such node.
@@ -133,7 +133,7 @@ def _owned(described: tenure.SemaphoreDescription) -> object:
 async def _until(
     gone: asyncio.Future[None], watching: Watch[tenure.SemaphoreDescription]
 ) -> AsyncIterator[tenure.SemaphoreDescription]:
-    """Yield the watched show_states until our output has no reader."""
+    """Yield the watched states until our output has no reader."""
     closing = asyncio.create_task(_close_after(gone, watching))
     try:
         async for described in watching:
