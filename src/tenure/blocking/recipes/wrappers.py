@@ -201,8 +201,8 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
     def watch(self) -> States[T | None]:
         """Return the current value and every newer one; ``None`` before the first.
 
-        A value that cannot be decoded raises `InvalidArgument`, which ends an ``for`` but
-        not the watch: the next iteration waits for the next value. The watch ends with
+        A value that cannot be decoded raises `InvalidArgument`, which ends the ``for`` loop
+        but not the watch: the next iteration waits for the next value. The watch ends with
         `SemaphoreNotFound` when the semaphore is deleted.
         """
         return States(self._portal, self._wrapped.watch())
