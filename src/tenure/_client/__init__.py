@@ -5,7 +5,7 @@ packages of tenure get the cores from `internals`:
 
 * `client` wraps `client_core`: the engine, the sessions, and the tasks that outlive a call;
 * `session` wraps `session_core`, the adapter that the engine reports to;
-* `lease` and `ticket` wrap `request`.
+* `lease` and `ticket` wrap `request`, which uses its session as a `request_session`.
 
 Read in this order: `session_states` and `request_states` define the states and their transitions as
 tables; `session_life` covers the proof and the end of a session, and `session_core` adds its

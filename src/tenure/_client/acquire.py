@@ -18,7 +18,7 @@ from tenure._client.probe import Probe
 from tenure._client.request import Request
 from tenure._client.request_states import HELD, SENT, WAITING
 from tenure._client.scope import entered_scopes
-from tenure._client.session_core import SessionCore
+from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock
@@ -221,9 +221,9 @@ async def _check_self_deadlock(request: Request) -> None:
     Only requests count that precede this one in the store's queue and that this task releases at
     the end of a block it is inside.
     """
-    session = request.session
+    session = session_of(request)
     inside = {
-        (owner.session.id, owner.order_id)
+        (session_of(owner).id, owner.order_id)
         for owner in (scope.owner for scope in entered_scopes(asyncio.current_task()))
         if isinstance(owner, Request)
         and owner is not request

@@ -19,6 +19,7 @@ from tenure._client.guarding import guard
 from tenure._client.handles import AsyncHandle
 from tenure._client.request import Request
 from tenure._client.scope import Scope
+from tenure._client.session_core import session_of
 from tenure._client.session_handle import SessionHandle
 from tenure._client.slots import Slots
 from tenure.engines.contract import when_answered
@@ -67,7 +68,7 @@ class Lease(AsyncHandle):
     @property
     def session(self) -> SessionHandle:
         """The `Session` that holds it, typed as its base."""
-        return cast(SessionHandle, self._request.session.handle)
+        return cast(SessionHandle, session_of(self._request).handle)
 
     @property
     def name(self) -> str:
@@ -110,7 +111,7 @@ class Lease(AsyncHandle):
         Raises:
             Unsupported: the store has no tokens of its own.
         """
-        token = self._request.session.engine.token_of(self._request.id)
+        token = session_of(self._request).engine.token_of(self._request.id)
         if token is None:
             raise Unsupported(
                 f"this engine's store has no tokens of its own (for {self.name!r} on {self.node}); "
@@ -163,7 +164,7 @@ class Lease(AsyncHandle):
     @property
     def deadline(self) -> float:
         """Time up to which the lease is proven: seconds on the client's clock (`Client.clock`)."""
-        return self._request.session.deadline
+        return session_of(self._request).deadline
 
     @property
     def held(self) -> bool:
@@ -260,7 +261,7 @@ class Lease(AsyncHandle):
         if count is None and data is None:
             raise InvalidArgument("update a lease's count, its data, or both", name=self.name)
         request = self._request
-        session = request.session
+        session = session_of(request)
         try:
             answer = session.engine.alter(request.id, count=count, data=data)
             if answer is None:

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
+from tenure._client.contact import Obstacle
+from tenure._client.request import Request
 from tenure._client.request_states import WAITING
+from tenure._client.session_core import SessionCore, session_of
 from tenure.errors import TenureError
-
-if TYPE_CHECKING:
-    from tenure._client.contact import Obstacle
-    from tenure._client.request import Request
-    from tenure._client.session_core import SessionCore
 
 __all__ = ["Probe"]
 
@@ -64,7 +61,7 @@ class Probe:
 
     def _read_soon(self) -> None:
         request = self._request
-        session, name = request.session, request.name
+        session, name = session_of(request), request.name
         if request.state is not WAITING or session.state != "attached":
             return
         self._sent_at = session.now()

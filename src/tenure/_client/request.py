@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tenure._client.loss import carry_out, late_release_error, lost_error
 from tenure._client.options import RequestOptions
+from tenure._client.request_session import RequestSession
 from tenure._client.request_states import (
     GONE,
     GRANTED,
@@ -42,9 +43,6 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
-
-if TYPE_CHECKING:
-    from tenure._client.session_core import SessionCore
 
 __all__ = ["HeldSlots", "Request"]
 
@@ -71,7 +69,7 @@ class Request:
     """One request of a session.
 
     Attributes:
-        session: the session that sent it.
+        session: the session that sent it; `session_of` returns all of it.
         id: its number within the session.
         options: as sent.
         name: the name of the mutex, semaphore or election.
@@ -109,7 +107,7 @@ class Request:
     why_gone: Place | Removal | Exception | None
 
     def __init__(
-        self, session: SessionCore, request_id: int, options: RequestOptions[object]
+        self, session: RequestSession[Request], request_id: int, options: RequestOptions[object]
     ) -> None:
         self.session = session
         self.id = request_id

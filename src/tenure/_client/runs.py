@@ -21,12 +21,12 @@ import asyncio
 import contextlib
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from tenure._client.acquire import acquire, try_acquire
 from tenure._client.lease import Lease
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
+from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure.core import rules
 from tenure.core.periods import RunRecord, decode, encode
@@ -39,9 +39,6 @@ from tenure.errors import (
 )
 from tenure.identity import ANONYMOUS, described, part
 from tenure.model import LastRun
-
-if TYPE_CHECKING:
-    from tenure._client.session_core import SessionCore
 
 __all__ = ["SUFFIX", "RunLease", "last_run", "once"]
 
@@ -76,10 +73,10 @@ class RunLease(Lease):
             return
         record, request = self._record.succeed(), self._request
         try:
-            if await _read(request.session, self.name, create=False) != self._record:
+            if await _read(session_of(request), self.name, create=False) != self._record:
                 request.taken("another run has been recorded since")
                 raise request.why_not_held()
-            await _write(request.session, self.name, record)
+            await _write(session_of(request), self.name, record)
         except (SessionExpired, SessionClosed):
             raise request.why_not_held() from None
         self._record = record
@@ -135,7 +132,7 @@ async def once(
 
 async def _begin(request: Request, period: float, *, count_failed: bool) -> RunRecord | None:
     """Record the start of a run. Return ``None`` if the job is not due."""
-    session, name = request.session, request.name
+    session, name = session_of(request), request.name
     now = await _store_time(session)
     old = await _read(session, name, create=True)
     if old is not None:

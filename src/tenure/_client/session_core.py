@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from tenure import fork
 from tenure._client import session_states as states
@@ -32,7 +33,7 @@ from tenure.engines.contract import (
 from tenure.errors import InvalidArgument, SessionExpired
 from tenure.model import Recovered
 
-__all__ = ["SessionCore"]
+__all__ = ["SessionCore", "session_of"]
 
 _LEFT = Withdrawn.LEFT
 
@@ -259,3 +260,8 @@ class SessionCore(SessionLife):
         self.release_retries.stop()
         for changed in list(self.watchers):
             changed()
+
+
+def session_of(request: Request) -> SessionCore:
+    """Return the session that sent a request."""
+    return cast(SessionCore, request.session)

@@ -19,6 +19,7 @@ from tenure._client.acquire import as_it_is, join, try_acquire
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
 from tenure._client.request_states import WAITING
+from tenure._client.session_core import session_of
 from tenure._client.watch import described_now
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
@@ -70,7 +71,7 @@ class Slots:
 
     async def _limit(self) -> int:
         request = self._request
-        session = request.session
+        session = session_of(request)
         described = await session.contact.answered(
             f"limit of semaphore {request.name!r} on {request.node}",
             described_now(session, request.name, ephemeral=False, owners=False),
@@ -100,7 +101,7 @@ class Slots:
         """Return the lowest free slot, or the first to become free."""
         free = [number for number in range(limit) if number not in self._taken]
         for number in free:
-            slot = await try_acquire(self._request.session, self._options(number))
+            slot = await try_acquire(session_of(self._request), self._options(number))
             if slot is not None:
                 return number, slot
         return await self._first(free)
@@ -111,7 +112,7 @@ class Slots:
         kept: int | None = None
         try:
             for number in numbers:
-                queued[number] = await join(self._request.session, self._options(number))
+                queued[number] = await join(session_of(self._request), self._options(number))
             while True:
                 kept = next((number for number, slot in queued.items() if slot.held), None)
                 if kept is not None:
@@ -120,7 +121,9 @@ class Slots:
                 gone = [number for number, slot in queued.items() if slot.state is not WAITING]
                 if gone:  # evicted, or deleted by force
                     for number in gone:
-                        queued[number] = await join(self._request.session, self._options(number))
+                        queued[number] = await join(
+                            session_of(self._request), self._options(number)
+                        )
                     continue
                 changes = [each.change() for each in (self._request, *queued.values())]
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)

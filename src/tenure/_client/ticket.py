@@ -17,6 +17,7 @@ from tenure._client.probe import Probe
 from tenure._client.request import Request
 from tenure._client.request_states import HELD, WAITING
 from tenure._client.scope import Scope
+from tenure._client.session_core import session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.durations import Duration, timeout_seconds
@@ -77,7 +78,7 @@ class Ticket(AsyncHandle, Generic[L]):
             Unsupported: the store does not list its waiters (ydb, dflockd).
         """
         request = self._request
-        session = request.session.alive()
+        session = session_of(request).alive()
         if request.state is HELD:
             return 0
         if request.state is not WAITING:
@@ -136,7 +137,7 @@ class Ticket(AsyncHandle, Generic[L]):
         finally:
             probe.stop()
         waits = obstacle is None and request.state is WAITING
-        who = f"; {await contention(request.session, request.name)}" if waits else ""
+        who = f"; {await contention(session_of(request), request.name)}" if waits else ""
         why = who if obstacle is None else f", because {obstacle.clause}"
         raise AcquireTimeout(
             f"{request.options.kind} {request.name!r} on {request.node}: not acquired within "
@@ -155,7 +156,7 @@ class Ticket(AsyncHandle, Generic[L]):
         await self._lease.release()
 
     async def __aenter__(self) -> Ticket[L]:
-        self._request.session.alive()
+        session_of(self._request).alive()
         if self._scope is not None:
             raise Misuse(
                 f"the ticket for {self._lease.name!r} has been entered already",
