@@ -108,7 +108,7 @@ class LoopRunner:
         self._interval_before = 0.0
 
     def start(self, call: Call | None = None) -> None:
-        """Start the thread, unless it runs, or that call has ended, so that nothing would end it."""
+        """Start the thread, unless it runs, or that call has ended: then nothing would end it."""
         with self._lock:
             if self.thread is not None or (call is not None and call.over):
                 return

@@ -1,8 +1,7 @@
 """Portal: passes calls of threads to the event loop of `tenure.blocking`.
 
-A process has one portal. It owns an event loop and a thread that runs the loop while a client is
-open or a call is pending. A late call, such as a release after the last close, starts the thread
-again, so that it gets the same answer as in async code.
+A process has one portal: an event loop, and a thread that runs it while a client is open or a call
+is pending. A call after the last close starts the thread again, to get the answer of async code.
 
 Rules:
 
@@ -232,7 +231,7 @@ class Portal:
                 self._runner.start(call)
             while not call.over:  # an earlier interrupted call may have notified, too
                 worker.notifier.wait()
-            # The loop does so, too, perhaps later; a close must not count its own call as needed.
+            # The loop does so too, but perhaps later than a close looks for pending calls.
             self._calls.discard(call)
             if call.error is None:
                 given = call.result if handle is None else handle(self, call.result)
