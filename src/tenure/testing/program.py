@@ -393,8 +393,7 @@ class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence arou
         if isinstance(error, self._kind):
             self.error = error
             return True
-        # Errors that are not an engine's propagate, and so does `Unsupported`, which skips the
-        # test.
+        # `Unsupported`, which skips the test, and errors of other libraries propagate.
         if isinstance(error, Unsupported) or not isinstance(error, TenureError | None):
             return False
         expected = f"{self._what}: expected {self._kind.__name__}"

@@ -5,8 +5,7 @@ connection's identity. Rules:
 
 * **Access.** Without ``read`` a node does not exist for the identity: the error is `NodeNotFound`.
   With too little access it is `AuthenticationFailed`, which names the missing permission.
-* **Quotas.** An identity's account is charged before an operation is sent. If the store rejects it,
-  the charge is released.
+* **Quotas.** An identity is charged before an operation is sent, and refunded if it is rejected.
 * **Unknown outcomes**, after a cancellation or an inconclusive error. The possible effect stays
   charged until the store shows otherwise:
 
@@ -69,8 +68,8 @@ __all__ = ["REFUSALS", "Guard", "GuardedEngine"]
 
 # Seconds between two comparisons with the store, and until a write has certainly ended.
 _LOOK_AFTER = 10.0
-_MANY = 64  # writes without an answer that are not worth a look
-_MOST_READ = 1000  # semaphores that a look reads
+_MANY = 64  # with more unanswered writes, the store is read
+_MOST_READ = 1000  # semaphores read in one comparison
 REFUSALS = (
     InvalidArgument,
     Unsupported,

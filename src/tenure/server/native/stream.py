@@ -47,11 +47,10 @@ HEARTBEAT = 5.0
 """Heartbeat in seconds: a client that has sent nothing for so long sends `Ping`; after three it
 counts as silent."""
 
-_TURN = 256  # messages of one connection that are carried out in an iteration of the loop
-_LOOK = 8  # messages after which it is seen whether its share is used up
-_FAREWELL = 5.0  # seconds for a client to read why it is sent away
-_MUCH = 512  # bytes that are written before the turn is over: several answers
-
+_TURN = 256  # at most so many messages of one connection are carried out in one iteration
+_LOOK = 8  # messages between two checks of the connection's share
+_FAREWELL = 5.0  # seconds for a client to read the reason for the close
+_MUCH = 512  # bytes, several answers: so much output is written before the iteration ends
 
 _decode = client_message().decode
 
@@ -93,7 +92,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         # Reading
         self._reader = FrameReader(GREETING_BYTES)
         self._frames: Iterator[memoryview] | None = None  # read, and not yet carried out
-        self._behind = bytearray()  # what was read after them
+        self._behind = bytearray()  # input read after them
         self._reading = True
         self._in_flight = 0
         self._share = Share(context.budget, greeting.source, self._go_on)
@@ -103,10 +102,10 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._most_unwritten = self._limits.output_bytes
         self._changed: dict[tuple[int, int], None] = {}
         self._flushing = False
-        self._prompt = True  # the next thing said may be written at once
+        self._prompt = True  # the next message may be written at once
         self._blocked_at: float | None = None  # since when the client does not read
-        self._held = 0  # bytes of answers that wait for room
-        self._drained: asyncio.Future[None] | None = None  # what waits for it to read
+        self._held = 0  # bytes of the answers that wait for room
+        self._drained: asyncio.Future[None] | None = None  # done when the client reads again
 
     @abstractmethod
     def _carry_out(self, message: Struct) -> None:
