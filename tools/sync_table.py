@@ -76,13 +76,13 @@ UNDO = {"ClientCalls.session": "partial(abandon_session, detach=resume is not No
 """How to undo an interrupted call, where the rule's function is not enough."""
 
 DOCS = {
-    "Lease": """A granted request: what a program holds.
+    "Lease": """A granted request.
 
     A thread cannot be cancelled. Inside the block of a lost lease, the next call of this library
-    raises `LeaseLost`, except for calls that give something back; so does the end of the block.
-    Long computations call `check` now and then.
+    raises `LeaseLost`, except for calls that release something; so does the end of the block.
+    Long computations should call `check` from time to time.
 
-    A lease is always true; read `held` instead.
+    A lease object is always truthy; read `held`.
     """,
     "Session": """A program's session on a node. `Client.session` makes one.
 
@@ -90,16 +90,16 @@ DOCS = {
     not entered is closed with `close`.
 
     A thread cannot be cancelled. Inside the block of an expired session, the next call of this
-    library raises `SessionExpired`, except for calls that give something back; so does the end of
-    the block.
+    library raises `SessionExpired`, except for calls that release something; so does the end of the
+    block.
     """,
-    "ClientCalls": "The calls of a client that the asynchronous one has, too.",
+    "ClientCalls": "Calls of a client that the asynchronous one has, too.",
     "Watch": """A stream of states: an iterator and a context manager.
 
-    It starts with the current state, and equal states are given once. It ends with
-    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one comes and goes with its
-    requests; while it is absent its state is an empty one), and with the session's error when the
-    session is over. Any thread may close it, which ends the iteration.
+    It starts with the current state, and equal states are delivered once. It ends with
+    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one is reported as empty while
+    it has no requests), and with the session's error when the session ends. Any thread may close
+    it, which ends the iteration.
     """,
 }
 """Documentation that is not the asynchronous one in other words."""

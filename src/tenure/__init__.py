@@ -131,7 +131,7 @@ _publish(__name__, __all__, globals())
 
 
 def __getattr__(name: str) -> _ModuleType | type:
-    # These take long to import, and most programs do without.
+    # These are slow to import, and most programs do not need them.
     if name == "events":
         return _import_module("tenure.events")
     if name == "EventStream":

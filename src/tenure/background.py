@@ -1,18 +1,17 @@
 """Background steps: timers, loops and threads that survive an unexpected error.
 
-An engine, a client and a server do much that no caller awaits: they renew sessions, expire
-requests, reconnect and deliver events. A step of such work may fail for a reason that has nothing
-to do with it, as too many open files or no memory. Without care it would end the timer or the task
-that runs it, and leave waiters that wait for ever.
+Engines, clients and servers do work that no caller awaits: they renew sessions, expire requests,
+reconnect and deliver events. A step of such work may fail for an unrelated reason, such as too many
+open files or a lack of memory. Unhandled, the error would end the timer or task, and waiters would
+wait for ever.
 
 Rules:
 
-* A step that raises an `Exception` is logged, and the next step runs after a pause. The pause grows
-  from `FIRST_PAUSE` to `LONGEST_PAUSE` for as long as steps fail.
-* The same cause is logged once in `QUIET` seconds. A `TenureError` explains itself, and is logged
-  without a traceback.
+* An `Exception` from a step is logged, and the next step runs after a pause. The pause grows from
+  `FIRST_PAUSE` to `LONGEST_PAUSE` while steps fail.
+* The same cause is logged once in `QUIET` seconds. A `TenureError` is logged without a traceback.
 * `asyncio.CancelledError`, `KeyboardInterrupt` and `SystemExit` propagate.
-* Cancelling a timer is final until it is armed again; a step that is cancelled while it runs is not
+* A cancelled timer runs no step until it is armed again; a step cancelled while it runs is not
   repeated.
 """
 
@@ -44,24 +43,24 @@ __all__ = [
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between a step that failed and the next one: at first, and at the most."""
+"""First and longest pause between a failed step and the next one, in seconds."""
 
 QUIET = 60.0
-"""Seconds for which the same cause is not logged again."""
+"""Seconds during which the same cause is not logged again."""
 
 ATTEMPTS = 8
 """Attempts to handle an item of a queue before it is dropped."""
 
-_CAUSES = 32  # remembered by each step
+_CAUSES = 32  # number of causes that each step remembers
 
 
 class Failures:
-    """The failures of one background step: what was logged, and how long to pause.
+    """Failures of one background step: logged causes, and the next pause.
 
     It may be used from any thread.
 
     Args:
-        what: the step, as the log names it: "looking after the waiters on sqlite:///jobs.db".
+        what: the step's name in the log, such as "monitor of sqlite:///jobs.db".
         logger: the logger of its component.
     """
 
@@ -75,18 +74,18 @@ class Failures:
         self._logged: dict[tuple[type[BaseException], str], float] = {}
 
     def failed(self, error: Exception) -> float:
-        """Note that the step failed; returns the seconds until the next one."""
+        """Record that the step failed; return the seconds until the next one."""
         pause = self._pause
         self._pause = min(2 * pause, LONGEST_PAUSE)
         self.report(error)
         return pause
 
     def succeeded(self) -> None:
-        """Note that the step succeeded: the next failure begins with the shortest pause."""
+        """Record that the step succeeded: the next failure begins with the shortest pause."""
         self._pause = FIRST_PAUSE
 
     def report(self, error: Exception) -> None:
-        """Log an error, unless its cause was logged a short time ago."""
+        """Log an error, unless its cause was logged recently."""
         now = time.monotonic()
         cause = (type(error), str(error))
         logged = self._logged.get(cause)
@@ -111,7 +110,7 @@ class Failures:
 
     @contextmanager
     def contained(self) -> Iterator[None]:
-        """Log the error of a part of a step, so that the parts after it run."""
+        """Log the error of a part of a step, so that the other parts run."""
         try:
             yield
         except Exception as error:
@@ -119,14 +118,14 @@ class Failures:
 
 
 class BackgroundTimer:
-    """A step that an event loop runs at the times that its owner sets.
+    """A step that an event loop runs at times set by its owner.
 
-    The step arms the timer for the next time. If it fails, the timer is armed for it.
+    The step arms the timer for the next run. If it fails, the timer is armed automatically.
 
     Args:
         loop: runs the step.
-        now: the clock that the times are read from.
-        step: what to do.
+        now: reads the clock of these times.
+        step: the function to run.
         failures: logs its errors.
     """
 
@@ -163,7 +162,7 @@ class BackgroundTimer:
         self._handle = self._loop.call_later(max(0.0, due - self._now()), self._run)
 
     def at(self, due: float) -> None:
-        """Run the step at that time, in the place of its present time."""
+        """Run the step at that time, replacing the current time."""
         self._disarm()
         self.by(due)
 
@@ -177,7 +176,7 @@ class BackgroundTimer:
         self._handle = self._loop.call_soon(self._run)
 
     def cancel(self) -> None:
-        """Run no further step until the timer is armed again. Safe to call twice."""
+        """Run no step until the timer is armed again. Safe to call twice."""
         self._running = False
         self._disarm()
 
@@ -187,7 +186,7 @@ class BackgroundTimer:
             self._handle = None
 
     def run(self) -> None:
-        """Run the step now; errors are logged, and the step is repeated."""
+        """Run the step now; an error is logged, and the step is repeated."""
         self._disarm()
         self._run()
 
@@ -200,7 +199,7 @@ class BackgroundTimer:
             pause = self._failures.failed(error)
             if self._running:
                 self.at(self._now() + pause)
-        except BaseException:  # an interrupt ends what it hit, and not the timer
+        except BaseException:  # an interrupt must not stop the timer
             if self._running and self._handle is None:
                 self.at(self._now() + LONGEST_PAUSE)
             raise
@@ -213,14 +212,14 @@ class BackgroundTimer:
 class BackgroundQueue(Generic[T]):
     """Items that an event loop handles in order, in its next iteration.
 
-    An item whose handling fails stays the first, and is handled again after a pause. After
-    `ATTEMPTS` it is dropped, so that one item cannot hold up the others for ever.
+    A failed item stays first, and is retried after a pause. After `ATTEMPTS` it is dropped, so that
+    it cannot block the others for ever.
 
     Args:
         handle: called with each item.
 
     Attributes:
-        items: what is to be handled, and what is handled just now.
+        items: the pending items, and the one being handled.
     """
 
     __slots__ = ("_attempts", "_failures", "_handle", "_loop", "_timer", "_waking", "items")
@@ -238,17 +237,17 @@ class BackgroundQueue(Generic[T]):
         self._handle = handle
         self._failures = failures
         self._attempts = 0
-        self._waking = False  # the loop is to look at the items, and has not begun to
+        self._waking = False  # whether a run is scheduled and has not begun
         self._timer = BackgroundTimer(loop, now, self._step, failures)
 
     def put(self, items: Iterable[T]) -> None:
-        """Have items handled, after those that were put before. On the loop."""
+        """Have an item handled after those that were put before. On the loop."""
         self.items.extend(items)
         if self.items and not self._timer.armed:
             self._timer.soon()
 
     def handle(self, items: Iterable[T]) -> None:
-        """Handle items now, or after those that were put before. On the loop."""
+        """Handle an item now, or after those that were put before. On the loop."""
         if self.items:
             self.put(items)
         else:
@@ -257,14 +256,14 @@ class BackgroundQueue(Generic[T]):
                 self._timer.run()
 
     def put_threadsafe(self, item: T) -> None:
-        """Have an item handled, from any thread; unless the loop is closed."""
+        """Have an item handled, from any thread, unless the loop is closed."""
         self.items.append(item)
         if not self._waking and not self._loop.is_closed():
             self._waking = True
             self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        self._waking = False  # first: what is put from now on wakes the loop again
+        self._waking = False  # first: a later put wakes the loop again
         if self.items and not self._timer.armed:
             self._timer.run()
 
@@ -275,7 +274,7 @@ class BackgroundQueue(Generic[T]):
 
     def _step(self) -> None:
         items = self.items
-        # What is put meanwhile is the next iteration's.
+        # Items put meanwhile are left for the next iteration.
         for _ in range(len(items)):
             if not items:
                 return
@@ -288,14 +287,14 @@ class BackgroundQueue(Generic[T]):
                     raise
                 self._failures.dropped(item)
             self._attempts = 0
-            if items and items[0] is item:  # or else it was cleared meanwhile
+            if items and items[0] is item:  # otherwise it was cleared meanwhile
                 items.popleft()
         if items:
             self._timer.soon()
 
 
 async def supervise(step: Callable[[], Awaitable[object]], failures: Failures) -> None:
-    """Run a step until it returns; one that fails is logged and run again, after a pause."""
+    """Run a step until it returns; after a failure, log it and run the step again after a pause."""
     while True:
         try:
             await step()
@@ -308,12 +307,11 @@ async def supervise(step: Callable[[], Awaitable[object]], failures: Failures) -
 class BackgroundThread:
     """A daemon thread that is started on demand.
 
-    A start that fails, because the system has no thread left, changes nothing: the next demand
-    tries again.
+    A start may fail because the system has no more threads; the next demand tries again.
 
     Args:
-        name: of the thread.
-        run: what it does until it returns.
+        name: the name of the thread.
+        run: the function that the thread runs.
     """
 
     __slots__ = ("_name", "_run", "_thread")
@@ -326,15 +324,14 @@ class BackgroundThread:
 
     @property
     def alive(self) -> bool:
-        """True from the start of the thread to its end."""
+        """True from the start of the thread until its end."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread, unless it is alive.
 
         Raises:
-            RuntimeError: the system has no thread left.
-            MemoryError
+            RuntimeError: the system has no more threads. MemoryError
         """
         if not self.alive:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -342,7 +339,7 @@ class BackgroundThread:
             self._thread = thread
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the end of the thread, if it was started; false if it has not ended in time."""
+        """Wait for the end of the thread, if it was started; return false on timeout."""
         if self._thread is not None:
             self._thread.join(timeout)
         return not self.alive

@@ -1,18 +1,18 @@
 """Adaptive busy polling.
 
 Waking a sleeping process takes tens of microseconds; on a virtual machine that is about as long as
-the rest of a round trip. So while something is expected soon, the loop keeps turning for a moment
-instead of sleeping, as a hypervisor polls before it halts a processor. A client expects a reply to
-its request; a server expects more after something has arrived. Rules:
+the rest of a round trip. So while data is expected soon, the loop polls for a short time before it
+sleeps, as a hypervisor polls before it halts a processor. A client expects a reply to its request;
+a server expects more data after some has arrived. Rules:
 
-* Polling speeds up a program that sends one request after the other. Where the wait is longer, it
-  is wasted. So after each fruitless poll twice as many occasions are skipped as the last time, up
-  to `_MOST_PASSED_OVER`; after a successful poll none are.
-* Other processes and threads on this core run first (`os.sched_yield`). If yielding takes long,
-  the core is busy, and a process that does not sleep is not woken before others. This counts like
-  many fruitless polls.
-* Other work in the loop is done as usual. A busy loop never sleeps anyway: polling then adds one
-  reading of the clock to each turn.
+* Polling speeds up a program that sends one request after the other. For longer waits it is wasted.
+  So after each unsuccessful poll, twice as many occasions are skipped as before, up to
+  `_MOST_PASSED_OVER`; after a successful poll none is skipped.
+* Other processes and threads on this core run first (`os.sched_yield`). If yielding takes long, the
+  core is busy, and the scheduler does not favour a process that never sleeps. This counts as many
+  unsuccessful polls.
+* Other work in the loop is not affected. A busy loop never sleeps anyway: polling then adds one
+  reading of the clock to each iteration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 __all__ = ["LONGEST", "USUAL", "BusyPoll"]
 
 USUAL, LONGEST = 200, 10_000
-"""Microseconds that a loop stays awake: by default, and at the most."""
+"""Default and longest polling time, in microseconds."""
 
 _MOST_PASSED_OVER = 64
 
@@ -35,8 +35,8 @@ class BusyPoll:
     """Busy poller of one event loop.
 
     Args:
-        soon: calls a function at the loop's next turn (`call_soon`).
-        longest: seconds that the loop stays awake when nothing comes; 0 turns polling off.
+        soon: schedules a call in the loop's next iteration (`call_soon`).
+        longest: seconds to poll when nothing arrives; 0 disables polling.
         now: returns the time, in seconds.
         step_back: yields the core to other processes and threads.
     """
@@ -48,7 +48,7 @@ class BusyPoll:
         now: Callable[[], float] = time.monotonic,
         step_back: Callable[[], object] = _sched_yield,
     ) -> None:
-        """Start asleep: the loop does not poll yet."""
+        """Start without polling."""
         self._soon = soon
         self._longest = longest
         self._now = now
@@ -60,7 +60,7 @@ class BusyPoll:
         self._passed_over = 0
 
     def expect(self) -> None:
-        """Expect something from now on, and poll for it unless this occasion is skipped."""
+        """Expect data from now on, and poll for it unless this occasion is skipped."""
         if not self._awake:
             if not self._longest:
                 return
@@ -74,19 +74,19 @@ class BusyPoll:
         self._until = self._now() + self._longest
 
     def came(self, *, more: bool) -> None:
-        """Note that something has come. If `more` is true, more is expected as before."""
+        """Record that data has arrived. If `more` is true, more is expected as before."""
         if self._awake:
             self._pass_over = 0
             self._awake = more
 
     def arrived(self) -> None:
-        """Note that something has come, and expect more from now on."""
+        """Record that data has arrived, and expect more from now on."""
         if self._awake:
             self._pass_over = 0
         self.expect()
 
     def _look(self) -> None:
-        """Keep the loop turning: it looks at its sockets once a turn."""
+        """Keep the loop iterating: it polls its sockets in each iteration."""
         if not self._awake:
             self._looking = False
             return

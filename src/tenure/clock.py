@@ -1,8 +1,8 @@
 """Clocks.
 
-An engine and everything above it read one `Clock`, so that a test can replace it
-(`tenure.testing` has one that jumps). Waiting is left to asyncio; a virtual clock
-brings an event loop that runs on its time.
+An engine and everything above it read one `Clock`, so that a test can replace it (`tenure.testing`
+has a virtual one). Waiting is done by asyncio; a virtual clock provides an event loop that runs on
+its time.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class Clock(Protocol):
 
     @property
     def virtual(self) -> bool:
-        """True if this time is not the machine's, so that waiting in a thread makes no sense."""
+        """True if this is not the machine's time, so that waiting in a thread is useless."""
         ...
 
     def now(self) -> float:
-        """Time that never jumps and counts while the machine is suspended.
+        """Time that never jumps, and advances while the machine is suspended.
 
-        Two processes of one host that run since the same boot read the same clock.
+        All processes of one host read the same clock, until the next boot.
         """
         ...
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch. It may jump: only numbers and reports are made of it."""
+        """Seconds since the Unix epoch. It may jump, so only order ids and reports use it."""
         ...
 
 
@@ -39,11 +39,9 @@ class SystemClock:
 
     virtual = False
 
-    # Linux has CLOCK_BOOTTIME. macOS counts suspended time in what Python calls
-    # CLOCK_MONOTONIC_RAW's sibling, mach_continuous_time, which `time` does not
-    # offer; its CLOCK_MONOTONIC is the continuous one.
+    # Linux has CLOCK_BOOTTIME. On macOS, Python's CLOCK_MONOTONIC advances during a suspension.
     _ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-    # Every lease reads them several times, and so they are not wrapped in functions of Python's.
+    # Every lease reads them several times, so they are not wrapped in Python functions.
     now = staticmethod(partial(time.clock_gettime, _ID))
     wall = staticmethod(time.time)

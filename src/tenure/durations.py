@@ -1,4 +1,4 @@
-"""Durations as programs give them: seconds, or a `timedelta`."""
+"""Durations given by programs: seconds, or a `timedelta`."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@
     ├── EngineUnavailable (ConnectionError)  the store cannot be reached, or does not answer
     └── EngineError                        the store failed in a way that is not the caller's doing
 
-A message says what happened, on which node and name, and what to do. What a
-program may want to act on is an attribute, so that no program has to parse a message.
+A message says what happened, on which node and name, and what to do. Facts that a program may need
+are attributes, so that no program has to parse a message.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class TenureError(Exception):
-    """The base of everything that tenure raises.
+    """Base class of all errors that tenure raises.
 
     Attributes:
         node: the path of the node concerned, or ``None``.
@@ -73,19 +73,19 @@ class Misuse(TenureError, RuntimeError):
 
 
 class SelfDeadlock(Misuse):
-    """A task waits, without a timeout, for what it is itself inside; it would wait for ever."""
+    """A task waits, without a timeout, for a lease that it prevents itself, for ever."""
 
 
 class InvalidArgument(TenureError, ValueError):
-    """A value that no engine would accept."""
+    """A value that no engine accepts."""
 
 
 class Unsupported(TenureError):
-    """This engine cannot do it; the message says which can."""
+    """The engine does not support it; the message names engines that do."""
 
 
 class NodeNotFound(TenureError, LookupError):
-    """No such node. Nodes are created explicitly; only ``/default`` is always there."""
+    """No such node. Nodes are created explicitly; only ``/default`` always exists."""
 
 
 class NodeExists(TenureError):
@@ -93,7 +93,7 @@ class NodeExists(TenureError):
 
 
 class NodeBusy(TenureError):
-    """The node has attached sessions, so that it is not dropped unless forced."""
+    """The node has attached sessions, so it is dropped only by force."""
 
 
 class SemaphoreNotFound(TenureError, LookupError):
@@ -104,7 +104,7 @@ class SemaphoreExists(TenureError):
     """The semaphore exists already, or exists with another limit.
 
     Attributes:
-        limit: the limit of the semaphore that exists, or ``None`` where it is not known.
+        limit: the limit of the existing semaphore, or ``None`` if unknown.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class SemaphoreExists(TenureError):
 
 
 class SemaphoreBusy(TenureError):
-    """The semaphore has owners or waiters, so that it is not deleted unless forced."""
+    """The semaphore has owners or waiters, so it is deleted only by force."""
 
 
 class SessionExpired(TenureError):
-    """The session is over without having been closed; everything held through it is lost.
+    """The session ended without being closed; everything held through it is lost.
 
     Attributes:
-        taken_over: another program has resumed it with its token.
+        taken_over: whether another program has resumed it with its token.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class SessionClosed(TenureError):
 class LeaseLost(TenureError):
     """A lease ended before it was released: another client may hold it already.
 
-    When the end of the session is the reason, ``__cause__`` is its `SessionExpired`
-    or `SessionClosed`.
+    If the end of the session is the reason, ``__cause__`` is its `SessionExpired` or
+    `SessionClosed`.
 
     Attributes:
-        fencing_token: the lost lease's fencing token, or ``None`` where the store has none.
+        fencing_token: the lost lease's fencing token, or ``None`` if the store has none.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class LeaseReleased(TenureError):
 
 
 class StaleToken(TenureError):
-    """A fence refused a write: a newer holder has written to the resource already.
+    """A fence rejected a write: a newer holder has already written to the resource.
 
     Attributes:
-        resource: what was to be written to.
-        token: the fencing token that was refused.
-        newest: the newest that was admitted there, or ``None`` where that is not known.
+        resource: the name of the resource.
+        token: the fencing token of the rejected write.
+        newest: the newest admitted token, or ``None`` if unknown.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class StaleToken(TenureError):
         token: int | None = None,
         newest: int | None = None,
     ) -> None:
-        """Keep the message, the resource, and the refused and newest tokens."""
+        """Keep the message, the resource, and the rejected and newest tokens."""
         super().__init__(message)
         self.resource = resource
         self.token = token
@@ -200,15 +200,15 @@ class StaleToken(TenureError):
 
 
 class AcquireTimeout(TenureError, TimeoutError):
-    """The request was not granted in the time given; it has left the queue.
+    """The request was not granted in time; it has left the queue.
 
-    When the store is the reason, and not another holder, the message says so, and ``__cause__``
-    is the store's failure: an `EngineUnavailable` during an outage.
+    If the store is the reason, and not another holder, the message says so, and ``__cause__`` is
+    the store's failure: an `EngineUnavailable` during an outage.
     """
 
 
 class AuthenticationFailed(TenureError, PermissionError):
-    """The store refused the credentials, or does not permit the operation to them."""
+    """The store rejected the credentials, or does not permit them the operation."""
 
 
 class EngineUnavailable(TenureError, ConnectionError):
@@ -216,4 +216,4 @@ class EngineUnavailable(TenureError, ConnectionError):
 
 
 class EngineError(TenureError):
-    """The store failed in a way that is not the caller's doing (full disk, corrupt file, ...)."""
+    """The store failed for a reason outside the program (full disk, corrupt file, ...)."""

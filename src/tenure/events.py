@@ -1,7 +1,7 @@
 """Events of a client's sessions and leases, for logs, metrics and traces.
 
-`Client.events` returns them as a bounded stream. They report what has happened, and change nothing.
-A reader that is too slow loses the oldest, and the stream counts how many.
+`Client.events` returns them as a bounded stream. Reading them has no effect on the client. A slow
+reader loses the oldest events, and the stream counts them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TimedOut(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The program released a lease, which it had held for `held_for` seconds.
+    """The program released a lease after holding it for `held_for` seconds.
 
     A `Lost` follows if the store answers that the release came too late.
     """
@@ -75,9 +75,9 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """A lease was lost, and `reason` says how.
+    """A lease was lost, for the reason `reason`.
 
-    It comes after `Released` if only the release has shown it.
+    It follows `Released` if only the release revealed the loss.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Lost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Renewed(Event):
-    """A session was proven alive; its leases are good until `deadline` on the client's clock."""
+    """A session was proven alive; its leases are valid until `deadline` on the client's clock."""
 
     deadline: float
 
@@ -104,7 +104,7 @@ class SessionDetached(Event):
 
 @dataclass(frozen=True, slots=True)
 class Expired(Event):
-    """A session is over without having been closed, and `reason` says why."""
+    """A session ended without being closed, for the reason `reason`."""
 
     reason: str
 
@@ -116,7 +116,7 @@ class Closed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopStalled(Event):
-    """The event loop has not turned for `seconds`; the keeper thread renewed in its place."""
+    """The event loop was stuck for `seconds`; the keeper thread renewed meanwhile."""
 
     seconds: float
 
@@ -125,7 +125,7 @@ class EventStream(AsyncHandle):
     """A bounded stream of events: an async iterator and an async context manager.
 
     Attributes:
-        dropped: the number of events that were dropped because they were not read in time.
+        dropped: number of events dropped because they were not read in time.
     """
 
     def __init__(self, size: int, streams: set[ref[EventStream]]) -> None:
@@ -135,7 +135,7 @@ class EventStream(AsyncHandle):
         self._size = size
         self._wake = asyncio.Event()
         self._closed = False
-        # Only its reader keeps it alive: after a `break` out of a bare loop it is forgotten.
+        # Only its reader keeps it alive: after a `break` out of a bare loop it is dropped.
         self._streams = streams
         self._myself = ref(self, streams.discard)
         streams.add(self._myself)
@@ -148,7 +148,7 @@ class EventStream(AsyncHandle):
         self._wake.set()
 
     def _close(self) -> None:
-        """No more events will come; what is there can still be read."""
+        """Close the stream; events in it can still be read."""
         self._closed = True
         self._streams.discard(self._myself)
         self._wake.set()
@@ -167,7 +167,7 @@ class EventStream(AsyncHandle):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop listening. Safe to call twice; what is there can still be read."""
+        """Stop listening. Safe to call twice; events in the stream can still be read."""
         self._close()
 
     def __aiter__(self) -> EventStream:
@@ -184,7 +184,7 @@ class EventStream(AsyncHandle):
         return self._events.popleft()
 
     def _put_back(self, event: Event) -> None:
-        """Give an event again, whose reader was interrupted."""
+        """Return an event to the stream, after its reader was interrupted."""
         self._events.appendleft(event)
 
 

@@ -9,7 +9,7 @@ from tenure.errors import Misuse
 __all__ = ["check", "generation"]
 
 generation = 0
-"""Number of forks between this process and the one that imported tenure. Read it each time."""
+"""Number of forks between the process that imported tenure and this one. Not cached by callers."""
 
 
 def _count() -> None:

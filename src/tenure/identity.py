@@ -5,16 +5,16 @@ the identity to it, in brackets and with the program's name last::
 
     nightly backup [host=db-1 pid=4242 program=backup.py]
 
-Engines and servers pass the text on as it is. The client that reads a description takes it apart
-again, so a program sees its own text and, beside it, the host, the process and the program.
+Engines and servers do not change the text. A client that reads a description splits it, so a
+program sees the original text and, separately, the host, the process and the program.
 
 Rules:
 
-* The text is readable in tools that do not know of it, and any client in any language may write it.
-* ``[host=]`` is the empty identity. It follows a text that would otherwise be read as having one.
-* What does not fit is left out: the end of the program's name first, then the whole identity. The
-  program's own text is never shortened. Only a text of more than 1,016 bytes that ends like an
-  identity, and leaves no room for the empty one, is changed: its last ``[`` becomes ``(``.
+* The text is readable in other tools, and a client in any language may write it.
+* ``[host=]`` is the empty identity. It follows a text that itself ends like an identity.
+* If the limit is exceeded, the program's name is cut first, then the whole identity is omitted. The
+  program's own text is never shortened. A text of more than 1,016 bytes that ends like an identity
+  leaves no room for the empty identity, so its last ``[`` becomes ``(``.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def _program() -> str:
 
 
 def program_name(module: str, script: str, interpreter: str | None) -> str:
-    """Return the name of a program as a person would write it.
+    """Return the name of a program, as users know it.
 
     Args:
-        module: the name of the main module, as ``python -m`` was given it, else empty.
+        module: the name of the main module after ``python -m``, else empty.
         script: the first argument, ``sys.argv[0]``.
-        interpreter: what runs it.
+        interpreter: the path of the interpreter.
     """
     if module not in {"", "__main__", "__mp_main__"}:
         return module.removesuffix(".__main__")
@@ -109,7 +109,7 @@ def program_name(module: str, script: str, interpreter: str | None) -> str:
     return (os.path.basename(folder) or name) if name == "__main__.py" else name
 
 
-# The text that stores keep
+# Descriptions as stores keep them
 
 
 def described(text: str, identity: Identity) -> str:
@@ -127,7 +127,7 @@ def described(text: str, identity: Identity) -> str:
 
 
 def _suffix(identity: Identity, room: int) -> str | None:
-    """Return the longest form of an identity that fits, if one does."""
+    """Return the longest form of an identity that fits, or ``None``."""
     host = _cut(re.sub(r"[\s\[\]]", "_", _visible(identity.host or "")), HOST_BYTES)
     start = f"[host={host}" + ("" if identity.pid is None else f" pid={identity.pid}")
     left = room - len(start.encode()) - len("]")
@@ -147,7 +147,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def part(stored: str) -> tuple[str, Identity | None]:
-    """Take a stored description apart, into its program's own text and the identity.
+    """Split a stored description into the program's own text and the identity.
 
     The identity is ``None`` if the description has none, and `ANONYMOUS` if it has an empty one.
     """
@@ -164,13 +164,13 @@ def part(stored: str) -> tuple[str, Identity | None]:
 def retold(stored: str, taking_over: str) -> str:
     """Return the description of a session that another program takes over.
 
-    The session keeps its own text; the identity is that of the program that has it now.
+    The session keeps its text; the identity is that of the new program.
     """
     return described(part(stored)[0], part(taking_over)[1] or ANONYMOUS)
 
 
 def seen_from(text: str, host: str | None) -> str:
-    """Return the description of a client without an identity, with the host it connects from."""
+    """Return the description of a client without an identity, with its address."""
     if host is None or part(text)[1] is not None:
         return text
     return described(text, Identity(host))
@@ -180,10 +180,10 @@ def seen_from(text: str, host: str | None) -> str:
 
 
 def session_with_identity(session: SessionDescription) -> SessionDescription:
-    """Return a session with its description taken apart.
+    """Return a session with its description split.
 
-    What the program says of itself takes precedence over what the store knows: behind a server,
-    the store knows the server.
+    The program's identity takes precedence over the store's facts: behind a server, the store knows
+    only the server.
     """
     text, identity = part(session.description)
     if identity is None:
@@ -195,7 +195,7 @@ def session_with_identity(session: SessionDescription) -> SessionDescription:
 
 
 def semaphore_with_identities(semaphore: SemaphoreDescription) -> SemaphoreDescription:
-    """Return a semaphore with the descriptions of its requests taken apart."""
+    """Return a semaphore with the descriptions of its requests split."""
     if not (semaphore.owners or semaphore.waiters):
         return semaphore
     return replace(
@@ -216,7 +216,7 @@ def _request_with_identity(request: RequestDescription) -> RequestDescription:
 
 
 def holder_name(request: RequestDescription) -> str:
-    """Return how a person would call the program of a request: ``backup.py, pid 4242 on db-1``.
+    """Return the program of a request for people: ``backup.py, pid 4242 on db-1``.
 
     Characters that are not plainly visible are escaped.
     """

@@ -40,8 +40,8 @@ Consistency = Literal["unset", "strict", "relaxed"]
 CountersMode = Literal["unset", "aggregated", "detailed"]
 
 Liveness = Literal["process", "window"]
-"""What keeps a session alive: its process, or its recovery window alone (it may outlive both
-the process and the machine's uptime)."""
+"""Liveness of a session: bound to its process, or to its recovery window alone, so that it may
+outlive the process and even a reboot of the machine."""
 
 
 class Unchanged(Enum):
@@ -51,21 +51,21 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""Leave the value as it is; for values that may be ``None`` as well."""
+"""Marker for a value that is not changed; for values that may be ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """The configuration of a node, stored as given.
 
-    Zero or ``"unset"`` means the default; `alter_node` leaves such fields alone.
+    Zero or ``"unset"`` means the default; `alter_node` does not change such fields.
 
     Attributes:
         self_check_period: seconds between a node's checks of itself (default 1).
-        session_grace_period: seconds that sessions get on top of their window after
-            the store was restarted (default 10).
-        read_consistency, attach_consistency: kept for YDB's clients.
-        rate_limiter_counters_mode: kept for YDB's clients.
+        session_grace_period: seconds added to the sessions' recovery windows after a restart of the
+            store (default 10).
+        read_consistency, attach_consistency: only stored, for YDB's clients.
+        rate_limiter_counters_mode: only stored, for YDB's clients.
     """
 
     self_check_period: float = 0.0
@@ -77,7 +77,7 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeDescription:
-    """A node as it is now."""
+    """A node."""
 
     path: str
     config: NodeConfig
@@ -87,14 +87,14 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class SessionDescription:
-    """A session as the store sees it.
+    """A session, as the store knows it.
 
     Attributes:
         id: positive, never reused in a store.
         node: the path of its node.
-        description: what its program said of itself.
+        description: the description that its program gave.
         recovery_window: seconds it survives without contact.
-        attached: whether its program is connected, where the store knows that.
+        attached: whether its program is connected, where known.
         silent_for: seconds since its last contact with the store.
         pid: the process on `host`, where known.
         host: the name of the machine, where known.
@@ -117,14 +117,14 @@ class RequestDescription:
     """One request in a semaphore's queue: an owner or a waiter.
 
     Attributes:
-        session_id: whose request it is.
+        session_id: the session of the request.
         order_id: its place in the queue, and its fencing token.
-        count: how many of the semaphore's tokens it wants or has.
-        data: what its session attached to it.
-        since: seconds that it has been an owner (of a waiter: that it has waited).
-        timeout: of a waiter, the seconds until it times out; ``None`` for never or unknown.
-        remaining: seconds until its session expires if it is not renewed any more.
-        session_description: what the session said of itself, where known.
+        count: number of the semaphore's tokens that it requests or owns.
+        data: the data of the request.
+        since: seconds since the grant (of a waiter: since it joined the queue).
+        timeout: seconds until a waiter times out; ``None`` for never or unknown.
+        remaining: seconds until its session expires unless it is renewed.
+        session_description: the session's description, where known.
         pid: the process on `host`, where known.
         host: the name of the machine, where known.
         program: the name of the program, where known.
@@ -145,14 +145,14 @@ class RequestDescription:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A request that a session still had in a queue when it was resumed.
+    """A request of a resumed session that is still in a queue.
 
     Attributes:
         request_id: the request's number within the session.
-        name: of the semaphore.
+        name: the name of the semaphore.
         order_id: its place in the queue, and its fencing token.
-        count: how many tokens it wants or has.
-        data: what it carries.
+        count: number of tokens that it requests or owns.
+        data: the data of the request.
         ephemeral: whether the semaphore is ephemeral.
         granted: whether it owns its tokens.
     """
@@ -168,12 +168,12 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreDescription:
-    """A semaphore as it is now.
+    """A semaphore.
 
     Attributes:
         held: the sum of the owners' counts.
         owners, waiters: in the order of their order ids; empty unless requested.
-        waiting: how many requests wait, where known.
+        waiting: number of waiters, where known.
     """
 
     name: str
@@ -191,7 +191,7 @@ class Leader:
     """Leader of an election.
 
     Attributes:
-        data: what the leader campaigned with, or proclaimed since.
+        data: the leader's data, from `Election.campaign` or `Leadership.proclaim`.
         is_me: whether the leader campaigns through the observing session.
         term: rises with every leader; it is the leader's fencing token.
         host, pid, program: the leader's process, where known.
@@ -213,12 +213,12 @@ class LastRun:
     """The latest run of a job that `Client.once` guards.
 
     Attributes:
-        started: when it was started, by the store's clock, in seconds since the Unix epoch.
-        since: seconds from then until now, by the same clock.
-        succeeded: whether it ended well. A running one has not (yet).
-        fencing_token: of its lease; 0 where the store has none.
+        started: time of its start by the store's clock, in seconds since the Unix epoch.
+        since: seconds since its start, by the same clock.
+        succeeded: whether it was successful; false while it runs.
+        fencing_token: fencing token of its lease; 0 if the store has none.
         host, pid, program: the process that ran it; ``None`` is unknown.
-        description: what its session said of itself.
+        description: the description of its session.
     """
 
     started: float
@@ -236,13 +236,12 @@ class MutexHolder:
     """Holder of a mutex.
 
     Attributes:
-        data: what the holder attached to its lease.
+        data: the data of the holder's request.
         is_me: whether it is held through the calling session.
         fencing_token: the holder's fencing token.
         since: seconds it has been held, where known.
-        remaining: seconds after which the holder's session would expire if it were not renewed
-            any more, where known.
-        waiting: how many requests wait behind it, where known.
+        remaining: seconds until the holder's session expires unless it is renewed, where known.
+        waiting: number of waiters, where known.
         host, pid, program: the holder's process, where known.
         description: the description of the holder's session, where known.
     """
@@ -269,20 +268,20 @@ class Capabilities:
         data: semaphores and requests carry data.
         lasting: semaphores can exist without requests, and sessions can create them.
         resume: sessions of liveness ``window`` with resume tokens.
-        since: descriptions report since when.
+        since: descriptions report the time since the grant or the request.
         waiter_timeout: descriptions have the remaining timeout of a waiter.
         durable: the state survives the end of every process.
         waiter_order: a request's order id is known while it waits, and not only with its grant.
-        one_step: a session that ends leaves all its queues in one step. Where this is false, that
-            holds only for its first request for each name.
+        one_step: a session that ends leaves all its queues in one step. If false, this holds only
+            for its first request for each name.
         removal_reason: the deletion of an ephemeral semaphore is distinguished from the eviction
             of its last request.
         owners: descriptions list the owners and the waiters.
         descriptions: an owner and a waiter are described with their session's description.
         longest_window: seconds of the longest recovery window that a session may have.
-        store_time: the store's wall clock can be read. Where this is false, what is dated
-            (`Client.once`) is dated by the caller's clock.
-        adopt: a session that is taken over can be given another recovery window.
+        store_time: the store's wall clock can be read. If false, `Client.once` uses the caller's
+            clock.
+        adopt: a session that is taken over can get another recovery window.
     """
 
     fencing: bool = True

@@ -1,8 +1,8 @@
-"""Presentation of a package's public names: where they say they live, and `dir`.
+"""Presentation of a package's public names: their module, and `dir`.
 
-`tenure`, `tenure.blocking` and `tenure.recipes` collect names that other modules define. `publish`
-makes these objects show the package, so that a traceback, `help` and a pickle name the address
-that a program imports.
+`tenure`, `tenure.blocking` and `tenure.recipes` export names that other modules define. `publish`
+sets their module to the package, so that a traceback, `help` and a pickle show the name that a
+program imports.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["publish"]
 
 
 def publish(package: str, names: Iterable[str], namespace: Mapping[str, object]) -> None:
-    """Set ``__module__`` of the classes and functions that a package defines the public names of.
+    """Set ``__module__`` of the public classes and functions of a package.
 
-    What is neither a class nor a function, or was published before, is left alone.
+    Other objects, and those published before, are not changed.
 
     Args:
         package: the dotted name of the package.
         names: its public names.
-        namespace: its globals.
+        namespace: the package's globals.
     """
     for name in names:
         thing = namespace.get(name)  # some are imported on first use

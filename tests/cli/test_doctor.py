@@ -58,7 +58,7 @@ def test_a_store_that_works_is_tried_out(tenure: Tenure) -> None:
 
 def test_a_store_that_is_not_there_yet_is_not_made(tenure: Tenure) -> None:
     rows = found(tenure)
-    assert "is not there yet" in rows["file"]["found"]
+    assert "does not exist yet" in rows["file"]["found"]
     assert "left out" in rows["trial"]["found"]
     assert list(tenure.folder.iterdir()) == []
 
@@ -190,7 +190,7 @@ def test_who_uses_the_file_is_told_and_who_is_stopped(tenure: Tenure) -> None:
     assert (row["level"], row["found"]) == ("warning", f"by pid {pid}; stopped: pid {pid}")
     holder.signal(signal.SIGKILL)
     holder.process.wait()
-    assert "1 dead, which the next one clears away" in found(tenure)["in use"]["found"]
+    assert "1 dead, which the next one removes" in found(tenure)["in use"]["found"]
 
 
 @pytest.mark.parametrize(("free", "level"), [(2**20 - 1, "failure"), (2**25, "warning")])

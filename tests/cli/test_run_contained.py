@@ -255,4 +255,4 @@ def test_the_sweep_is_named_with_its_reason_and_its_limit(tenure: Tenure) -> Non
     done = tenure(*LOCK, "--verbose", "--no-cgroup", "--", "true")
     assert done.returncode == 0
     assert "tenure: no cgroup for the command (--no-cgroup): its descendants are" in done.stderr
-    assert "killed at once, they would live on" in done.stderr
+    assert "killed at once, they would survive" in done.stderr

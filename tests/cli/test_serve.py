@@ -92,7 +92,7 @@ def test_a_store_that_is_a_server_itself_is_asked(tenure: Tenure) -> None:
     with a_server() as redis:
         told = checked(tenure, "--store", redis.url)
         assert "redis" in told["settings"]["store"]["value"]
-        assert any("is not there yet" in each for each in found(told, "ok"))
+        assert any("does not exist yet" in each for each in found(told, "ok"))
         with blocking.connect(redis.url):
             pass
         assert any(
@@ -188,7 +188,7 @@ def test_what_a_listener_is_told_is_examined(tenure: Tenure) -> None:
     ("options", "said"),
     [
         (["--max-sessions", "many"], "--max-sessions is a whole number, one or more, not 'many'"),
-        (["--listen", "ftp://x"], "'ftp://x' is no address to listen at"),
+        (["--listen", "ftp://x"], "'ftp://x' is not an address to listen at"),
         (["--loop", "gevent"], "--loop is one of auto, asyncio, uvloop, not 'gevent'"),
         (["--config", "/missing.toml"], "the file /missing.toml cannot be read"),
         (["--auth-token-file", "/missing"], "the token file /missing cannot be read"),
@@ -225,7 +225,7 @@ def test_the_help_has_every_setting_and_the_exit_codes(tenure: Tenure) -> None:
     text = tenure.inside("serve", "--help").stdout
     for setting in SETTINGS:
         assert f"  --{setting.name} " in text
-    assert "Limits, on what clients can make the server hold:" in text
+    assert "Limits on the server's resources for clients:" in text
     assert "128+n" in text
 
 

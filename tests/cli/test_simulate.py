@@ -60,7 +60,7 @@ def test_a_history_that_fails_is_told_with_its_seed_and_made_smaller(
     lines = done.stdout.splitlines()
     assert lines[0] == "seed 5 fails; again: tenure simulate --first-seed 5 --seeds 1"
     assert lines[1].startswith("limit: ")
-    assert any(line.startswith("the smallest that fails so") for line in lines)
+    assert any(line.startswith("the smallest history with this failure") for line in lines)
     assert lines[-1] == "1 failed"
     assert "limit" in {violation.rule for violation in check(load([kept]))}
 

@@ -160,13 +160,13 @@ def test_changes_at_a_time_wait_for_each_other(file: Path) -> None:
         (
             f'[tokens]\na = {{hash = "sha256:{"0" * 64}"}}\n',
             ["revoke", "a"],
-            "is written in a way that this command cannot change; edit it by hand",
+            "has a form that this command cannot change; edit it by hand",
         ),
         ("", ["rotate", "a"], "has no token a; it has: none"),
         (
             f'[tokens.a]\nhash = [\n"sha256:{"0" * 64}"]\n',
             ["rotate", "a"],
-            "is written in a way that this command cannot change; edit it by hand",
+            "has a form that this command cannot change; edit it by hand",
         ),
         ("[tokens.a]\nhash = []\n", ["ls"], "hash is an empty list"),
         ("[tokens.a]\n", ["ls"], "[tokens.a]: hash is missing"),

@@ -106,7 +106,7 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.store.drop_node("/app", force=False),
         NodeBusy,
         "/app",
-        "the node /app has 1 attached session(s). Close them, or drop it by force, which ends them",
+        "the node /app has 1 attached session(s). Close them, or drop it by force, which expires them",
     ),
     (
         lambda s: s.store.drop_node("/default", force=True),
@@ -148,7 +148,7 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.store.take_over("/app", 7, b""),
         SessionExpired,
         "/app",
-        "session 7 on /app is over, and cannot be resumed: begin a new one",
+        "session 7 on /app has ended and cannot be resumed: open a new one",
     ),
     (
         lambda s: s.store.take_over("/app", 1, b"no"),
@@ -166,13 +166,13 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.ended().enqueue("pool"),
         SessionExpired,
         "/app",
-        "the session on /app is over",
+        "the session on /app has ended",
     ),
     (
         lambda s: s.alter(hold=3),
         LeaseReleased,
         "/app",
-        "the request on /app is over",
+        "the request on /app has ended",
     ),
     (
         lambda s: rules.check_name(7, "/app"),  # type: ignore[arg-type]
@@ -327,8 +327,8 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
         SemaphoreBusy,
         "pool",
         (
-            "'pool' on /app has owners or waiters. Release it, or delete it by force, which takes "
-            "it from them"
+            "'pool' on /app has owners or waiters. Release it, or delete it by force, which "
+            "removes them"
         ),
     ),
     *(
@@ -368,18 +368,18 @@ def test_a_full_node_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> No
     scene = Scene()
     with pytest.raises(InvalidArgument) as of_sessions:
         scene.attach()
-    assert str(of_sessions.value) == "the node /app has 1 sessions, which is the most"
+    assert str(of_sessions.value) == "the node /app has 1 sessions, the maximum"
     assert (of_sessions.value.node, of_sessions.value.name) == ("/app", None)
     with pytest.raises(InvalidArgument) as of_semaphores:
         scene.enqueue("third", ephemeral=True)
-    assert str(of_semaphores.value) == "the node /app has 2 semaphores, which is the most"
+    assert str(of_semaphores.value) == "the node /app has 2 semaphores, the maximum"
     assert (of_semaphores.value.node, of_semaphores.value.name) == ("/app", "third")
 
 
 def test_a_session_that_was_taken_over_is_told_by_what() -> None:
     error = rules.taken_over("/app")
     assert str(error) == (
-        "the session on /app is over here: another program has resumed it with its token"
+        "the session on /app was taken over: another program has resumed it with its token"
     )
     assert (error.node, error.taken_over) == ("/app", True)
 

@@ -545,7 +545,7 @@ class Uncounting(Wrapped):
 
 
 def test_a_driver_that_does_not_count_is_refused(sqlite: sqlite3.Connection) -> None:
-    with pytest.raises(Unsupported, match="how many rows"):
+    with pytest.raises(Unsupported, match="number of affected rows"):
         SQLFence("accounts", paramstyle="qmark").admit(Uncounting(sqlite), 33)
 
 

@@ -300,7 +300,7 @@ async def test_deleted_by_force_it_is_lost(world: World) -> None:
 async def test_what_the_store_has_forgotten_is_lost_when_it_is_asked_for(world: World) -> None:
     client, engine = world.slow(0)
     async with client, client.session() as session:
-        with pytest.raises(LeaseLost, match="not in the store's queue any more"):
+        with pytest.raises(LeaseLost, match="no longer in the store's queue"):
             async with session.mutex("m").lock() as lease:
                 engine.fail("alter", LeaseReleased("what request?"))
                 await lease.update(data=b"x")

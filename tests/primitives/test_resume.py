@@ -384,7 +384,7 @@ async def test_a_session_that_is_over_is_not_resumed(world: World, clock: Virtua
         await left.detach()
         await asyncio.sleep(6)
         for session in (closed, left):
-            with pytest.raises(SessionExpired, match="cannot be resumed: begin a new one"):
+            with pytest.raises(SessionExpired, match="cannot be resumed: open a new one"):
                 await client.session(resume=session.resume_token)
 
 

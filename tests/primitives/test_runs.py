@@ -298,9 +298,9 @@ async def test_a_store_without_data_is_refused_by_name(world: World) -> None:
     client, engine = world.slow()
     engine.inner.capabilities = Capabilities(data=False)  # type: ignore[misc]
     async with client:
-        with pytest.raises(Unsupported, match=r"keeps no data.*sqlite://"):
+        with pytest.raises(Unsupported, match=r"stores no data.*sqlite://"):
             await client.once("job", per=HOUR)
-        with pytest.raises(Unsupported, match="keeps no data"):
+        with pytest.raises(Unsupported, match="stores no data"):
             await client.last_run("job")
 
 

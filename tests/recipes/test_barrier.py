@@ -334,7 +334,7 @@ async def test_another_number_of_parties_is_refused(world: World) -> None:
         ):
             await Barrier(client, "phase", 2).wait()
         await client.semaphore("config").create(1, b'{"not": "a barrier"}')
-        with pytest.raises(InvalidArgument, match="'config' on /default carries data"):
+        with pytest.raises(InvalidArgument, match="'config' on /default has data"):
             await Barrier(client, "config", 1).wait()
         assert await world.queue("config") == []
         async with client.mutex("m").lock():

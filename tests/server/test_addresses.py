@@ -56,16 +56,16 @@ def test_a_listener_may_have_files_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("", "is no address to listen at; write for example tenure://127.0.0.1:7070"),
+        ("", "is not an address to listen at; an example is tenure://127.0.0.1:7070"),
         ("7070", r"There are: tenure://, tenures://, tenure\+unix://, ydb://, ydbs://, dflockd://"),
-        ("http://:8080", "is no address to listen at"),
-        ("tenure://127.0.0.1:70700", "'70700' is no port; a port is 0 to 65535"),
-        ("tenure://127.0.0.1:http", "'http' is no port"),
+        ("http://:8080", "is not an address to listen at"),
+        ("tenure://127.0.0.1:70700", "'70700' is not a port; a port is 0 to 65535"),
+        ("tenure://127.0.0.1:http", "'http' is not a port"),
         ("tenure://::1:7070", "write an IPv6 address in brackets"),
-        ("tenure://[localhost]:7070", "in brackets stands an IPv6 address"),
-        ("tenure://[::1:7070", "in brackets stands an IPv6 address"),
+        ("tenure://[localhost]:7070", "brackets are for an IPv6 address"),
+        ("tenure://[::1:7070", "brackets are for an IPv6 address"),
         ("tenure://a b:7070", "'a b' is not the name or the address of a host"),
-        ("tenure://127.0.0.1:7070/node", "nothing follows the port"),
+        ("tenure://127.0.0.1:7070/node", "only parameters may follow the port"),
         ("tenure://127.0.0.1:7070?mode=0660", "there is no parameter 'mode' here"),
         ("tenure://:7070?tls-cert=a&tls-key=b", "with TLS the scheme is tenures://"),
         ("ydb://:2136?tls-cert=a&tls-key=b", "with TLS the scheme is ydbs://"),
@@ -122,7 +122,7 @@ def test_the_socket_of_a_server_that_lives_is_left_alone(tmp_path: Path) -> None
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(EngineUnavailable, match="there is a file that is no socket"):
+    with pytest.raises(EngineUnavailable, match="the file is not a socket"):
         bind_unix(str(path), 0o600)
     assert path.read_text() == "data"
 

@@ -101,17 +101,17 @@ HELLO = Hello(1, 1, [], "", b"program")
     ("said", "complaint"),
     [
         ([b"\x00\x00\x00\x02\xc1\xc1"], "cannot read"),
-        ([frame(ListNodes(1))], "first message is Hello"),
+        ([frame(ListNodes(1))], "first message must be Hello"),
         ([struct.pack(">I", 20_000)], "a message of 20000 bytes was announced"),
         ([frame(Hello(1, 1, [], "", b""))], "1 to 64 bytes"),
         ([frame(Hello(2, 3, [], "", b"p"))], "speaks version 1"),
-        ([frame(HELLO), frame(HELLO)], "Hello is said once"),
+        ([frame(HELLO), frame(HELLO)], "Hello is sent once"),
         ([frame(HELLO), frame(Attach(1, 0, "new", "/default", 9.0))], "channel 0"),
         (
             [frame(HELLO), *(frame(Attach(n, 1, "new", "/default", 9.0)) for n in (1, 2))],
             "channel 1",
         ),
-        ([frame(HELLO), struct.pack(">I", 5 << 20)], "4194304 are the most"),
+        ([frame(HELLO), struct.pack(">I", 5 << 20)], "4194304 are the maximum"),
         ([frame(HELLO), b"\x00\x00\x00\x03\x92\x63\x01"], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x00\x05" + b"\x91" * 5], "cannot read"),
         ([frame(HELLO), b"\x00\x00\x20\x00" + b"\x91" * 0x2000], "cannot read"),
@@ -305,7 +305,7 @@ async def test_who_says_nothing_is_sent_away_and_makes_room(
             await two.until_lost()
         async with called(listener) as four:
             await four.attach()
-    assert any("did not say who it is" in each for each in lines(caplog))
+    assert any("did not identify itself" in each for each in lines(caplog))
 
 
 async def test_a_client_that_greets_comes_in_past_silent_ones() -> None:

@@ -410,7 +410,7 @@ def test_a_revocation_list_names_certificates_as_they_name_themselves(tmp_path: 
         ("", "no list in PEM form"),
         ("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n", "is damaged"),
         ("-----BEGIN X509 CRL-----\nMAIwgA==\n-----END X509 CRL-----\n", "is damaged"),
-        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "something else"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "other objects"),
     ],
 )
 def test_a_file_that_is_no_revocation_list_is_refused(

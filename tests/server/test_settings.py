@@ -163,7 +163,7 @@ def test_an_empty_variable_says_nothing(sources: Sources) -> None:
         ('listen = "tenure://:1"', "listen is a list of texts, not 'tenure://:1'"),
         ("listen = []", "listen is a list of texts, not []"),
         ("listen = [1]", "listen is a list of texts, not [1]"),
-        ('listen = ["http://:1"]', "'http://:1' is no address to listen at"),
+        ('listen = ["http://:1"]', "'http://:1' is not an address to listen at"),
         ('log-format = "xml"', "log-format is one of text, json, not 'xml'"),
         ("loop = 1", "loop is one of auto, asyncio, uvloop, not 1"),
         ("max-data-bytes = 99999999", "the limit data_bytes is at most 1048576"),
@@ -194,7 +194,7 @@ def test_a_file_that_is_not_there_or_no_text_is_a_mistake(sources: Sources, tmp_
         ("MAX_CONNECTIONS", "1e3", "is a whole number, one or more, not '1e3'"),
         ("DRAIN_TIME", "-1", "is a number of seconds, more than zero, not -1.0"),
         ("LOG_LEVEL", "loud", "is one of debug, info, warning, error, not 'loud'"),
-        ("LISTEN", "127.0.0.1:7070", "is no address to listen at"),
+        ("LISTEN", "127.0.0.1:7070", "is not an address to listen at"),
     ],
 )
 def test_a_mistake_in_the_environment_is_told_with_the_variable(
@@ -210,7 +210,7 @@ def test_a_mistake_in_an_option_is_told_with_the_option(sources: Sources) -> Non
     sources.options = {"max-connections": "many", "listen": ("ftp://x",)}
     faults = sources.faults()
     assert faults[0] == "--max-connections is a whole number, one or more, not 'many'"
-    assert faults[1].startswith("--listen: 'ftp://x' is no address")
+    assert faults[1].startswith("--listen: 'ftp://x' is not an address")
 
 
 def test_all_mistakes_are_told_at_once(sources: Sources) -> None:

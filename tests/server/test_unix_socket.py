@@ -165,7 +165,7 @@ def test_a_file_that_another_one_has_replaced_is_not_removed(path: Path) -> None
         assert file.is_gone()
         file.remove()
         assert path.exists()
-        with pytest.raises(EngineUnavailable, match="a file that is no socket"):
+        with pytest.raises(EngineUnavailable, match="the file is not a socket"):
             file.bind(timeout=0)
 
 

@@ -219,7 +219,7 @@ class FolderSession(contract.SessionDefaults):
         return self._find(store).node
 
     def _over(self) -> tenure.SessionExpired:
-        return tenure.SessionExpired(f"the session on {self._node} is over", node=self._node)
+        return tenure.SessionExpired(f"the session on {self._node} has ended", node=self._node)
 
     def take_events(self, store: Store) -> list[Any] | None:
         """Take the session's events out of the store; ``None`` if the session is over."""

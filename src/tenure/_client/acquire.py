@@ -1,7 +1,7 @@
 """Sending a request and waiting for its grant: the acquire of every primitive.
 
-However the wait ends (by a grant, a timeout, a cancellation or a loss), the request either became a
-held lease that the caller was given, or it has left the queue.
+After the wait (grant, timeout, cancellation or loss) the request is either a lease that the caller
+holds, or out of the queue.
 
 A timeout or a cancellation takes effect even when the store is out of reach: the session withdraws
 the request in the background.
@@ -18,7 +18,7 @@ from tenure._client.probe import Probe
 from tenure._client.request import Request
 from tenure._client.request_states import HELD, SENT, WAITING
 from tenure._client.scope import entered_scopes
-from tenure._client.session_core import SessionCore
+from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock
@@ -30,11 +30,11 @@ L = TypeVar("L")
 
 
 async def acquire(source: SessionSource, options: RequestOptions[L], timeout: float | None) -> L:
-    """Acquire; the timeout runs on the local clock from this call on.
+    """Acquire. The timeout runs on the local clock and starts with this call.
 
     Raises:
-        AcquireTimeout: not granted in time; with timeout 0, not free. When the store is the
-            reason, the message says so and ``__cause__`` is its failure.
+        AcquireTimeout: not granted in time; with timeout 0, not free. When the store is the reason,
+            the message says so and ``__cause__`` is the failure.
     """
     session = source.ready()
     request = None if session is None else _send(session, options, timeout)
@@ -63,14 +63,14 @@ async def acquire(source: SessionSource, options: RequestOptions[L], timeout: fl
 async def try_acquire(
     source: SessionSource, options: RequestOptions[L], timeout: float = 0.0
 ) -> L | None:
-    """Acquire within a timeout; with 0, if that is possible at once, without passing any waiter.
+    """Acquire within a timeout; with 0, only if that is possible at once without passing a waiter.
 
     Returns:
         ``None`` when another client has it.
 
     Raises:
         AcquireTimeout: the store did not answer within the client's `answer_timeout`, or grants
-            nothing; ``__cause__`` is its failure.
+            nothing; ``__cause__`` is the failure.
     """
     session = source.ready()
     request = None if session is None else _send(session, options, timeout)
@@ -80,7 +80,7 @@ async def try_acquire(
 
 
 async def join(source: SessionSource, options: RequestOptions[object]) -> Request:
-    """Join the queue; the request it returns waits for its grant, or has it already."""
+    """Join the queue, and return the request, waiting or already granted."""
     request = _send(source.ready() or await source.obtain(), options, None)
     try:
         while request.state is SENT:
@@ -94,16 +94,16 @@ async def join(source: SessionSource, options: RequestOptions[object]) -> Reques
 
 
 def as_it_is(request: Request) -> Request:
-    """Return the request: the handle of what needs no lease."""
+    """Return the request itself, for options that need no lease."""
     return request
 
 
 async def settled(request: Request, *, for_ever: bool) -> None:
-    """Wait until the lease is held or will never be. Its place is left alone.
+    """Wait until the lease is granted or can no longer be. Its place in the queue is kept.
 
     Raises:
-        Misuse: its session belongs to another loop.
-        SelfDeadlock: with `for_ever`, the calling task itself is inside what it waits for.
+        Misuse: the session belongs to another event loop.
+        SelfDeadlock: with `for_ever`, the calling task is inside a block that prevents the grant.
     """
     while request.state is SENT:
         request.session.check_loop()
@@ -146,7 +146,7 @@ async def _in_time(
     timeout: float,
     request: Request | None,
 ) -> Request | None:
-    """Wait for the grant of what was sent already, or send it first; ``None``: too late."""
+    """Wait for the grant, sending the request first if it was not sent. ``None``: too late."""
     # With timeout 0 the store rejects the request, and reaching it may take a while.
     contact = source.contact
     limit = timeout or contact.answer_timeout
@@ -190,11 +190,11 @@ def _not_acquired(
 
 
 def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request | None:
-    """Return a request that waits no more, if it is held; ``None`` when another client has it.
+    """Return a finished request if it is held; ``None`` when another client has the lease.
 
     Raises:
-        AcquireTimeout: it was rejected or timed out because of the store. An engine may keep the
-            time by itself, so that this can happen during an outage.
+        AcquireTimeout: it was rejected or timed out because of the store. Some engines measure the
+            timeout themselves, so this can happen during an outage.
     """
     if request.held:
         return request
@@ -216,14 +216,14 @@ def _emit_timeout(request: Request) -> None:
 
 
 async def _check_self_deadlock(request: Request) -> None:
-    """Raise when the blocks that the current task is inside leave no room for this request.
+    """Raise when blocks of the current task make it impossible to grant this request.
 
-    Only those requests count that this very task will release no sooner than at the end of a
-    block that it is inside, and that stand before this one in the queue of the store.
+    Only requests count that precede this one in the store's queue and that this task releases at
+    the end of a block it is inside.
     """
-    session = request.session
+    session = session_of(request)
     inside = {
-        (owner.session.id, owner.order_id)
+        (session_of(owner).id, owner.order_id)
         for owner in (scope.owner for scope in entered_scopes(asyncio.current_task()))
         if isinstance(owner, Request)
         and owner is not request
@@ -235,7 +235,7 @@ async def _check_self_deadlock(request: Request) -> None:
     if not inside:
         return
     if not session.client.capabilities.owners:
-        # The holder of a mutex has all of it; the holders of other semaphores are not known.
+        # The holder of a mutex has all its tokens; the holders of other semaphores are unknown.
         if request.count == EPHEMERAL_LIMIT:
             raise _self_deadlock(request)
         return
@@ -254,9 +254,9 @@ async def _check_self_deadlock(request: Request) -> None:
 
 def _self_deadlock(request: Request) -> SelfDeadlock:
     return SelfDeadlock(
-        f"the caller is inside a block that has {request.name!r} on {request.node}, and waits, "
-        "without a timeout, for what does not fit beside it: it would wait for ever. "
-        "Tenure's locks are not re-entrant; pass the lease on instead, or give a timeout",
+        f"the calling task holds {request.name!r} on {request.node} and waits for it again without "
+        "a timeout: it would wait for ever. Tenure's locks are not re-entrant; pass the lease on "
+        "instead, or give a timeout",
         node=request.node,
         name=request.name,
     )

@@ -1,8 +1,8 @@
 """Attaching of sessions, from the arguments of `Client.session` to the attached session.
 
-The engine attaches a session in a task that the client owns (`tasks`). A caller that is cancelled
-meanwhile leaves nothing behind: the new session is closed as soon as it is attached, and one that
-is taken over is detached.
+The engine attaches a session in a task that the client owns (`tasks`). If the caller is cancelled
+meanwhile, a new session is closed as soon as it is attached; a session that was taken over is
+detached.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SessionOptions(NamedTuple):
         return self._replace(how=replace(self.how, liveness="window", key=new_key()))
 
     def resuming(self, token: ResumeToken, *, assume_dead: bool) -> SessionOptions:
-        """Return the session of that token, which is taken over."""
+        """Return the arguments for taking over the session of that token."""
         node = self.how.node
         if node not in {DEFAULT_NODE, token.node}:
             raise InvalidArgument(
@@ -78,7 +78,7 @@ class SessionOptions(NamedTuple):
 
 
 def attach(client: ClientCore, options: SessionOptions) -> Once[Session]:
-    """Return a new session of that client, or one that it takes over, to be awaited or entered."""
+    """Return a session to be awaited or entered: a new one, or one that is taken over."""
     node = options.how.node
     if options.how.liveness == "window" and not client.capabilities.resume:
         raise Unsupported(
@@ -94,7 +94,7 @@ async def _attach(client: ClientCore, options: SessionOptions) -> Session:
 
 
 async def attach_core(client: ClientCore, options: SessionOptions) -> SessionCore:
-    """Attach a session; the caller makes the session of the program of it."""
+    """Attach a session; the caller wraps it for the program."""
     await client.opened()
     attaching = client.tasks.begin(_attach_now(client, options))
     try:

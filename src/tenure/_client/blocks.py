@@ -1,7 +1,7 @@
 """End of the block of a lease or of a ticket.
 
-The end withdraws or releases the request. No failure of that hides the body's error, and a body
-that was cancelled does not wait for the store.
+The end withdraws or releases the request. Its failure never hides the body's error, and a cancelled
+body does not wait for the store.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def finish_leaving(
 ) -> None:
     """Wait for the answer, and report a failure of the store.
 
-    Once the session has ended, a failure means nothing: its end releases everything.
+    After the session has ended, a failure is ignored: the end releases everything.
     """
     await request.answered_by_store(answer)
     _report(request, answer, error)
@@ -56,7 +56,7 @@ def _report(
 
 
 def note_loss(request: Request, error: BaseException) -> None:
-    """Note the loss on the body's own error, unless that reports a loss itself."""
+    """Note the loss on the body's own error, unless that error reports a loss itself."""
     if not isinstance(error, asyncio.CancelledError | LeaseLost | SessionExpired):
         error.add_note(f"meanwhile: {request.loss}")
 

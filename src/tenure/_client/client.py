@@ -1,13 +1,13 @@
-"""A client: one program's way to one store.
+"""A client: one program's access to one store.
 
 A client owns what outlives a single call:
 
 * the engine;
 * the sessions (`attaching` makes them) and the implicit session (`sessions`);
-* the keeper that renews the sessions, the listeners to events, and the tasks that finish what a
-  cancelled caller began (`tasks`).
+* the keeper that renews the sessions, the listeners to events, and the tasks that finish operations
+  of cancelled callers (`tasks`).
 
-`Client.aclose` ends all of it.
+`Client.aclose` ends all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["DEFAULT_WINDOW", "Client", "connect", "default_url"]
 T = TypeVar("T")
 
 DEFAULT_WINDOW = 30.0
-"""Seconds of recovery window, unless options otherwise."""
+"""Default recovery window in seconds."""
 
 
 def default_url() -> str:
@@ -79,10 +79,10 @@ def connect(
 
     Args:
         url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
-        clock: where time comes from, for tests.
-        identify: whether sessions carry the host, the process id and the name of this program,
-            for `SessionDescription` and errors to name the holder; ``None``: unless the
-            environment says ``TENURE_IDENTIFY=0``.
+        clock: the source of time, for tests.
+        identify: whether sessions carry the host, the process id and the name of this program, so
+            that `SessionDescription` and errors can name the holder. ``None`` means yes, unless
+            ``TENURE_IDENTIFY=0`` is set in the environment.
 
     Raises:
         InvalidArgument: the URL is wrong.
@@ -98,7 +98,7 @@ def connect(
 
 
 class Client(Nodes, Primitives, AsyncHandle):
-    """A program's way to one store. `connect` makes one. It belongs to one event loop.
+    """A program's access to one store. `connect` makes one. It belongs to one event loop.
 
     Example::
 
@@ -144,7 +144,7 @@ class Client(Nodes, Primitives, AsyncHandle):
         """
         return self._core.engine.guarantees
 
-    # Life
+    # Opening and closing
 
     async def __aenter__(self) -> Client:
         self._core.check_owner()
@@ -176,7 +176,8 @@ class Client(Nodes, Primitives, AsyncHandle):
         calling task itself is inside raises at its end.
 
         Raises:
-            EngineError: the store failed; it will end the sessions when their windows are over.
+            EngineError: the store failed; it ends the sessions when their recovery windows have
+                passed.
         """
         await self._core.aclose()
 
@@ -196,38 +197,39 @@ class Client(Nodes, Primitives, AsyncHandle):
     ) -> Once[Session]:
         """Return a session: ``async with client.session("/billing") as session``, or await it.
 
-        A session ends with its program, unless it is *resumable*: then it survives the death of
-        the program, and a restart of the machine where the store does, for its recovery window.
-        Another program takes it over with its `Session.resume_token`, and finds what it held in
+        A session ends with its program, unless it is *resumable*: then it survives the death of the
+        program, and a restart of the machine where the store does, for its recovery window. Another
+        program takes it over with its `Session.resume_token`, and finds its requests in
         `Session.recovered`. The takeover waits until the former program has been notified, is known
-        to be dead, or has been silent for the window, so that two programs never hold at once.
+        to be dead, or has been silent for the window, so that two programs never hold a lease at
+        once.
 
         Args:
-            path: the node, which exists (`create_node`).
-            recovery_window: seconds that the session survives without contact, 1 to 1,800:
-                how long the store may be out of reach before leases are lost, and how long
-                others wait for a holder that is stopped or cut off.
-            description: what others see of it, at most 1,024 bytes, beside the host, the process
-                id and the name of the program (`connect` says how to leave these out). A longer
-                description leaves less room for them.
-            on_loss: what the loss of one of its leases does beside being raised.
+            path: the path of an existing node (`create_node`).
+            recovery_window: seconds that the session survives without contact, 1 to 1,800: how long
+                the store may be unreachable before leases are lost, and how long waiters wait for a
+                holder that is stopped or cut off.
+            description: the description that other clients see, at most 1,024 bytes, next to the
+                host, the process id and the name of the program (`connect` says how to omit these).
+                A longer description leaves less room for them.
+            on_loss: reaction to the loss of one of its leases, besides raising it.
             max_stall: seconds that the event loop may be stuck before the session is no
                 longer renewed; twice the window if ``None``.
             resumable: whether it can be resumed.
-            resume: the token of the session to take over; its node, window and description
-                stay what they are.
-            assume_dead: with `resume`, do not make sure that the former program has stopped.
-                Unsafe: if it only could not reach the store, both hold.
+            resume: the token of the session to take over; its node, window and description stay the
+                same.
+            assume_dead: with `resume`, do not wait for proof that the former program has stopped.
+                Unsafe: if that program only lost its connection, both hold the leases.
 
         Raises:
             NodeNotFound: there is no such node.
-            SessionExpired: the session to resume is over or was never there, or another
-                program resumed it too.
-            AuthenticationFailed: the token is not of this session: of another store, for
-                example, that has a session of that number too.
+            SessionExpired: the session to resume has ended or never existed, or another program
+                resumed it too.
+            AuthenticationFailed: the token does not match the session: it is of another store, for
+                example, that has a session of the same number.
             EngineUnavailable: the store cannot be reached.
-            InvalidArgument: a path, a window or a description that no engine accepts; or what
-                is no resume token.
+            InvalidArgument: a path, a window or a description that no engine accepts, or an invalid
+                resume token.
             Unsupported: the engine has no sessions that can be resumed.
         """
         options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
@@ -246,7 +248,7 @@ class Client(Nodes, Primitives, AsyncHandle):
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
     ) -> Attempts:
-        """Sessions, one after the other: a new one when the last has expired.
+        """Yield attempts, each with a session; a new attempt follows an expired session.
 
         Example::
 
@@ -255,9 +257,9 @@ class Client(Nodes, Primitives, AsyncHandle):
                     async with session.mutex("job").lock():
                         await work()
 
-        An attempt is repeated if and only if its session expired and what leaves its body is
+        An attempt is repeated if and only if its session expired and its body raises
         `SessionExpired`, or `LeaseLost` caused by that, alone or as every leaf of an exception
-        group. A normal end of the body ends the loop; any other exception passes through.
+        group. A normal end of the body ends the loop; any other exception propagates.
 
         The arguments are those of `session`.
         """
@@ -274,10 +276,11 @@ class Client(Nodes, Primitives, AsyncHandle):
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
     ) -> T:
-        """Call `work` with a session, again with a new one whenever that expires (`sessions`).
+        """Call `work` with a session, and again with a new one whenever the session expires.
 
         ``await client.run(work)`` uses the default node, ``await client.run("/billing", work)``
-        another one. The other arguments are those of `session`.
+        another one. The other arguments are those of `session`; `sessions` has the rule for
+        repeating.
 
         Returns:
             The result of `work`.
@@ -325,18 +328,18 @@ class Client(Nodes, Primitives, AsyncHandle):
             name: the election.
             work: called with each leadership.
             path: the election's node.
-            data: what observers see of the leader.
+            data: the leader's data, visible to observers.
             recovery_window: seconds that a session survives without contact, as for `session`.
-            description: the holder in the eyes of other clients, as for `session`.
+            description: the description that other clients see, as for `session`.
             on_loss: the reaction to a loss, as for `session`.
             max_stall: seconds for which the event loop may be stuck, as for `session`.
             retry: whether an error of the work is retried; a callable decides for each error.
 
         Returns:
-            what `work` returns. A work that returns resigns and ends the call.
+            The result of `work`. When `work` returns, the leadership is resigned and the call ends.
 
         Raises:
-            Exception: of the work, where `retry` says no.
+            Exception: any error of the work for which `retry` says no.
             NodeNotFound, InvalidArgument, AuthenticationFailed, Unsupported: the campaign cannot
                 succeed.
             SessionClosed: the client was closed.
@@ -344,12 +347,12 @@ class Client(Nodes, Primitives, AsyncHandle):
         options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
         return await lead(self._core, options, name, work, data, retry)
 
-    # Primitives: through one implicit session on /default
+    # Primitives of the implicit session on /default
 
     def _source(self) -> ImplicitSession:
         return self._implicit
 
-    # What happens
+    # Events
 
     def events(self, size: int = 1024) -> EventStream:
         """Return a stream of this client's events from now on (`tenure.events`).
@@ -363,7 +366,7 @@ class Client(Nodes, Primitives, AsyncHandle):
                             break
 
         Args:
-            size: number of events that wait for a slow reader; beyond it the oldest are dropped.
+            size: number of events kept for a slow reader; beyond it the oldest are dropped.
         """
         if not isinstance(size, int) or size < 1:
             raise InvalidArgument(f"a stream of events holds at least 1, not {size!r}")

@@ -4,9 +4,9 @@ States::
 
     new --opened()--> open --aclose()--> closed
 
-* The first caller opens the engine; all callers of that moment get the same answer. After a failure
-  the next caller tries again.
-* The core belongs to one process, and to the event loop on which it was opened first.
+* The first caller opens the engine; concurrent callers share the result. After a failure the next
+  caller tries again.
+* The core belongs to one process, and to the event loop on which it was first opened.
 * Closing ends every session, waits until the store has been informed, and closes the engine last.
 """
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class OwnedSession(Kept, Protocol):
-    """A session, as its client needs it."""
+    """A session, as seen by its client."""
 
     def close_soon(self, *, detach: bool = False) -> None:
         """Close the session; the store is informed in the background."""
@@ -52,7 +52,7 @@ class ClientCore:
         contact: the contact to the store, and its outages.
         listeners: the streams of events.
         sessions: the sessions that have not ended, in the order of their attaching.
-        tasks: the tasks that finish what cancelled callers began; set by `opened`.
+        tasks: the tasks that finish operations of cancelled callers; set by `opened`.
         keeper: the renewal of the sessions; set by `opened`.
         loop: the event loop; ``None`` until `opened`.
         closed: whether `aclose` was called.
@@ -78,7 +78,7 @@ class ClientCore:
 
     @property
     def url(self) -> str:
-        """The address of the store, without secrets."""
+        """The store's URL, without secrets."""
         return self.engine.url
 
     @property
@@ -88,15 +88,15 @@ class ClientCore:
 
     @property
     def identity(self) -> Identity:
-        """Host, process id and program, unless the client leaves them out."""
+        """Host, process id and program, unless the client omits them."""
         return this_program() if self._identify else ANONYMOUS
 
     async def opened(self) -> Engine:
-        """Return the engine, opened.
+        """Return the engine, after opening it if needed.
 
         Raises:
             SessionClosed: the client is closed.
-            EngineUnavailable, AuthenticationFailed, EngineError, Unsupported: of the engine.
+            EngineUnavailable, AuthenticationFailed, EngineError, Unsupported: from the engine.
         """
         self.check_owner()
         if self.closed:
@@ -141,7 +141,7 @@ class ClientCore:
         return SessionClosed(f"the client of {self.url} is closed")
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Schedule a call on the loop, unless that is closed. From any thread or process."""
+        """Schedule a call on the event loop, unless it is closed. From any thread or process."""
         if self.loop is not None and fork.generation == self._born:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(call)
@@ -190,7 +190,7 @@ class ClientCore:
         try:
             if self.loop is not None:
                 await self.tasks.cancel_beginnings()
-                self._end_sessions()  # those that came into being meanwhile
+                self._end_sessions()  # attached during the wait
                 failures += await self.tasks.wait_for_endings()
         finally:
             self.listeners.close()

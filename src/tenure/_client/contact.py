@@ -1,8 +1,8 @@
 """Contact between a client and its store: outages, their causes and their log lines.
 
-A `Contact` belongs to one client. Its sessions report the loss and the return of their contact;
-the client logs an outage once, however many sessions it has. An operation that times out calls it
-for the `Obstacle`, so that an outage is never reported as contention.
+A `Contact` belongs to one client. Its sessions report when they lose and re-establish contact; the
+client logs an outage once for all its sessions. A timed-out operation gets the `Obstacle` here, so
+that an outage is never reported as contention.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of"]
 T = TypeVar("T")
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds within which reads and attempts end, unless the URL says ``answer_timeout``."""
+"""Default of the URL option ``answer_timeout``: timeout in seconds of reads and attempts."""
 
 _log = logging.getLogger("tenure")
 
@@ -37,8 +37,8 @@ class Obstacle(NamedTuple):
     """Reason, other than contention, why the store did not grant or answer in time.
 
     Attributes:
-        clause: the reason in words, without a full stop.
-        cause: the failure behind it.
+        clause: the reason as text, without a full stop.
+        cause: the failure that caused it.
     """
 
     clause: str
@@ -46,10 +46,10 @@ class Obstacle(NamedTuple):
 
 
 class Contact:
-    """The contact of one client's sessions to their store. On the client's loop.
+    """The contact of one client's sessions to their store. Used on the client's loop.
 
     Attributes:
-        answer_timeout: seconds within which reads, and attempts to acquire, end.
+        answer_timeout: timeout in seconds of reads and of attempts to acquire.
     """
 
     def __init__(self, engine: Engine, clock: Clock, answer_timeout: float) -> None:
@@ -82,7 +82,7 @@ class Contact:
             )
 
     def ended(self, session: object) -> None:
-        """Forget a session that is over."""
+        """Forget a session that has ended."""
         self._attached.discard(session)
         self._detached.discard(session)
         self._end_outage()
@@ -92,10 +92,10 @@ class Contact:
             lasted, self._lost_at = self._now() - self._lost_at, None
             _log.info("re-established contact: url=%s seconds=%.1f", self._engine.url, lasted)
 
-    # For operations that have timed out
+    # Obstacles of operations that timed out
 
     def obstacle(self, name: str | None = None) -> Obstacle | None:
-        """Return the known reason why nothing is granted, or ``None`` while the store works."""
+        """Return the known reason why the store grants nothing, or ``None`` while it works."""
         trouble = self._engine.trouble(name)
         if trouble is None:
             return None
@@ -108,7 +108,7 @@ class Contact:
         )
 
     def silence(self, name: str | None, lasted: float) -> Obstacle:
-        """Return the reason why no answer came for so many seconds."""
+        """Return the reason why the store has not answered for so many seconds."""
         found = self.obstacle(name)
         if found is not None:
             return found

@@ -1,7 +1,7 @@
 """Name of the holder, for the message of an `AcquireTimeout`.
 
-The client reads the queue once, after the timeout has passed, and waits 0.25 s for the answer at
-most. Tasks of one session that time out together share the reading.
+After the timeout the client reads the queue once, and waits at most 0.25 s for the answer. Tasks of
+one session that time out together share the read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def _read(session: SessionCore, name: str) -> str:
 
 
 def _sentence(session: SessionCore, described: SemaphoreDescription) -> str:
-    """Return ``held by backup.py, pid 4242 on db-1, for 3 s; 2 wait``."""
+    """Return a text such as ``held by backup.py, pid 4242 on db-1, for 3 s; 2 wait``."""
     waiting = described.waiting or 0
     behind = f"; {waiting} wait{'s' if waiting == 1 else ''}" if waiting else ""
     if not described.owners:

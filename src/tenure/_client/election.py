@@ -1,7 +1,7 @@
 """An election: one leader at a time, which every client can observe. It needs no set-up.
 
-In the model it is a lasting semaphore of limit 1, created when missing: the candidates are its
-requests, the leader its owner, the leader's data the owner's.
+It is a lasting semaphore of limit 1, created when missing. The candidates are its requests, the
+leader is its owner, and the leader's data is the owner's data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Election", "Leadership"]
 
 
 class Leadership(Lease):
-    """The lease of a leader. `Election.campaign` gives one; its fencing token is the term."""
+    """The lease of a leader. `Election.campaign` returns one; its fencing token is the term."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class Leadership(Lease):
         """Replace the leader's data; observers see it at once.
 
         Raises:
-            LeaseLost, LeaseReleased: this is not the leader any more.
+            LeaseLost, LeaseReleased: this is no longer the leader.
         """
         await self.update(data=data)
 
@@ -47,7 +47,7 @@ class Leadership(Lease):
         """Stop leading; the next candidate leads. Safe to call twice.
 
         Raises:
-            LeaseLost: it had been lost before.
+            LeaseLost: it was lost before.
         """
         await self.release()
 
@@ -82,19 +82,19 @@ class Election(Handle):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Once[Leadership]:
-        """Become a candidate, and the leader in turn: ``async with`` it, or ``await`` it.
+        """Become a candidate, and later the leader: ``async with`` it, or ``await`` it.
 
         Args:
-            data: what observers see of the leader, an address for example.
+            data: the leader's data, visible to observers; an address, for example.
             timeout: seconds to wait for the leadership; ``None`` waits until elected.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation.
 
         Raises:
             AcquireTimeout: not elected in time.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
             SelfDeadlock: the calling task leads this election itself.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         options = self._options(data, on_loss, stop_time)
         source = _Prepared(self._source, self._prepare)
@@ -105,10 +105,10 @@ class Election(Handle):
     ) -> Ticket[Leadership] | None:
         """Claim the first candidacy in this election of a resumed session, or return ``None``.
 
-        A candidacy is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
+        Each candidacy is returned once. The ticket keeps it, and can `wait` for it or withdraw it.
 
         Args:
-            on_loss: what a loss does beside being raised, as for `campaign`.
+            on_loss: reaction to a loss, besides raising it, as for `campaign`.
             stop_time: seconds that the work needs to stop, as for `campaign`.
         """
         return recover(self._source, self._options(b"", on_loss, stop_time))
@@ -125,7 +125,7 @@ class Election(Handle):
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return await self._source.contact.answered(
             f"election {self.name!r} on {self._source.node}",
@@ -133,7 +133,7 @@ class Election(Handle):
         )
 
     async def leader(self) -> Leader | None:
-        """Read the current leader, or ``None``: the short form of `describe`.
+        """Read the current leader, or ``None``. A short form of `describe`.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
@@ -166,7 +166,7 @@ class Election(Handle):
         return described
 
     def observe(self) -> Watch[Leader | None]:
-        """Watch the leader: the present one, then each change of the leader or of its data.
+        """Watch the leader: the current one, then each change of the leader or of its data.
 
         ``None`` means that there is no leader.
         """
@@ -194,7 +194,7 @@ class Election(Handle):
         )
 
     async def _prepare(self, session: SessionCore) -> None:
-        """Create the semaphore when missing; it must be one of limit 1."""
+        """Create the semaphore if it is missing, and check that its limit is 1."""
         try:
             await session.race(session.engine.create_semaphore(self.name, 1, b"", exist_ok=True))
         except SemaphoreExists as error:
@@ -227,7 +227,7 @@ class _Prepared:
         return self._source.contact
 
     def ready(self) -> None:
-        self._source.ready()  # for what it raises: preparing takes an answer from the store
+        self._source.ready()  # for its errors: preparing needs an answer from the store
 
     def current(self) -> SessionCore | None:
         return self._source.current()

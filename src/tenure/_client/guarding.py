@@ -1,10 +1,11 @@
-"""Guard of a lease in a transaction of the caller's, on the caller's connection.
+"""Guard of a lease in the caller's transaction, on the caller's connection.
 
-* Nothing is imported: a connection can only be of a library that the program has imported.
-* A connection is borrowed for one statement. Beginning, committing and rolling back is its owner's.
-* An error of the driver passes through, except for the one by which the database says that the
-  lease is not held.
-* The transaction is looked at after the statement, since most drivers begin one with it.
+* No driver is imported: the connection belongs to a library that the program has already imported.
+* The guard executes one statement. The caller begins, commits and rolls back.
+* Errors of the driver propagate, except the one by which the database reports that the lease is not
+  held.
+* The transaction status is checked after the statement, since most drivers begin a transaction with
+  it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tenure.fencing.connections import rendered
 
 __all__ = ["guard", "guard_in_thread"]
 
-_IDLE = 0  # libpq's word for no transaction, as psycopg and psycopg2 pass it on
+_IDLE = 0  # libpq's status for no transaction, as psycopg and psycopg2 report it
 
 _ASYNC = (
     "an AsyncConnection or AsyncCursor of psycopg, a Connection of asyncpg, or an AsyncConnection "
@@ -73,7 +74,7 @@ def _statement_for(request: Request) -> GuardStatement:
     return request.session.client.engine.guard(request.node, request.name, request.order_id)
 
 
-# Connections. Each function returns whether a transaction is open, or None for what it is not for.
+# Connections. Each function returns whether a transaction is open, or None for an unknown type.
 
 
 async def _run(statement: GuardStatement, connection: Any) -> bool | None:
@@ -83,10 +84,10 @@ async def _run(statement: GuardStatement, connection: Any) -> bool | None:
         connection = await connection.connection()
     if _is(connection, "psycopg", "AsyncConnection"):
         psycopg = sys.modules["psycopg"]
-        # Not the connection's own cursors and rows, which may have another form.
+        # The connection's own cursor and row factories may return other types.
         async with psycopg.AsyncCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
             await cursor.execute(*rendered(statement.sql, "format", statement.values))
-            await cursor.fetchone()  # also in a pipeline the answer has come then
+            await cursor.fetchone()  # in a pipeline, waits for the answer
     elif _is(connection, "asyncpg", "Connection"):
         sql, _ = rendered(statement.sql, "numeric_dollar", statement.values)
         await connection.fetchval(sql, *statement.values)
@@ -152,7 +153,7 @@ def _is_of_django(connection: Any) -> bool:
 
 
 def _is(connection: object, module: str, *names: str) -> bool:
-    """Return whether it is of one of these classes of a library."""
+    """Return true if it is an instance of one of these classes of a library."""
     library = sys.modules.get(module)
     return library is not None and any(
         isinstance(connection, getattr(library, name)) for name in names
@@ -163,7 +164,7 @@ def _is(connection: object, module: str, *names: str) -> bool:
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """Return the SQLSTATE of a driver's error, also inside of SQLAlchemy's or Django's."""
+    """Return the SQLSTATE of a driver's error, also when SQLAlchemy or Django wraps it."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
         for attribute in ("sqlstate", "pgcode"):
             if isinstance(code := getattr(each, attribute, None), str):

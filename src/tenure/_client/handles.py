@@ -1,7 +1,7 @@
-"""Mistakes that every handle reports: the wrong kind of block, and pickling.
+"""Mistakes that every handle reports: the wrong kind of ``with``, and pickling.
 
-A handle is a client, a session, or an object that one of them made. It belongs to one process, and
-to the API, asynchronous or for threads, that made it.
+A handle is a client, a session, or an object made by one of them. It belongs to one process, and to
+the API (asynchronous or sync) that made it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Handle:
 
 
 class AsyncHandle(Handle):
-    """Base of the asynchronous handles: refuses ``with``."""
+    """Base of the asynchronous handles: rejects ``with``."""
 
     __slots__ = ()
 
-    # Type checkers do not see these two, so that they report the mistake themselves.
+    # Hidden from type checkers, so that they report the mistake themselves.
     if not TYPE_CHECKING:  # pragma: no branch
 
         def __enter__(self):
@@ -40,4 +40,4 @@ class AsyncHandle(Handle):
             )
 
         def __exit__(self, *_):
-            """Never called, since entering raises; Python looks for it first."""
+            """Never called, since entering raises; Python looks it up first."""

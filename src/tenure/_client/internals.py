@@ -1,7 +1,7 @@
 """Cores behind the public objects, for tenure's other packages and its tests.
 
-The public objects have methods for programs alone. Code of tenure itself that needs more, such as
-the sync wrappers, gets it here.
+The public objects only have methods for programs. Code of tenure that needs more, such as the sync
+wrappers, gets it here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Readable(Protocol[T_contra]):
-    """Asynchronous stream whose items can be given again."""
+    """Asynchronous stream that accepts items back."""
 
     def _put_back(self, item: T_contra, /) -> None: ...
 
@@ -77,16 +77,16 @@ def check_enterable(lease: Lease) -> None:
 
 
 def enter_lease(lease: Lease, task: asyncio.Task[object] | None) -> None:
-    """Enter the block of a lease, in that task."""
+    """Enter the block of a lease in that task."""
     lease._enter(task)
 
 
 def leave_ticket(ticket: Ticket[Any]) -> None:
-    """Leave the block of a ticket, if it has been entered."""
+    """Leave the block of a ticket, if it was entered."""
     if ticket._scope is not None:
         ticket._scope.exit(None)
 
 
 def put_back(stream: Readable[T_contra], item: T_contra) -> None:
-    """Give an item again, whose reader was interrupted."""
+    """Return an item to its stream, after its reader was interrupted."""
     stream._put_back(item)

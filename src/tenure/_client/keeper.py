@@ -1,20 +1,19 @@
-"""Renewal of a client's sessions, which a busy event loop cannot starve.
+"""Renewal of a client's sessions, even while the event loop is busy.
 
-A keeper belongs to one client. It renews each session when that is due, by a timer on
-the client's loop or in a thread, the first of the two. Both are needed. A loop that is stuck in one
-long call runs no timer, and the thread renews in its place; against a loop that is busy in
-slices of a millisecond a thread may wait for seconds for the interpreter, and the timer, which
-such a loop does run, renews.
+A keeper belongs to one client. It renews each session when due, from a timer on the client's event
+loop and, if that is late, from a thread. Both are needed. A loop that is stuck in one long call
+runs no timer, so the thread renews. A loop that is busy in slices of a millisecond can keep the
+thread waiting for the GIL for seconds, but still runs its timer.
 
 Rules:
 
-* The thread gives the loop a head start: it acts when a renewal is overdue by a quarter of its
-  interval, and when a deadline has passed. It never waits for the loop.
-* It stops renewing for a session when the loop has not turned for the session's `max_stall`,
-  or is closed: a wedged program must not hold for ever.
+* The thread acts only when a renewal is overdue by a quarter of its interval, or when a deadline
+  has passed. It never waits for the loop.
+* It stops renewing a session when the loop has not iterated for the session's `max_stall`, or is
+  closed: a hung program must not hold its leases for ever.
 * A session whose deadline has passed is not renewed; its `lapse` is called.
-* Both look at the clock at least once a second, so that the end of a suspension is noticed.
-* A thread that has had nothing to keep for a while ends; the next session starts another.
+* Both read the clock at least once a second, to detect that the machine was suspended.
+* A thread without sessions ends after a few seconds; the next session starts another.
 
 On a virtual clock there is no thread.
 """
@@ -35,19 +34,19 @@ from tenure.clock import Clock
 __all__ = ["TICK", "Keeper", "Kept"]
 
 TICK = 1.0
-"""Seconds between two looks at the clock, at the most."""
+"""Longest time between two readings of the clock, in seconds."""
 
 SHORTEST = 0.01
-"""Seconds between two looks at the clock, at the least."""
+"""Shortest time between two readings of the clock, in seconds."""
 
 IDLE = 10.0
-"""Seconds for which a thread with nothing to keep stays."""
+"""Seconds after which a thread without sessions ends."""
 
 _log = logging.getLogger("tenure")
 
 
 class Kept(Protocol):
-    """A session, as its keeper sees it. All of this may be used from any thread."""
+    """A session, as seen by its keeper. All of this may be used from any thread."""
 
     @property
     def renew_at(self) -> float: ...
@@ -67,10 +66,10 @@ class Kept(Protocol):
 
 
 class Keeper:
-    """Renews the sessions of one client, on `loop` and beside it.
+    """Renews the sessions of one client, on `loop` and from a thread.
 
     Args:
-        stalled: called on the loop, after a stall during which the thread renewed, with its
+        stalled: called on the loop after a stall during which the thread renewed, with the stall's
             length in seconds.
     """
 
@@ -102,22 +101,22 @@ class Keeper:
             self._timer.run()
 
     def _start_thread(self) -> None:
-        """Start the thread unless it runs; if that fails, the next turn tries again."""
+        """Start the thread unless it runs; if that fails, the next iteration tries again."""
         lives = self._thread is not None and self._thread.alive
         if not lives and not self._clock.virtual:
             with self._failures.contained():
-                over = asyncio.Event()  # its own: the end of another thread does not set it
+                over = asyncio.Event()  # its own event: the end of another thread does not set it
                 thread = BackgroundThread("tenure-keeper", partial(self._run_thread, over))
                 thread.start()
                 self._thread, self._thread_over = thread, over
 
     def reschedule(self) -> None:
-        """Look again at what is due when. On the loop."""
+        """Recompute the times of the next renewals. On the loop."""
         self._look.set()
         self._timer.run()
 
     def discard(self, session: Kept) -> None:
-        """Leave a session to itself. Safe to call twice, and from any thread."""
+        """Stop renewing a session. Safe to call twice, and from any thread."""
         self._sessions.pop(session, None)
 
     async def aclose(self) -> None:
@@ -133,7 +132,7 @@ class Keeper:
     # On the loop
 
     def _turn(self) -> None:
-        """Note an iteration of the loop, renew what is due, and set the timer again."""
+        """Record an iteration of the loop, renew what is due, and set the timer again."""
         if self._closing:
             return
         now = self._clock.now()
@@ -143,7 +142,7 @@ class Keeper:
         self._last_turn = now
         self._wake = now + TICK
         for session in list(self._sessions):
-            with self._failures.contained():  # the others are looked after all the same
+            with self._failures.contained():  # one failure must not affect the other sessions
                 self._look_after(session, now)
         if self._sessions:
             self._timer.at(self._wake)
@@ -155,7 +154,7 @@ class Keeper:
             session.lapse()
             return
         if now >= session.renew_at:
-            with self._failures.contained():  # its deadline is to be kept all the same
+            with self._failures.contained():  # its deadline must still be kept
                 session.renew()
         self._wake = min(self._wake, session.deadline, max(session.renew_at, now + SHORTEST))
 
@@ -184,7 +183,7 @@ class Keeper:
             return True
 
     def watch_over(self) -> float:
-        """Do what the loop should have done by now; returns the seconds until the next look."""
+        """Do what the loop should have done by now, and return the seconds until the next check."""
         sessions = list(self._sessions)
         return self._watch_over(sessions) if sessions else IDLE
 
@@ -194,7 +193,7 @@ class Keeper:
         stalled = now - self._last_turn
         pause = TICK
         for session in sessions:
-            with self._failures.contained():  # the others are looked after all the same
+            with self._failures.contained():  # one failure must not affect the other sessions
                 pause = min(pause, self._watch_over_one(session, now, stalled, closed))
         return max(pause, SHORTEST)
 
@@ -208,7 +207,7 @@ class Keeper:
         overdue = session.renew_at + head_start
         if now >= overdue:
             if stalled <= session.max_stall and not closed:
-                with self._failures.contained():  # its deadline is to be kept all the same
+                with self._failures.contained():  # its deadline must still be kept
                     session.renew()
                     self._note_stall(stalled)
             overdue = now + head_start

@@ -7,14 +7,14 @@ States of one `Client.lead`::
          |   `---a failure------+--> pausing, or raising
          `------------------------------'
 
-* A failure is paused for and retried when it can pass: the store cannot be reached, the session or
-  the leadership was lost, or the work raised and `retry` allows it. Any other is raised.
-* A pause doubles from `FIRST_PAUSE` to `LONGEST_PAUSE`, with jitter. A leadership that lasted for
-  `LONGEST_PAUSE` starts it again.
+* A transient failure is retried after a pause: the store cannot be reached, the session or the
+  leadership was lost, or the work raised and `retry` allows it. Any other failure is raised.
+* The pause doubles from `FIRST_PAUSE` to `LONGEST_PAUSE`, with jitter. A leadership that lasted for
+  `LONGEST_PAUSE` resets it.
 * The leadership is resigned before each pause, so that another candidate can lead meanwhile.
-* A cancelled caller resigns and is not retried.
+* When the caller is cancelled, the leadership is resigned and nothing is retried.
 
-`Supervision` decides and logs; it neither waits nor calls. `tenure.blocking` uses it, too.
+`Supervision` decides and logs, without I/O. `tenure.blocking` uses it, too.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Retry", "Supervision", "lead", "paus
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between a failure and the next campaign, at first and at the most."""
+"""First and longest pause between a failure and the next campaign, in seconds."""
 
 Retry = bool | Callable[[Exception], bool]
 """Whether an error of the work is retried; a callable decides for each error."""
 
 _PASSING = (EngineUnavailable, EngineError, SessionExpired, LeaseLost)
-"""The failures of a campaign that may pass."""
+"""Failures of a campaign that may be transient."""
 
 _log = logging.getLogger("tenure")
 
@@ -63,7 +63,7 @@ class Supervision:
     """The decisions of one `Client.lead`.
 
     Args:
-        clock: what the length of a leadership is measured on.
+        clock: measures the length of a leadership.
         node: the path of the election's node.
         name: the election.
         retry: whether errors of the work are retried.
@@ -74,28 +74,28 @@ class Supervision:
         self._node, self._name = node, name
         self._retry = retry
         self._pause = FIRST_PAUSE
-        self._since: float | None = None  # when the work began, while it runs
+        self._since: float | None = None  # start of the running work
         self._leadership: _Losable  # set with it
         self._done = False
 
     def begin(self, leadership: _Losable) -> None:
-        """Note that the work of that leadership begins."""
+        """Record that the work of that leadership begins."""
         self._leadership = leadership
         self._since = self._now()
 
     def end(self) -> None:
-        """Note that the work has returned: nothing is retried any more."""
+        """Record that the work has returned: nothing is retried any more."""
         self._done = True
 
     def failed(self, error: Exception) -> float:
-        """Log a failure, and return the seconds to wait before the next campaign.
+        """Log a failure, and return the pause in seconds before the next campaign.
 
         Raises:
             Exception: `error` itself, when it is not retried.
         """
         since, self._since = self._since, None
         led = since is not None
-        # The work may raise the loss of another lease, too: that is an error of the work.
+        # The work may also raise the loss of another lease, which is an error of the work.
         lost = led and is_loss(error) and self._leadership.loss is not None
         if self._done or isinstance(error, SessionClosed):
             raise error
@@ -126,7 +126,7 @@ async def lead(
     data: bytes,
     retry: Retry,
 ) -> T:
-    """Run `Client.lead`, with sessions that are attached as `options`."""
+    """Run `Client.lead`, with sessions attached with `options`."""
     supervision = Supervision(client.clock, options.how.node, name, retry)
     while True:
         try:

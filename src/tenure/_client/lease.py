@@ -1,9 +1,9 @@
-"""A lease: a granted request, as the program that holds it sees it.
+"""A lease: a granted request, as seen by the program that holds it.
 
 Rules:
 
-* The deadline is the session's. A lease whose deadline has passed is not held, in any state:
-  every question reads the clock.
+* The deadline is the session's. A lease whose deadline has passed is not held, in any state: every
+  check reads the clock.
 * A lease is entered once, by any task; only that task is cancelled when the lease is lost.
 """
 
@@ -19,6 +19,7 @@ from tenure._client.guarding import guard
 from tenure._client.handles import AsyncHandle
 from tenure._client.request import Request
 from tenure._client.scope import Scope
+from tenure._client.session_core import session_of
 from tenure._client.session_handle import SessionHandle
 from tenure._client.slots import Slots
 from tenure.engines.contract import when_answered
@@ -35,7 +36,7 @@ __all__ = ["Lease"]
 
 
 class Lease(AsyncHandle):
-    """A granted request: what a program holds.
+    """A granted request.
 
     Example::
 
@@ -43,14 +44,14 @@ class Lease(AsyncHandle):
         async with lease:
             await work(lease.fencing_token)
 
-    ``async with lease:`` enters it: from then on the body is cancelled when the lease is lost,
-    before it can have expired, and the block raises `LeaseLost`. A lease that was only awaited
+    ``async with lease:`` enters it: the body is cancelled when the lease is lost, before it can
+    have expired in the store, and the block raises `LeaseLost`. A lease that was only awaited
     cancels no task; read `held` or call `check`, and `release` it.
 
-    A lease object is always true; `held` is the state.
+    A lease object is always truthy; read `held`.
 
     Attributes:
-        session: the session that holds it: the `Session`, which type checkers see as its base.
+        session: the `Session` that holds it, typed as its base.
         name: the name of the mutex, semaphore or election.
     """
 
@@ -66,8 +67,8 @@ class Lease(AsyncHandle):
 
     @property
     def session(self) -> SessionHandle:
-        """The session that holds it: the `Session`, which type checkers see as its base."""
-        return cast(SessionHandle, self._request.session.handle)
+        """The `Session` that holds it, typed as its base."""
+        return cast(SessionHandle, session_of(self._request).handle)
 
     @property
     def name(self) -> str:
@@ -86,14 +87,14 @@ class Lease(AsyncHandle):
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every grant in the store: pass it to what the lease protects.
+        """Number that rises with every grant in the store; pass it to what the lease protects.
 
         Raises:
-            Unsupported: the store has no order to make one of.
+            Unsupported: the store has no order of grants.
         """
         if self._request.order_id is None:
             raise Unsupported(
-                f"this engine gives no fencing tokens (for {self.name!r} on {self.node}); "
+                f"this engine has no fencing tokens (for {self.name!r} on {self.node}); "
                 "memory:// and sqlite:// do",
                 node=self.node,
                 name=self.name,
@@ -102,15 +103,15 @@ class Lease(AsyncHandle):
 
     @property
     def store_token(self) -> str:
-        """The store's own token for this grant, for other clients of the store: a dflockd token.
+        """The store's own token for this grant, for its other clients: a dflockd token.
 
-        Empty when the lease is over. A client with this token can renew and release the grant
-        without this program, so keep it secret.
+        Empty when the lease has ended. A client with this token can renew and release the grant, so
+        keep it secret.
 
         Raises:
-            Unsupported: the store has no such token.
+            Unsupported: the store has no tokens of its own.
         """
-        token = self._request.session.engine.token_of(self._request.id)
+        token = session_of(self._request).engine.token_of(self._request.id)
         if token is None:
             raise Unsupported(
                 f"this engine's store has no tokens of its own (for {self.name!r} on {self.node}); "
@@ -121,9 +122,9 @@ class Lease(AsyncHandle):
         return token
 
     async def slot(self) -> int:
-        """Return a number below the semaphore's limit that no other holder has meanwhile.
+        """Return a number below the semaphore's limit that no other current holder has.
 
-        The first call takes the lowest that is free; the lease keeps it until it ends.
+        The first call takes the lowest free number; the lease keeps it until it ends.
 
         Example::
 
@@ -136,7 +137,7 @@ class Lease(AsyncHandle):
             InvalidArgument: the count is not 1 (use `slots`); or the semaphore is ephemeral, or
                 its limit is above 1,024.
             AcquireTimeout, EngineUnavailable: the store cannot be reached, or does not answer.
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: the lease is no longer held.
         """
         if self._request.count != 1:
             raise InvalidArgument(
@@ -148,12 +149,12 @@ class Lease(AsyncHandle):
         return slot
 
     async def slots(self) -> tuple[int, ...]:
-        """Return as many numbers as the lease's count, ascending; see `slot`.
+        """Return as many numbers as the lease's count, in ascending order; see `slot`.
 
         Raises:
             InvalidArgument: the semaphore is ephemeral, or its limit is above 1,024.
             AcquireTimeout, EngineUnavailable: the store cannot be reached, or does not answer.
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: the lease is no longer held.
         """
         request = self._request
         if request.slots is None:
@@ -162,8 +163,8 @@ class Lease(AsyncHandle):
 
     @property
     def deadline(self) -> float:
-        """Time until which the lease is proven: seconds on the client's clock (`Client.clock`)."""
-        return self._request.session.deadline
+        """Time up to which the lease is proven: seconds on the client's clock (`Client.clock`)."""
+        return session_of(self._request).deadline
 
     @property
     def held(self) -> bool:
@@ -177,7 +178,7 @@ class Lease(AsyncHandle):
         return None if request.held else request.loss
 
     def check(self) -> None:
-        """Raise unless the lease is held. For loops and threads.
+        """Raise unless the lease is held. Useful in loops and threads.
 
         Raises:
             LeaseLost: it was lost.
@@ -186,7 +187,7 @@ class Lease(AsyncHandle):
         self._request.check()
 
     async def wait_lost(self) -> LeaseLost:
-        """Wait until the lease is lost, and return how.
+        """Wait until the lease is lost, and return the loss.
 
         Raises:
             LeaseReleased: it was released instead.
@@ -199,10 +200,10 @@ class Lease(AsyncHandle):
             raise request.why_not_held()
         return request.loss
 
-    # What a program does
+    # Actions
 
     async def guard(self, connection: object) -> None:
-        """Let the connection's transaction go on only while the lease is held.
+        """Let the transaction of `connection` succeed only while the lease is held.
 
         For a store in PostgreSQL, and a transaction in the same database. Call it before the first
         write. Until the transaction ends, the store grants the lease to no other request, even if
@@ -226,23 +227,23 @@ class Lease(AsyncHandle):
                 asyncpg, or an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy on these.
 
         Raises:
-            LeaseLost: it is not held any more, by this program's clock or in the database. Let
-                this end the transaction by rolling back.
+            LeaseLost: the lease is no longer held, by this program's clock or in the database. Roll
+                the transaction back.
             LeaseReleased: it was released.
-            Unsupported: the store is not in PostgreSQL, or only a server knows; see
+            Unsupported: the store is not in PostgreSQL, or is reached through a server; see
                 `tenure.fencing`.
-            InvalidArgument: it is no such connection.
-            Misuse: no transaction is open, so that the guard was over at once.
-            Exception: any other error of the driver, a serialization failure for example.
+            InvalidArgument: `connection` is of another type.
+            Misuse: no transaction is open, so the guard ended with its statement.
+            Exception: any other error of the driver, such as a serialization failure.
         """
         await guard(self._request, connection)
 
     async def release(self) -> None:
-        """Give the lease back. Safe to call twice; it takes effect even when cancelled.
+        """Release the lease. Safe to call twice; takes effect even when cancelled.
 
         Raises:
-            LeaseLost: it had been lost before, also if the release reveals that: the store's
-                queue does not contain the request any more. `on_loss` is not carried out then.
+            LeaseLost: it was lost before, even if only the release shows it because the store's
+                queue no longer contains the request. `on_loss` is not carried out then.
         """
         request = self._request
         if not request.held and request.loss is not None:
@@ -250,17 +251,17 @@ class Lease(AsyncHandle):
         await request.leave()
 
     async def update(self, data: bytes | None = None, *, count: int | None = None) -> None:
-        """Shrink the count, or replace the request's data, keeping the place and the token.
+        """Shrink the count, or replace the request's data; the place and the token are kept.
 
         Raises:
             InvalidArgument: the count would grow, or is not positive.
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: the lease is no longer held.
         """
         self.check()
         if count is None and data is None:
             raise InvalidArgument("update a lease's count, its data, or both", name=self.name)
         request = self._request
-        session = request.session
+        session = session_of(request)
         try:
             answer = session.engine.alter(request.id, count=count, data=data)
             if answer is None:
@@ -271,8 +272,9 @@ class Lease(AsyncHandle):
         except SessionExpired as error:
             raise session.expired(error) from None
         except LeaseReleased:
-            # The store does not know it, though the program has not released it (unless just now).
-            request.taken("its request was not in the store's queue any more")
+            # The store does not know the request, and the program has not released it (unless just
+            # now).
+            request.taken("its request was no longer in the store's queue")
             raise request.why_not_held() from None
 
     def _altered(self, count: int | None, answer: asyncio.Future[None] | None) -> None:
@@ -302,7 +304,7 @@ class Lease(AsyncHandle):
             raise request.why_not_held()
 
     def _enter(self, task: asyncio.Task[object] | None = None) -> None:
-        """Enter, in that task; in the session's current one if it is not said."""
+        """Enter in that task; by default, in the session's current one."""
         request = self._request
         request.scope = scope = Scope(request)
         scope.enter(task or asyncio.current_task(request.session.loop))

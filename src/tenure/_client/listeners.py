@@ -1,10 +1,10 @@
 """Streams of a client's events, and their delivery.
 
-Most programs do not read events. An event is made only if there is a stream, and `tenure.events`,
-which takes long to import, is imported only then. So a caller of `Listeners.emit` looks at
-`Listeners.streams` first.
+Most programs do not read events. An event is created only if there is a stream, and
+`tenure.events`, which is slow to import, is imported only then. So callers of `Listeners.emit`
+check `Listeners.streams` first.
 
-A stream that no program can read any more is forgotten, closed or not.
+A stream is dropped when the program has no reference to it, closed or not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Listeners:
     """The streams of one client's events.
 
     Attributes:
-        streams: those that may still be read; empty while there are none.
+        streams: the streams that may still be read.
     """
 
     __slots__ = ("streams",)
@@ -45,7 +45,7 @@ class Listeners:
         self.streams: set[ref[EventStream]] = set()
 
     def open(self, size: int) -> EventStream:
-        """Return a new stream of events from now on; at most `size` of them wait for a reader."""
+        """Return a new stream of events from now on, which keeps up to `size` unread events."""
         from tenure.events import EventStream
 
         return EventStream(size, self.streams)

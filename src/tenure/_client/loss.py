@@ -19,17 +19,16 @@ __all__ = [
 ]
 
 OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
-"""Policy for the loss of a lease. ``"cancel"`` cancels the task that entered its block;
-``"exit"`` ends the process at once; a callable is called, perhaps from another thread, and the
-task is cancelled too. A loss that only the release shows is raised, and nothing else: the work that
-could be stopped has ended."""
+"""Policy for the loss of a lease. ``"cancel"`` cancels the task that entered its block; ``"exit"``
+ends the process at once; a callable is called, perhaps from another thread, and the task is
+cancelled too. A loss that only the release shows is just raised: the work to stop has ended."""
 
 LOSS_EXIT_STATUS = 79
-"""The exit status of a process that ``on_loss="exit"`` ended."""
+"""Exit status of a process that ``on_loss="exit"`` ended."""
 
 
 class LosableRequest(Protocol):
-    """A request, as the errors of its loss name it."""
+    """A request, as named in the errors of its loss."""
 
     name: str
     order_id: int | None
@@ -42,7 +41,7 @@ _log = logging.getLogger("tenure")
 
 
 def check_policy(on_loss: OnLoss | None) -> None:
-    """Raise `InvalidArgument` when this is no policy; ``None`` stands for the session's."""
+    """Raise `InvalidArgument` for an invalid policy; ``None`` stands for the session's policy."""
     if on_loss is not None and on_loss not in ("cancel", "exit") and not callable(on_loss):
         raise InvalidArgument(
             f"on_loss is 'cancel', 'exit' or a callable that takes the LeaseLost, not {on_loss!r}"
@@ -50,7 +49,7 @@ def check_policy(on_loss: OnLoss | None) -> None:
 
 
 def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
-    """Stop what cancellation cannot stop. From any thread."""
+    """Carry out the policy, beyond cancelling the task. From any thread."""
     if policy == "exit":
         try:
             os.write(2, f"tenure: {loss}; this process ends\n".encode(errors="replace"))
@@ -65,7 +64,7 @@ def carry_out(policy: OnLoss, loss: LeaseLost) -> None:
 
 
 def lost_error(request: LosableRequest, reason: str, cause: BaseException | None) -> LeaseLost:
-    """Return the loss of a lease, with its reason and, if that is the session's end, its cause."""
+    """Return the loss of a lease, with its reason and, if there is one, the cause."""
     error = LeaseLost(
         f"the lease of {request.name!r} on {request.node} is lost: {reason}; "
         "stop what it protects: another program may hold it already",
@@ -78,7 +77,7 @@ def lost_error(request: LosableRequest, reason: str, cause: BaseException | None
 
 
 def late_release_error(request: LosableRequest, cause: BaseException | None) -> LeaseLost:
-    """Return the loss of a lease that only its release has shown."""
+    """Return the loss of a lease that only its release has revealed."""
     why = "evicted, deleted or lapsed" if cause is None else str(cause)
     error = LeaseLost(
         f"the lease of {request.name!r} on {request.node} was lost before its release: the request "

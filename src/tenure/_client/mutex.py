@@ -1,7 +1,7 @@
 """A mutex: one holder at a time, in strict FIFO order. It needs no set-up.
 
-In the model it is an ephemeral semaphore acquired whole: it exists while it has a holder or a
-waiter.
+It is an ephemeral semaphore of which a holder takes all tokens. It exists while it has a holder or
+a waiter.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class Mutex(Handle):
             async with lease:
                 await work(lease.fencing_token)
 
-    A mutex and a service registry of one name cannot be distinguished; call a registry by the
-    plural of what it lists, a mutex by the work that it guards.
+    A mutex and a service registry must not share a name: the store cannot distinguish them.
 
     Attributes:
         name: 1 to 1,024 bytes.
@@ -63,9 +62,9 @@ class Mutex(Handle):
 
         Args:
             data: bytes of the request, which clients see in descriptions of the holder.
-            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
-                granted or the session ends.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation; the lease
                 counts as lost that much earlier.
 
@@ -73,8 +72,8 @@ class Mutex(Handle):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling task is inside what it waits for.
-            SessionExpired, SessionClosed: the session is over.
+            SelfDeadlock: the calling task is inside a block that prevents the grant.
+            SessionExpired, SessionClosed: the session has ended.
         """
         options = self._plain
         if data != b"" or on_loss is not None or stop_time != 0.0:
@@ -92,7 +91,7 @@ class Mutex(Handle):
         """Lock the mutex if it is free and has no waiters; else ``None``.
 
         Raises:
-            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
         return await try_acquire(self._source, self._options(data, on_loss, stop_time))
@@ -102,28 +101,28 @@ class Mutex(Handle):
     ) -> Ticket[Lease] | None:
         """Claim the first request for this mutex of a resumed session, or return ``None``.
 
-        A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
+        Each request is returned once. The ticket keeps it, and can `wait` for it or withdraw it.
 
         Args:
-            on_loss: what a loss does beside being raised, as for `lock`.
+            on_loss: reaction to a loss, besides raising it, as for `lock`.
             stop_time: seconds that the work needs to stop, as for `lock`.
         """
         return recover(self._source, self._options(b"", on_loss, stop_time))
 
     async def locked(self) -> bool:
-        """Read whether the mutex has a holder, through this program or another.
+        """Read whether the mutex has a holder, in this program or another.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return (await self.describe()).held > 0
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
     ) -> SemaphoreDescription:
-        """Read the mutex's state: an ephemeral semaphore, empty while the mutex is free.
+        """Describe the mutex: an ephemeral semaphore, empty while the mutex is free.
 
         Args:
             owners: include the holder.
@@ -132,7 +131,7 @@ class Mutex(Handle):
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return await self._source.contact.answered(
             f"mutex {self.name!r} on {self._source.node}",
@@ -146,7 +145,7 @@ class Mutex(Handle):
         )
 
     async def inspect(self) -> MutexHolder | None:
-        """Read the holder of the mutex, or ``None`` when it is free: the short form of `describe`.
+        """Read the holder of the mutex, or ``None`` when it is free. A short form of `describe`.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.

@@ -1,7 +1,6 @@
 """Operations of a client on nodes and their contents, without a session.
 
-A read ends within the client's answer timeout: with `EngineUnavailable` while the store cannot be
-reached, or does not answer.
+A read raises `EngineUnavailable` when the store does not answer within the client's answer timeout.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ T = TypeVar("T")
 
 
 class Nodes:
-    """The operations on nodes, a part of `Client`."""
+    """Operations on nodes, a part of `Client`."""
 
     _core: ClientCore
 
     async def _read(self, subject: str, reading: Callable[[Engine], Awaitable[T]]) -> T:
-        """Return what the engine reads, within the client's answer timeout."""
+        """Await a read of the engine, within the client's answer timeout."""
 
         async def read() -> T:
             return await reading(await self._core.opened())
@@ -42,7 +41,7 @@ class Nodes:
     async def create_node(
         self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
     ) -> None:
-        """Create a node. What exists is not touched.
+        """Create a node. An existing node is not changed.
 
         Raises:
             NodeExists: it exists, and `exist_ok` is false.
@@ -72,7 +71,7 @@ class Nodes:
         await (await self._core.opened()).drop_node(path, force=force)
 
     async def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
-        """Describe a node as it is now. Raises `NodeNotFound`."""
+        """Describe a node. Raises `NodeNotFound`."""
         rules.check_path(path)
         return await self._read(f"node {path}", lambda engine: engine.describe_node(path))
 
@@ -83,7 +82,7 @@ class Nodes:
     async def list_semaphores(
         self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
     ) -> Sequence[SemaphoreDescription]:
-        """All semaphores of a node (mutexes and elections are some), sorted by name.
+        """Return all semaphores of a node, including mutexes and elections, sorted by name.
 
         Raises:
             NodeNotFound: there is no such node.
@@ -98,7 +97,7 @@ class Nodes:
     async def describe_semaphore(
         self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
     ) -> SemaphoreDescription:
-        """Describe a semaphore as it is now, without a session.
+        """Describe a semaphore, without a session.
 
         Raises:
             NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
@@ -112,7 +111,7 @@ class Nodes:
         return semaphore_with_identities(found)
 
     async def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
-        """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
+        """Return all sessions of a node, sorted by id. Raises `NodeNotFound`."""
         rules.check_path(path)
         found = await self._read(
             f"the sessions on {path}", lambda engine: engine.list_sessions(path)
@@ -120,15 +119,15 @@ class Nodes:
         return [session_with_identity(each) for each in found]
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session in the same way as an expiry; return false if there was no such session."""
+        """Expire a session; return false if it does not exist."""
         rules.check_path(path)
         return await (await self._core.opened()).end_session(path, session_id)
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Take one request out of a queue; false when there was none.
+        """Take one request out of a queue; return false if it is not there.
 
-        Its owner loses the lease (`LeaseLost`) when the notification arrives, at the latest by its
-        release. Until then it still considers the lease held.
+        Its owner loses the lease (`LeaseLost`) when the notification arrives, at the latest when it
+        releases. Until then it still considers the lease held.
 
         Raises:
             NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist. A mutex

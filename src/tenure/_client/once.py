@@ -1,4 +1,4 @@
-"""Result of a call that acquires something: to be awaited, or entered, once."""
+"""Result of an acquiring call, to be awaited or entered once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Once"]
 
 class _Block(Protocol):
     def _enter(self) -> None:
-        """Enter the block of a lease that has just been acquired and was never entered before."""
+        """Enter the block of a newly acquired lease."""
 
     async def __aexit__(
         self,
@@ -31,10 +31,9 @@ B = TypeVar("B", bound=_Block | None)
 class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     """A coroutine that is also a context manager; either way it runs once.
 
-    ``x = await call()`` gives the object; ``async with call() as x`` gives it and enters it. Some
-    calls may give ``None`` instead; then nothing is entered.
-    It is a coroutine in full, so that ``task_group.create_task(call())`` works.
-    Dropped unused, it warns, as a coroutine that was never awaited does.
+    ``x = await call()`` returns the object; ``async with call() as x`` also enters it. If a call
+    returns ``None``, nothing is entered. It is a full coroutine, so
+    ``task_group.create_task(call())`` works. Like a coroutine, it warns when it was never awaited.
     """
 
     __slots__ = ("_arguments", "_entered", "_function", "_running", "_what")
@@ -42,7 +41,7 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     def __init__(
         self, what: object, function: Callable[..., Coroutine[Any, Any, B]], *arguments: object
     ) -> None:
-        self._what = what  # as a str it names the call in messages
+        self._what = what  # may be a str that names the call in messages
         self._arguments = arguments
         self._running: Coroutine[Any, Any, B] | None = None
         self._entered: B | None = None
@@ -54,7 +53,8 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     if not TYPE_CHECKING:  # pragma: no branch
 
         def __enter__(self):
-            self._function = None  # the error says what was wrong with the call; no warning, too
+            # The error says what was wrong with the call; a warning would repeat it.
+            self._function = None
             super().__enter__()
 
     def _start(self) -> Coroutine[Any, Any, B]:
@@ -86,7 +86,7 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     ) -> Coroutine[Any, Any, None]:
         return _nothing() if self._entered is None else self._entered.__aexit__(kind, error, trace)
 
-    # A coroutine's own protocol: what a task drives.
+    # Coroutine protocol, used by tasks
 
     def send(self, value: Any) -> Any:
         if self._running is None:
@@ -115,4 +115,4 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
 
 
 async def _nothing() -> None:
-    """Leave a block that nothing was entered for."""
+    """Leave a block for which nothing was entered."""

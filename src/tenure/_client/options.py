@@ -14,11 +14,11 @@ L_co = TypeVar("L_co", covariant=True)
 
 
 class RequestOptions(Generic[L_co]):
-    """Options of a request: tokens of a semaphore, and the lease that becomes of it.
+    """Options of a request: the tokens of a semaphore, and the type of the lease.
 
     Attributes:
-        kind: the word for it in messages, such as "mutex".
-        handle: makes the lease of the program from the granted `Request`.
+        kind: the kind of primitive in messages, such as "mutex".
+        handle: makes the program's lease from the granted `Request`.
     """
 
     __slots__ = (

@@ -1,31 +1,28 @@
-"""Read of the store shortly before a timeout, so that silence is not taken for contention.
+"""Read of the store shortly before a timeout, to distinguish an outage from contention.
 
-A waiting request does not show whether the store still works: a stopped store and a busy mutex
-look alike. A `Probe` therefore reads the semaphore a moment before the timeout. When that read is
-unanswered at the timeout, the store is the reason. Requests of one session that time out together
-share the read.
+A waiting request does not show whether the store still works: a stopped store and a busy mutex look
+alike. A `Probe` therefore reads the semaphore a moment before the timeout. If that read is
+unanswered at the timeout, the store is reported as the reason. Requests of one session that time
+out together share the read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
+from tenure._client.contact import Obstacle
+from tenure._client.request import Request
 from tenure._client.request_states import WAITING
+from tenure._client.session_core import SessionCore, session_of
 from tenure.errors import TenureError
-
-if TYPE_CHECKING:
-    from tenure._client.contact import Obstacle
-    from tenure._client.request import Request
-    from tenure._client.session_core import SessionCore
 
 __all__ = ["Probe"]
 
 _log = logging.getLogger("tenure")
 
 LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
-"""Seconds from the probe to the timeout. Where less is left, no probe is sent."""
+"""Seconds from the probe to the timeout. If less is left, no probe is sent."""
 
 
 class Probe:
@@ -58,13 +55,13 @@ class Probe:
         return contact.silence(request.name, request.session.now() - self._sent_at)
 
     def stop(self) -> None:
-        """Send no probe any more. Safe to call twice."""
+        """Stop probing. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _read_soon(self) -> None:
         request = self._request
-        session, name = request.session, request.name
+        session, name = session_of(request), request.name
         if request.state is not WAITING or session.state != "attached":
             return
         self._sent_at = session.now()

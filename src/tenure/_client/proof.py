@@ -1,9 +1,9 @@
-"""Time until which a session is proven to live in its store, and time of its next renewal.
+"""Times until which a session is proven to live in its store, and of its next renewal.
 
 Deadline = proof + window - margin, where the proof counts from when the answered renewal was
 *sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a held lease).
 
-One thread of control changes the margin (the session's loop); proofs may come from any.
+Only the session's event loop changes the margin; proofs may be recorded from any thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Proof:
 
     @property
     def interval(self) -> float:
-        """Seconds between renewals, at the most."""
+        """Longest time between renewals, in seconds."""
         return self.span / 3
 
     @property
@@ -46,12 +46,12 @@ class Proof:
         return max(self.at + self.span / 3, self.sent + self.span / 12)
 
     def add_stop_time(self, request_id: int, stop_time: float) -> None:
-        """Put the deadline early enough to leave a lease the time that its work needs to stop."""
+        """Move the deadline forward by the time that a lease's work needs to stop."""
         self._stop_times[request_id] = stop_time
         self._measure()
 
     def drop_stop_time(self, request_id: int) -> None:
-        """Forget the stop time of a lease that is over. Safe for one that never had any."""
+        """Remove the stop time of a lease that has ended. Safe for a lease that never had any."""
         if self._stop_times.pop(request_id, None) is not None:
             self._measure()
 

@@ -1,8 +1,7 @@
 """Withdrawals that are sent again until the store confirms them.
 
-A request that its program has withdrawn must leave its queue, even when the caller was cancelled,
-the store failed, or no task waits for the answer. Only the end of its session, which releases
-everything, makes that needless.
+A withdrawn request must leave its queue, even when the caller was cancelled, the store failed, or
+no task waits for the answer. The end of the session releases everything and so ends the retries.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from tenure.errors import SessionExpired
 __all__ = ["ReleaseRetries"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two attempts: at first, and at the most."""
+"""First and longest time between two attempts, in seconds."""
 
 _log = logging.getLogger("tenure")
 
 
 class Withdrawable(Protocol):
-    """A request, as its withdrawal needs it."""
+    """A request, as its release retry needs it."""
 
     id: int
     name: str
@@ -43,11 +42,11 @@ class Withdrawable(Protocol):
 
 
 class ReleaseRetries:
-    """The repeated withdrawals of one session, releases included.
+    """Release retries of one session.
 
     Args:
-        withdraw: sends a withdrawal, by the number of its request.
-        run: runs a task that the client waits for when it is closed.
+        withdraw: sends a withdrawal, given the id of the request.
+        run: starts a task that the client waits for when it is closed.
     """
 
     def __init__(

@@ -1,28 +1,26 @@
-"""One request of a session, from its sending until it is out of its queue for good.
+"""One request of a session, from sending it until it has left its queue for good.
 
-`request_states` has the states and their transitions. A request that is granted becomes the lease
-of a program (`lease`), made by the handle class in its options.
+`request_states` has the states and their transitions. A granted request becomes a lease (`lease`),
+made by the handle class in its options.
 
 Rules:
 
 * The session owns the state, on its loop; only LOST may be set from another thread, under the
-  session's lock. Whether a lease is held is up to the session's clock, too (`Request.held`).
-* A waiting task waits for a change of the state and touches nothing else, so that a wait can be
-  cancelled at any moment.
-* Loss is final. Its error is kept; each raised error is a copy, so that the tracebacks of several
-  tasks do not mix.
-* The session sends a withdrawal, so that it takes effect even when the calling task is cancelled
-  meanwhile.
+  session's lock. Whether a lease is held also depends on the session's clock (`Request.held`).
+* A waiting task only waits for a change of the state, so a wait can be cancelled at any time.
+* Loss is final. Its error is kept; each task raises a copy, so that tracebacks do not mix.
+* The session sends the withdrawal, so it takes effect even when the calling task is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tenure._client.loss import carry_out, late_release_error, lost_error
 from tenure._client.options import RequestOptions
+from tenure._client.request_session import RequestSession
 from tenure._client.request_states import (
     GONE,
     GRANTED,
@@ -46,9 +44,6 @@ from tenure.errors import (
     SessionExpired,
 )
 
-if TYPE_CHECKING:
-    from tenure._client.session_core import SessionCore
-
 __all__ = ["HeldSlots", "Request"]
 
 _log = logging.getLogger("tenure")
@@ -57,7 +52,7 @@ _GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED
 
 
 class HeldSlots(Protocol):
-    """The slots of a lease, which are released with it."""
+    """The slots of a lease, released together with it."""
 
     async def take(self) -> tuple[int, ...]:
         """Take the missing slots, and return all."""
@@ -74,15 +69,15 @@ class Request:
     """One request of a session.
 
     Attributes:
-        session: the session that sent it.
+        session: the session that sent it; `session_of` returns all of it.
         id: its number within the session.
         options: as sent.
         name: the name of the mutex, semaphore or election.
-        count: the tokens that it takes now.
-        sent_at, granted_at: the clock's reading then; 0 before.
+        count: the number of tokens that it takes now.
+        sent_at, granted_at: times on the client's clock; 0 before.
         order_id: its place in the store's order, once it is known.
         state: its state (`request_states`).
-        scope: the block of its lease, once that is entered.
+        scope: the block of its lease, once entered.
         slots: the slots of its lease, if it has any.
         loss: the error of its loss.
         why_gone: the reason why it was not granted.
@@ -112,7 +107,7 @@ class Request:
     why_gone: Place | Removal | Exception | None
 
     def __init__(
-        self, session: SessionCore, request_id: int, options: RequestOptions[object]
+        self, session: RequestSession[Request], request_id: int, options: RequestOptions[object]
     ) -> None:
         self.session = session
         self.id = request_id
@@ -139,14 +134,14 @@ class Request:
         if self.state is HELD:
             if self.session.is_proven():
                 return True
-            self.session.lose(self)  # another thread may not have come to it yet
+            self.session.lose(self)  # another thread may not have noticed it yet
         return False
 
     def check(self) -> None:
         """Raise unless the lease is held.
 
         Raises:
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: it is no longer held.
         """
         if not self.held:
             raise self.why_not_held()
@@ -154,10 +149,10 @@ class Request:
     # Leaving the queue
 
     async def leave(self) -> None:
-        """Leave the queue, as an owner or a waiter. Does nothing when it has left already.
+        """Leave the queue, as an owner or a waiter. Does nothing if it has left already.
 
         Raises:
-            LeaseLost: it was an owner, and the store says that it had left the queue before.
+            LeaseLost: it was an owner, and according to the store it had left the queue before.
         """
         answer = self.withdraw()
         if answer is not None:
@@ -168,23 +163,23 @@ class Request:
             raise self.why_not_held()
 
     async def answered_by_store(self, answer: asyncio.Future[Withdrawn]) -> None:
-        """Wait until a withdrawal is answered, or the session's end has made that needless.
+        """Wait until a withdrawal is answered, or the session's end has made it unnecessary.
 
-        If the store ended the session, its answer says whether the withdrawal came before. An
-        outage may keep that answer back; then it is not known.
+        If the store ended the session, its answer says whether the withdrawal came first. During an
+        outage that answer may be missing.
         """
         await self.change()
         session = self.session
         if session.ended_by_store:
-            # An answer that has arrived already is noticed in the next turn.
+            # An answer that has already arrived is processed in the next iteration.
             await asyncio.wait([answer], timeout=session.contact.answer_timeout)
 
     def withdraw(self) -> asyncio.Future[Withdrawn] | None:
         """Begin to leave the queue.
 
         Returns:
-            the store's answer: when that has come, or the session has ended, the request changes
-            for the last time. ``None`` when there is nothing to wait for.
+            The store's answer. The request changes for the last time when it arrives or the session
+            ends. ``None`` when there is nothing to wait for.
         """
         session = self.session
         if self.slots is not None:
@@ -200,9 +195,9 @@ class Request:
         return session.withdraw(self)
 
     def withdraw_because(self, error: BaseException) -> None:
-        """Leave the queue because of `error`, which stays the error that is raised."""
+        """Leave the queue because of `error`, which remains the error to raise."""
         if isinstance(error, GeneratorExit):
-            # An abandoned task is closed in any thread.
+            # An abandoned task can be closed in any thread.
             self.session.client.soon(self.withdraw)
             return
         try:
@@ -248,7 +243,7 @@ class Request:
                 self.wake()
 
     def grant(self, order_id: int | None) -> None:
-        """Make the request an owner. The order id may come later, with a second call."""
+        """Make the request an owner. The order id may follow in a second call."""
         if order_id is not None:
             self.order_id = order_id
         after = GRANTED.get(self.state)
@@ -274,19 +269,19 @@ class Request:
             self.wake()
 
     def remove(self, why: Removal) -> None:
-        """End the request: it has left its queue, and this session did not withdraw it."""
+        """End the request: it has left its queue without being withdrawn by this session."""
         self.fail(why)
         self.taken(why.value)
 
     def taken(self, how: str) -> None:
-        """Lose the lease: the owner has left its queue, and this session did not release it."""
+        """Lose the lease: the owner has left its queue without being released by this session."""
         if self.state in TAKEN:
             self.session.forget(self)
             self.lose(how, None)
             self.announce_loss()
 
     def await_withdrawal(self, answer: asyncio.Future[Withdrawn]) -> None:
-        """Process the answer to a withdrawal that was sent, as an owner or a waiter."""
+        """Process the answer to a withdrawal, of an owner or a waiter."""
         when_answered(answer, self._withdrawn)
 
     def _withdrawn(self, answer: asyncio.Future[Withdrawn]) -> None:
@@ -301,7 +296,7 @@ class Request:
             self.wake()
 
     def withdrawal_failed(self, error: BaseException) -> None:
-        """Process an error that is the store's answer to a withdrawal."""
+        """Process an error with which the store answered a withdrawal."""
         session = self.session
         if isinstance(error, SessionExpired):
             session.ended(error)
@@ -310,13 +305,14 @@ class Request:
             session.retry_withdrawal(self)
 
     def left(self, withdrawn: Withdrawn) -> None:
-        """Note that the request is out of its queue. A release that came too late is a loss.
+        """Record that the request has left its queue. A release that came too late is a loss.
 
-        The policies of a loss are not carried out: they stop work, and this work has ended.
+        Loss policies are not carried out: they stop work, and this work has ended.
         """
         session = self.session
         session.requests.pop(self.id, None)
-        if withdrawn is Withdrawn.LEFT or self.state not in MISSING:  # a waiter has left either way
+        # A waiter has left in either case.
+        if withdrawn is Withdrawn.LEFT or self.state not in MISSING:
             return
         cause = session.why if session.ended_by_store else None
         self.loss = loss = late_release_error(self, cause)
@@ -324,9 +320,9 @@ class Request:
         session.emit("Lost", self.name, self.order_id, str(loss))
 
     def log_loss(self) -> None:
-        """Log a loss that the release has shown, unless a caller waits for it.
+        """Log a loss that the release has revealed, unless a caller waits for it.
 
-        One that the session's end explains is reported with that.
+        A loss caused by the session's end is reported with that end.
         """
         loss = self.loss
         assert loss is not None
@@ -334,7 +330,7 @@ class Request:
             _log.warning("lease lost: node=%s name=%r error=%s", self.node, self.name, loss)
 
     def wake(self) -> None:
-        """Resume all tasks that wait for a change, but for the cancelled ones."""
+        """Wake all tasks that wait for a change, except cancelled ones."""
         waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
             if not waiter.done():
@@ -351,7 +347,7 @@ class Request:
     # Loss
 
     def lose(self, reason: str, cause: SessionExpired | SessionClosed | None) -> None:
-        """Keep the error of the loss, and carry out the policy. From any thread; once."""
+        """Keep the error of the loss, and carry out the policy. Called once, from any thread."""
         session = self.session
         with session.lock:
             after = TAKEN.get(self.state)
@@ -363,7 +359,7 @@ class Request:
             carry_out(self.options.on_loss or session.on_loss, loss)
 
     def announce_loss(self, *, but_not: asyncio.Task[object] | None = None) -> None:
-        """Cancel the body, unless it is that task's, and wake the waiters. On the loop."""
+        """Cancel the body, unless the current task runs it, and wake the waiters. On the loop."""
         if self.slots is not None:
             self.slots.release()
         self.session.emit("Lost", self.name, self.order_id, str(self.loss))
@@ -373,7 +369,7 @@ class Request:
             scope.trigger()
 
     def why_not_held(self) -> Exception:
-        """Return the error to raise when it is not held (any more), or never was."""
+        """Return the error to raise when the lease is not held."""
         loss, why, node, name = self.loss, self.why_gone, self.node, self.name
         if loss is not None:
             copy = LeaseLost(str(loss), node=node, name=name, fencing_token=loss.fencing_token)

@@ -7,8 +7,8 @@
       `--granted--------|----------------> HELD
       `-----------------+--rejected, withdrawn, removed, session ended--> GONE
 
-Each event is a table of transitions. An event that has no transition from the present state
-changes nothing: an event may be reported twice, or too late.
+Each event is a table of transitions. An event without a transition from the current state changes
+nothing, because events may be reported twice, or too late.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class RequestState(Enum):
     LOST = "lost"
     GONE = "gone"
 
-    __hash__ = object.__hash__  # that of an enumeration is slow, and each grant looks up a table
+    # The hash of an enumeration is slow, and each grant looks up a table.
+    __hash__ = object.__hash__
 
 
-# Globals: the hot path reads no attribute of an enumeration.
+# Globals, because reading attributes of an enumeration is slow on the hot path.
 SENT, WAITING, HELD, RELEASED, LOST, GONE = RequestState
 
 RequestEvent: TypeAlias = Mapping[RequestState, RequestState]
@@ -43,7 +44,7 @@ GRANTED: RequestEvent = {SENT: HELD, WAITING: HELD}
 REJECTED: RequestEvent = {SENT: GONE, WAITING: GONE}
 WITHDRAWN: RequestEvent = {SENT: GONE, WAITING: GONE, HELD: RELEASED}
 TAKEN: RequestEvent = {HELD: LOST}
-"""The owner has left the queue, or its session has ended; a waiter gets `REJECTED`."""
+"""The owner has left the queue, or its session has ended; for a waiter, see `REJECTED`."""
 MISSING: RequestEvent = {RELEASED: LOST}
 """The store's answer to a release: the request had left the queue before."""
 

@@ -1,7 +1,8 @@
-"""Resume tokens: what a restarted program needs to take over its own session.
+"""Resume tokens, with which a restarted program takes over its own session.
 
-A token is printable text without spaces. Any program that has it can take the session over, so keep
-it like a password: it contains the session's protection key. Its form is internal to tenure::
+A token is printable text without spaces. It contains the session's protection key, and any program
+that has it can take over the session, so keep it like a password. The format is internal to
+tenure::
 
     tenure1.<base64 of: session id, recovery window, key, node, checksum of all that>
 """

@@ -1,17 +1,18 @@
-"""Runs of a job that is due once in a period: `Client.once` and `Session.once`.
+"""Runs of a job that is due once per period: `Client.once` and `Session.once`.
 
-The job's mutex keeps two runs apart. The data of a lasting semaphore beside it, of the mutex's name
-and `SUFFIX`, remembers the latest runs (`tenure.core.periods` has the rule and the record).
+The job's mutex prevents concurrent runs. The data of a lasting semaphore, named after the mutex
+with `SUFFIX` appended, records the latest runs (`tenure.core.periods` defines the rule and the
+record).
 
 Rules:
 
-* A record is read and written under the mutex, by the session that holds it. The mutex passes on
-  when that session has expired, and from then on the store refuses its commands: a former holder
-  that was stopped cannot write. (A holder whose request was evicted has a session still.)
-* The beginning of a run is recorded before the program gets the lease, its success before the
-  lease is released. A success is recorded only while the record is that of the same run, with the
-  same fencing token.
-* The mutex is released in any case, also after a cancellation or an error.
+* A record is read and written under the mutex, by the session that holds it. The next waiter gets
+  the mutex only after that session has expired, and the store then rejects its commands, so a
+  paused former holder cannot write. (The session of an evicted holder is still alive.)
+* The start of a run is recorded before the program gets the lease, its success before the lease is
+  released. A success is recorded only if the record is of the same run, with the same fencing
+  token.
+* The mutex is always released, also after a cancellation or an error.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import asyncio
 import contextlib
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from tenure._client.acquire import acquire, try_acquire
 from tenure._client.lease import Lease
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
+from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure.core import rules
 from tenure.core.periods import RunRecord, decode, encode
@@ -39,22 +40,19 @@ from tenure.errors import (
 from tenure.identity import ANONYMOUS, described, part
 from tenure.model import LastRun
 
-if TYPE_CHECKING:
-    from tenure._client.session_core import SessionCore
-
 __all__ = ["SUFFIX", "RunLease", "last_run", "once"]
 
 SUFFIX = ":last-run"
-"""What the name of the semaphore with the record ends in."""
+"""Suffix of the name of the semaphore with the record."""
 
 _log = logging.getLogger("tenure")
 
 
 class RunLease(Lease):
-    """The lease of one run of a job. `Client.once` gives one.
+    """The lease of one run of a job. `Client.once` returns one.
 
-    A block that ends normally records that the run succeeded; one that raises does not, and the job
-    is due again. Without a block, call `succeed` before `release`.
+    When its block ends normally, the run is recorded as succeeded. When the block raises, it is
+    not, and the job is due again. Without a block, call `succeed` before `release`.
     """
 
     __slots__ = ("_record",)
@@ -75,10 +73,10 @@ class RunLease(Lease):
             return
         record, request = self._record.succeed(), self._request
         try:
-            if await _read(request.session, self.name, create=False) != self._record:
+            if await _read(session_of(request), self.name, create=False) != self._record:
                 request.taken("another run has been recorded since")
                 raise request.why_not_held()
-            await _write(request.session, self.name, record)
+            await _write(session_of(request), self.name, record)
         except (SessionExpired, SessionClosed):
             raise request.why_not_held() from None
         self._record = record
@@ -126,15 +124,15 @@ async def once(
         raise
     if record is not None:
         return RunLease(request, record)
-    with contextlib.suppress(TimeoutError):  # the release is sent, and takes effect all the same
+    with contextlib.suppress(TimeoutError):  # the release is sent, and takes effect in any case
         async with asyncio.timeout(source.contact.answer_timeout):
             await Lease(request).release()
     return None
 
 
 async def _begin(request: Request, period: float, *, count_failed: bool) -> RunRecord | None:
-    """Record the beginning of a run; ``None``: the job is not due."""
-    session, name = request.session, request.name
+    """Record the start of a run. Return ``None`` if the job is not due."""
+    session, name = session_of(request), request.name
     now = await _store_time(session)
     old = await _read(session, name, create=True)
     if old is not None:
@@ -160,7 +158,7 @@ async def _begin(request: Request, period: float, *, count_failed: bool) -> RunR
 
 
 async def last_run(source: SessionSource, name: str) -> LastRun | None:
-    """Carry out `Client.last_run`, without a limit of its time."""
+    """Carry out `Client.last_run`, without a timeout."""
     session = await source.obtain()
     _check_store(session, name)
     record = await _read(session, name, create=False)
@@ -186,7 +184,7 @@ def _check_store(session: SessionCore, name: str) -> None:
     can = session.client.capabilities
     if not (can.data and can.lasting):
         raise Unsupported(
-            f"the store of {session.client.url} keeps no data, and remembers no run of {name!r}; "
+            f"the store of {session.client.url} stores no data, so no run of {name!r} is recorded; "
             "sqlite://, redis://, postgresql://, etcd:// and tenure:// do",
             node=session.node,
             name=name,
@@ -198,7 +196,7 @@ async def _store_time(session: SessionCore) -> float:
 
 
 async def _read(session: SessionCore, name: str, *, create: bool) -> RunRecord | None:
-    """Read the record of a job; ``None``: none has been written."""
+    """Read the record of a job, or ``None`` if there is none."""
     where, engine = name + SUFFIX, session.engine
     try:
         described = await session.race(

@@ -1,15 +1,16 @@
-"""Cancelling the body of a block from outside it, as `asyncio.timeout` does, for several reasons.
+"""Cancellation of a block's body from outside, as `asyncio.timeout` does, for several reasons.
 
-A `Scope` is a block that a task has entered: that of a lease or of a session, or an operation that
-the end of its session interrupts. When the reason for the block is gone, `trigger` has the task
-cancelled, and the block turns that cancellation into its own error when the scope exits. Rules:
+A `Scope` is a block that a task has entered: of a lease, of a session, or around an operation that
+ends with its session. When the lease or session is lost, `trigger` cancels the task, and the block
+turns that cancellation into its own error when the scope exits. Rules:
 
-* A task's scopes form a stack. However many of them are triggered, one cancellation is under way
-  at a time, for the innermost triggered scope. When that one has exited and the program continues
-  inside an outer triggered scope, the task is cancelled again for that one.
-* A task is never cancelled while it runs, only at a later turn of the loop: it is suspended then,
-  so that the cancellation arrives inside the block, or it has left the block, and none is sent.
-* Cancellation from outside wins: `exit` claims a cancellation only if no other was requested
+* A task's scopes form a stack. Only one cancellation is in progress at a time, for the innermost
+  triggered scope. When that scope has exited and the program continues inside an outer triggered
+  scope, the task is cancelled again for the outer one.
+* A task is never cancelled while it runs, only in a later iteration of the loop. Then the task is
+  either suspended inside the block and receives the cancellation there, or it has left the block
+  and no cancellation is sent.
+* Cancellation by the program wins: `exit` consumes a cancellation only if no other was requested
   since the scope was entered.
 """
 
@@ -25,16 +26,16 @@ __all__ = ["Scope", "entered_scopes", "note_failure"]
 
 
 class Scope:
-    """One block that a task may enter once.
+    """A block that a task may enter once.
 
-    A task has its innermost scope as an attribute, and a scope has the one around it, so that all
-    of them go when the task does.
+    A task has its innermost scope as an attribute, and a scope refers to the one around it, so all
+    are freed with the task.
 
     Attributes:
-        owner: the object that the block is of, until it is left.
-        around: the scope around it; set when it is entered.
-        triggered: the reason for the block is gone.
-        delivered: the task has been cancelled for it.
+        owner: the object to which the block belongs, until it is left.
+        around: the enclosing scope; set when this one is entered.
+        triggered: whether the lease or session of the block is lost.
+        delivered: whether the task has been cancelled for it.
     """
 
     __slots__ = ("_baseline", "_task", "around", "delivered", "owner", "triggered")
@@ -47,34 +48,34 @@ class Scope:
 
     @property
     def task(self) -> asyncio.Task[object] | None:
-        """Task that is inside, or ``None``."""
+        """The task inside, or ``None``."""
         return self._task
 
     def enter(self, task: asyncio.Task[object] | None = None) -> None:
-        """Enter, in the current task, or in that of a thread that is on its own meanwhile."""
+        """Enter in the current task, or in that of a thread that runs outside the loop."""
         inside: Any = task or asyncio.current_task()
         if inside is None:
             raise Misuse("a block can be entered only inside a task")
         self.around: Scope | None = getattr(inside, "tenure_scope", None)
         self._baseline = inside.cancelling()
-        # No call stands between these two: an interrupted thread is inside, or it is not.
+        # No call stands between these two, so an interrupted thread is inside or it is not.
         self._task = inside
         inside.tenure_scope = self
 
     def trigger(self) -> None:
-        """Have the body cancelled. On the loop's thread; does nothing when no task is inside."""
+        """Cancel the body. On the loop's thread; does nothing when no task is inside."""
         task = self._task
         if task is not None and not self.triggered:
             self.triggered = True
             task.get_loop().call_soon(_deliver, task)
 
     def exit(self, error: BaseException | None) -> bool:
-        """Leave; true if `error` is the cancellation that `trigger` requested, and no other."""
+        """Leave; return true if `error` is only the cancellation that `trigger` requested."""
         task: Any = self._task
         if task is None:
             raise Misuse("a block is left once, after it was entered")
         self._task = None
-        self.owner = None  # which has this scope: the two would wait for the garbage collector
+        self.owner = None  # breaks a reference cycle
         around = self.around
         if task.tenure_scope is self:
             task.tenure_scope = around
@@ -82,12 +83,12 @@ class Scope:
             self._step_out(task)
         if not self.delivered:
             return False
-        if around is not None:  # perhaps its turn has come
+        if around is not None:  # an outer scope may be triggered
             task.get_loop().call_soon(_deliver, task)
         return task.uncancel() <= self._baseline and isinstance(error, asyncio.CancelledError)
 
     def _step_out(self, task: asyncio.Task[object]) -> None:
-        """Left out of order, by an exit stack used by hand: from between two others."""
+        """Leave out of order, as an exit stack used by hand may do."""
         for inner in entered_scopes(task):
             if inner.around is self:
                 inner.around = self.around
@@ -102,7 +103,7 @@ def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
 
 
 def _deliver(task: asyncio.Task[object]) -> None:
-    """Cancel the task for its innermost triggered scope, unless it is being cancelled for one."""
+    """Cancel the task for its innermost triggered scope, unless a cancellation is in progress."""
     for scope in entered_scopes(task):
         if scope.delivered:
             return

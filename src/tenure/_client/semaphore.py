@@ -1,7 +1,7 @@
 """A counting semaphore: at most `limit` tokens are held at a time, in strict FIFO order.
 
-A lasting one is created and deleted. An ephemeral one has no limit that a program would meet, and
-exists while it has an owner or a waiter: what counts is which owners it has, and their data.
+A lasting semaphore is created and deleted. An ephemeral one has a practically unlimited number of
+tokens, and exists while it has an owner or a waiter. It serves to list owners with their data.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Semaphore(Handle):
         async with gpus.acquire(2, data=b"worker-a") as lease:
             await work(devices=await lease.slots())
 
-    It lasts until it is deleted, and must be created before it is used. Its limit never
+    A lasting semaphore must be created before use, and exists until it is deleted. Its limit never
     changes; its data (at most 1 MiB) can be replaced and watched.
 
     An ephemeral one needs no set-up: it appears with its first request and disappears with its
-    last, and while it is away it is described as empty. Its limit is 2^64-1: a request for that
-    many waits until it is alone, any other is granted at once unless such a one comes before it.
-    It has no data of its own; its requests have theirs.
+    last, and without requests it is described as empty. Its limit is 2^64-1. A request for all
+    tokens waits until it is the only one; others are granted at once, except behind such a request.
+    It has no data of its own, but its requests have.
 
     Attributes:
         name: 1 to 1,024 bytes.
-        ephemeral: true if it is used as an ephemeral semaphore. If a semaphore of that name is
-            of the other kind, `InvalidArgument` is raised.
+        ephemeral: true if it is used as an ephemeral semaphore. If the existing semaphore of that
+            name is of the other kind, `InvalidArgument` is raised.
     """
 
     def __init__(self, source: SessionSource, name: str, *, ephemeral: bool = False) -> None:
@@ -70,12 +70,12 @@ class Semaphore(Handle):
         """Create the semaphore.
 
         Args:
-            limit: how many tokens there are, 1 to 2^64-1; above 2^53-1 means "unbounded".
-            data: what it carries.
-            exist_ok: accept one that exists with the same limit (its data is not touched).
+            limit: number of tokens, 1 to 2^64-1; above 2^53-1 means "unbounded".
+            data: the semaphore's data.
+            exist_ok: accept an existing semaphore of the same limit (its data is not changed).
 
         Raises:
-            SemaphoreExists: it exists; with `exist_ok`, it exists with another limit.
+            SemaphoreExists: it exists; with `exist_ok`, with another limit.
             InvalidArgument: a mutex or registry of that name is in use, or this is an
                 ephemeral semaphore.
         """
@@ -113,7 +113,7 @@ class Semaphore(Handle):
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
     ) -> SemaphoreDescription:
-        """Describe the semaphore as it is now.
+        """Describe the semaphore.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist. An ephemeral one is described as empty
@@ -149,9 +149,9 @@ class Semaphore(Handle):
         Args:
             count: 1 to the limit.
             data: bytes of the request, which clients see in descriptions of the owners.
-            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
-                granted or the session ends.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation; the lease
                 counts as lost that much earlier.
 
@@ -160,8 +160,8 @@ class Semaphore(Handle):
                 ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
-            SelfDeadlock: the calling task is inside what it waits for.
-            SessionExpired, SessionClosed: the session is over.
+            SelfDeadlock: the calling task is inside a block that prevents the grant.
+            SessionExpired, SessionClosed: the session has ended.
         """
         options = self._options(count, data, on_loss, stop_time)
         return Once(options, acquire, self._source, options, timeout_seconds(timeout))
@@ -177,7 +177,7 @@ class Semaphore(Handle):
         """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
 
         Raises:
-            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
         return await try_acquire(self._source, self._options(count, data, on_loss, stop_time))
@@ -202,16 +202,16 @@ class Semaphore(Handle):
     ) -> Ticket[Lease] | None:
         """Claim the first request for this semaphore of a resumed session, or return ``None``.
 
-        A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
+        Each request is returned once. The ticket keeps it, and can `wait` for it or withdraw it.
 
         Args:
-            on_loss: what a loss does beside being raised, as for `acquire`.
+            on_loss: reaction to a loss, besides raising it, as for `acquire`.
             stop_time: seconds that the work needs to stop, as for `acquire`.
         """
         return recover(self._source, self._options(1, b"", on_loss, stop_time))
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
-        """Watch the semaphore: its present state, then a newer one after each watched change.
+        """Watch the semaphore: its current state, then a newer one after each watched change.
 
         Args:
             data: watch the semaphore's data.
@@ -229,7 +229,7 @@ class Semaphore(Handle):
     def _check_lasting(self, but: str) -> None:
         if self.ephemeral:
             raise InvalidArgument(
-                f"{self.name!r} on {self.node} is used here as ephemeral, and such a one {but}",
+                f"{self.name!r} on {self.node} is used here as ephemeral, and so {but}",
                 node=self.node,
                 name=self.name,
             )

@@ -1,4 +1,4 @@
-"""A session, through which a program holds everything; and the primitives that it makes.
+"""A session, through which a program sends all its requests, and the primitives it makes.
 
 The session's state is in `session_core`, and `session_states` has the diagram.
 """
@@ -42,7 +42,7 @@ class Primitives:
 
         Args:
             name: the name of the semaphore.
-            ephemeral: it comes and goes with its requests, and needs no creation.
+            ephemeral: it exists while it has requests, and needs no creation.
         """
         return Semaphore(self._source(), name, ephemeral=ephemeral)
 
@@ -61,7 +61,7 @@ class Primitives:
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Once[RunLease | None]:
-        """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
+        """Begin a run of a job unless it ran within the last `per`; return a lease or ``None``.
 
         Example::
 
@@ -75,30 +75,30 @@ class Primitives:
         succeeded. A run succeeds when its block ends normally, or by `RunLease.succeed`. After a
         run that raised, was killed or lost its lease, the next caller may run the job again.
 
-        Choose `per` longer than the clocks of the callers differ, and shorter than the time from
-        one run to the next: half of that, for example.
+        Choose `per` longer than the clock differences between the callers, and shorter than the
+        time between two runs: half of it, for example.
 
-        The run holds the mutex `name`; the last run is remembered in the data of the semaphore
+        The run holds the mutex `name`; the last run is recorded in the data of the semaphore
         ``name:last-run`` on the same node.
 
         Args:
-            name: of the job, 1 to 1,015 bytes.
-            per: how long a run counts, from its start.
-            timeout: seconds to wait for the end of a present run; ``None`` waits for ever. If it
-                succeeds there is nothing left to do; if it fails, this caller has its turn.
-            count_failed: whether runs count that did not succeed.
-            data: what the request carries.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            name: the job's name, 1 to 1,015 bytes.
+            per: period during which a run counts, from its start.
+            timeout: seconds to wait for the end of a current run; ``None`` waits for ever. If it
+                succeeds, the call returns ``None``; if it fails, this caller runs the job.
+            count_failed: whether unsuccessful runs count.
+            data: bytes of the request, which clients see in descriptions of the holder.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation.
 
         Returns:
-            ``None`` when the job is not due, or is running. `last_run` has the facts.
+            ``None`` when the job is not due, or is running; see `last_run`.
 
         Raises:
             AcquireTimeout, EngineUnavailable: the store did not answer in time.
             InvalidArgument: a semaphore of one of the two names is used for something else.
             Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         rules.check_name(name)
         rules.check_name(name + SUFFIX)
@@ -117,13 +117,13 @@ class Primitives:
         return Once(options, once, self._source(), options, period, limit, bool(count_failed))
 
     async def last_run(self, name: str) -> LastRun | None:
-        """Read when a job that `once` guards ran last; ``None``: never.
+        """Read the last run of a job that `once` guards, or ``None`` if it never ran.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: the semaphore with the record is used for something else.
             Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         rules.check_name(name)
         source = self._source()
@@ -141,14 +141,14 @@ class Session(Primitives, SessionHandle):
             async with session.mutex("nightly").lock() as lease:
                 await work(lease.fencing_token)
 
-    ``async with client.session(...) as session`` closes it at the end of the block, and cancels
-    the body when it expires; the block then raises `SessionExpired`. A session that was awaited
-    is closed with `aclose`.
+    ``async with client.session(...) as session`` closes it at the end of the block, and cancels the
+    body when it expires; the block then raises `SessionExpired`. Close an awaited session with
+    `aclose`.
 
     Attributes:
         node: the path of its node.
         recovery_window: seconds it survives without contact to the store.
-        max_stall: seconds that the event loop may be stuck before it is no longer renewed.
+        max_stall: seconds that the event loop may be stuck before the session is no longer renewed.
     """
 
     def _source(self) -> SessionCore:

@@ -1,8 +1,8 @@
-"""State of one session with its requests, and its side towards the engine.
+"""State of one session and its requests, and its interface to the engine.
 
-`tenure.Session` is what programs see. The core registers the requests of the session. It is the
-private adapter that the engine reports to (`SessionEvents`), and that the keeper renews (`Kept`).
-The primitives send their requests through it.
+`tenure.Session` is the public wrapper. The core registers the session's requests. The engine
+reports to it (`SessionEvents`), the keeper renews it (`Kept`), and the primitives send their
+requests through it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from tenure import fork
 from tenure._client import session_states as states
@@ -32,7 +33,7 @@ from tenure.engines.contract import (
 from tenure.errors import InvalidArgument, SessionExpired
 from tenure.model import Recovered
 
-__all__ = ["SessionCore"]
+__all__ = ["SessionCore", "session_of"]
 
 _LEFT = Withdrawn.LEFT
 
@@ -41,17 +42,17 @@ class SessionCore(SessionLife):
     """State of one session, with its requests.
 
     Attributes:
-        handle: the `Session` that the program has; its leases return it.
+        handle: the program's `Session`, which its leases return.
         how: the options of its attaching.
-        on_loss: the policy of leases that have none of their own.
-        requests: the requests that may be in a queue, by their number.
-        recovered: the unclaimed requests of a resumed session, by their number.
+        on_loss: the default policy of its leases.
+        requests: the requests that may be in a queue, by id.
+        recovered: the unclaimed requests of a resumed session, by id.
         release_retries: the withdrawals that are sent again.
-        watchers: the callbacks of watches, called at the end; in order.
-        readings, probes: reads of the queue of a semaphore that several tasks share.
+        watchers: the callbacks of watches, in order; called at the end.
+        readings, probes: reads of a semaphore's queue that several tasks share.
     """
 
-    __slots__ = (  # more attributes than an instance dictionary is quick with
+    __slots__ = (  # too many attributes for an efficient instance dictionary
         "_last_request_id",
         "handle",
         "how",
@@ -78,7 +79,7 @@ class SessionCore(SessionLife):
         self.probes: dict[str, asyncio.Task[bool]] = {}
         self._last_request_id = 0
 
-    # The source of sessions that the primitives of this session use
+    # Source of sessions, for the primitives of this session
 
     ready = SessionLife.alive
 
@@ -93,7 +94,7 @@ class SessionCore(SessionLife):
     # Requests
 
     def request(self, options: RequestOptions[object]) -> Request:
-        """Create a request, numbered before anything is sent."""
+        """Create a request and register it, before anything is sent."""
         if self.why is not None:  # since it was obtained: the end would not reach the request
             raise self.error()
         if options.stop_time:
@@ -139,7 +140,7 @@ class SessionCore(SessionLife):
         self.measure()
 
     def forget(self, request: Request) -> None:
-        """Forget a request that is in no queue any more."""
+        """Forget a request that has left its queue."""
         self.requests.pop(request.id, None)
         if request.options.stop_time:
             self.drop_stop_time(request)
@@ -151,8 +152,8 @@ class SessionCore(SessionLife):
             the answer to wait for, or ``None`` when there is nothing to wait for.
 
         Raises:
-            EngineError: the store failed. The withdrawal is sent again until the session ends; so
-                it is when the answer fails.
+            EngineError: the store failed. The withdrawal is sent again until the session ends, also
+                when the answer is an error.
         """
         if fork.generation != self._born:
             self.check_process()
@@ -185,12 +186,12 @@ class SessionCore(SessionLife):
     def _withdraw_again(self, request_id: int) -> Answer[Withdrawn]:
         return self.engine.withdraw(request_id)
 
-    # Reports of the engine (`SessionEvents`), beside `proven` and `ended`
+    # Reports of the engine (`SessionEvents`); `proven` and `ended` are in the base class
 
     def start(self, engine: EngineSession) -> None:
-        """Begin with the session that the engine has attached."""
+        """Start with the session that the engine has attached."""
         self.engine = engine
-        # The numbers of two attachments never overlap.
+        # The ids of two attachments never overlap.
         self._last_request_id = (engine.attach_number - 1) << 32
         self._started = True
         if self.step(states.ATTACHED):
@@ -199,7 +200,7 @@ class SessionCore(SessionLife):
             self.finish_end()
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """Take the requests that the session had in queues when it was taken over."""
+        """Register the requests that the session had in queues when it was taken over."""
         self.recovered = {found.request_id: found for found in requests}
 
     def granted(self, request_id: int, order_id: int | None) -> None:
@@ -218,32 +219,32 @@ class SessionCore(SessionLife):
         self.recovered.pop(request_id, None)
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """Note that the contact is broken."""
+        """Record that contact is lost."""
         if self.step(states.CONTACT_LOST):
             self.contact.detached(self, cause)
             self.emit("SessionDetached")
 
     def attached(self) -> None:
-        """Note that the contact is re-established, and renew the session."""
+        """Record that contact is re-established, and renew the session."""
         if self.step(states.CONTACT_RESTORED):
             self.contact.attached(self)
             self.emit("SessionAttached")
             self.renew()
 
-    # The end of the requests
+    # End of the requests
 
     def lose_requests(self) -> None:
-        """Make every held lease lost. From any thread."""
+        """Mark every held lease as lost. From any thread."""
         for request in list(self.requests.values()):
             self.lose(request)
 
     def lose(self, request: Request) -> None:
-        """Make a held lease lost: the session has ended. From any thread."""
+        """Mark a held lease as lost: the session has ended. From any thread."""
         assert self.why is not None
         request.lose(str(self.why), self.why)
 
     def end_requests(self, closing: asyncio.Task[object] | None) -> None:
-        """Inform everything that waits for a request, and forget the requests."""
+        """Wake everything that waits for a request, and forget the requests."""
         for request in list(self.requests.values()):
             request.fail(None)
             self.lose(request)  # if it was granted since the end began
@@ -255,7 +256,12 @@ class SessionCore(SessionLife):
         self.recovered.clear()
 
     def stop_watches(self) -> None:
-        """Wake the watches, and stop sending withdrawals again."""
+        """Wake the watches, and stop the release retries."""
         self.release_retries.stop()
         for changed in list(self.watchers):
             changed()
+
+
+def session_of(request: Request) -> SessionCore:
+    """Return the session that sent a request."""
+    return cast(SessionCore, request.session)

@@ -1,4 +1,4 @@
-"""The handle on a session that leases give: its state, its block and its end."""
+"""Session without its primitives, as leases return it: its state, its block and its end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["SessionHandle"]
 
 
 class SessionHandle(AsyncHandle):
-    """A session apart from its primitives: its state, its block and its end.
+    """A session without its primitives: its state, its block and its end.
 
-    `Lease.session` gives one, which is the `Session` of the lease.
+    `Lease.session` has this type; the object is the `Session` of the lease.
 
     Attributes:
         node: the path of its node.
         recovery_window: seconds it survives without contact to the store.
-        max_stall: seconds that the event loop may be stuck before it is no longer renewed.
+        max_stall: seconds that the event loop may be stuck before the session is no longer renewed.
     """
 
     def __init__(self, core: SessionCore) -> None:
@@ -57,10 +57,9 @@ class SessionHandle(AsyncHandle):
 
     @property
     def resume_token(self) -> str:
-        """Token with which a restarted program takes this session over (`Client.session`).
+        """Token with which a restarted program takes over this session (`Client.session`).
 
-        Keep it like a password, and where a restart finds it. It stays the same for the whole
-        life of the session.
+        Keep it like a password, in a place that survives a restart. It never changes.
 
         Raises:
             Unsupported: the session was not opened with ``resumable=True``.
@@ -76,14 +75,14 @@ class SessionHandle(AsyncHandle):
 
     @property
     def recovered(self) -> tuple[Recovered, ...]:
-        """Requests of a resumed session that have not been claimed yet, in order.
+        """Unclaimed requests of a resumed session, in order.
 
         `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim them. An unclaimed
         request keeps its place, or its tokens, until the session ends.
         """
         return tuple(self._core.recovered.values()) if self._core.is_proven() else ()
 
-    # What a program does
+    # Actions
 
     async def aclose(self) -> None:
         """End the session: everything held through it is released, in one step.
@@ -92,16 +91,16 @@ class SessionHandle(AsyncHandle):
         their bodies cancelled; a block that the calling task itself is inside raises at its end.
 
         Raises:
-            EngineError: the store failed; it will end the session when its window is over.
+            EngineError: the store failed; it will end the session when its recovery window has
+                passed.
         """
         await self._core.close()
 
     async def detach(self) -> None:
-        """Leave without ending the session: it keeps its places until its window is over.
+        """Detach: the session keeps its requests until its recovery window has passed.
 
-        Until then its `resume_token`, if it has one, takes it up again, here or in another
-        process. From this object's view it is over: leases count as lost, because they are
-        not proven any more.
+        Until then a program with its `resume_token`, if it has one, can take it over. This object
+        has ended: its leases count as lost, because they are no longer proven.
         """
         await self._core.close(detach=True)
 

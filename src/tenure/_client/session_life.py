@@ -2,20 +2,20 @@
 
 `session_states` has the states. A session ends once, in two steps:
 
-* `begin_end` fixes the reason. It may run in any thread: that of the keeper, or of a call that
-  reads the clock. It makes every held lease lost, and carries out the policies of the leases.
+* `begin_end` sets the reason. It may run in any thread, such as that of the keeper or of a call
+  that reads the clock. It marks every held lease as lost, and carries out the leases' policies.
 * `finish_end` runs on the session's loop. It cancels bodies, wakes the waiters, and closes the
   engine's session in a task that the client owns.
 
 Rules:
 
-* The deadline is that of the latest proof (`proof`), on the holder's own clock.
-* The state, the deadline and the loss of a lease change under one lock: no proof revives a session
-  that has ended, and no lease is lost twice.
+* The deadline is that of the latest proof (`proof`), on the local clock.
+* The state, the deadline and the loss of a lease change under one lock, so no proof revives an
+  ended session, and no lease is lost twice.
 * A session that ends while it is being attached is finished when the engine has attached it.
-* Each raised error is a copy of the one kept here, so that the tracebacks of several tasks do not
-  mix. Its attribute `ORIGIN` leads back to the original.
-* The session's loop owns everything else here.
+* Each task raises a copy of the error kept here, so that tracebacks do not mix. The copy's
+  attribute `ORIGIN` refers to the original.
+* The session's loop owns all other state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["ORIGIN", "SessionLife"]
 T = TypeVar("T")
 
 ORIGIN = "_origin"
-"""The attribute of a raised copy of a session's end that holds the original."""
+"""Attribute that refers from a raised copy to the original error of the session's end."""
 
 _log = logging.getLogger("tenure")
 
@@ -53,22 +53,22 @@ class SessionLife(ABC):
     """State, proof and end of one session. `SessionCore` adds the requests.
 
     Attributes:
-        node, recovery_window, max_stall: as of `tenure.Session`.
+        node, recovery_window, max_stall: see `tenure.Session`.
         client: the core of the client.
         contact: the client's contact to the store.
         listeners: the streams of the client's events.
         engine: the engine's session; set by `start`.
         loop: the event loop of the session.
-        now: the reading of the client's clock.
+        now: reads the client's clock.
         lock: held while the state, the deadline or a lease's loss changes.
         phase: the state.
         why: the error of the end, once it has begun.
         ended_by_store: whether the store reported the end.
-        scope: the session's block, once that is entered.
-        finished: whether the end is complete, but for the store's answer.
+        scope: the session's block, once entered.
+        finished: whether the end is complete, except for the store's answer.
     """
 
-    __slots__ = (  # more attributes than an instance dictionary is quick with
+    __slots__ = (  # too many attributes for an efficient instance dictionary
         "_born",
         "_closers",
         "_leaving",
@@ -122,11 +122,11 @@ class SessionLife(ABC):
 
     @abstractmethod
     def lose_requests(self) -> None:
-        """Make every held lease lost. From any thread."""
+        """Mark every held lease as lost. From any thread."""
 
     @abstractmethod
     def end_requests(self, closing: asyncio.Task[object] | None) -> None:
-        """Inform everything that waits for a request, and forget the requests. On the loop.
+        """Wake everything that waits for a request, and forget the requests. On the loop.
 
         Args:
             closing: the task that closes the session, which is not cancelled.
@@ -134,7 +134,7 @@ class SessionLife(ABC):
 
     @abstractmethod
     def stop_watches(self) -> None:
-        """Wake the watches, and stop sending withdrawals again. On the loop."""
+        """Wake the watches, and stop the release retries. On the loop."""
 
     # State
 
@@ -155,7 +155,7 @@ class SessionLife(ABC):
         return self.proof.deadline
 
     def is_proven(self) -> bool:
-        """Return true if the session lives, by the clock. A session past its deadline ends here."""
+        """Return true if the session lives, by the clock. Ends a session past its deadline."""
         if fork.generation != self._born:
             self.check_process()
         if self.now() < self._until:
@@ -200,14 +200,15 @@ class SessionLife(ABC):
         self.scope = scope = Scope(self)
         scope.enter(asyncio.current_task(self.loop))
         if isinstance(self.why, SessionExpired):
-            scope.trigger()  # between its attaching and now
+            scope.trigger()  # expired after attaching and before entering
 
     # Proof; from any thread
 
     def proven(self, at: float) -> None:
-        """Take the store's proof that the session lived at `at`. From any thread."""
+        """Record the store's proof that the session lived at `at`. From any thread."""
         started = self._started
-        if at > self.proof.at and (not started or self.is_proven()):  # it does not revive
+        # An ended session is not revived.
+        if at > self.proof.at and (not started or self.is_proven()):
             self.proof.at = at
             self.measure()
             if self.listeners.streams and started:
@@ -250,7 +251,7 @@ class SessionLife(ABC):
     # Transitions
 
     def step(self, event: states.SessionEvent) -> bool:
-        """Take a transition; return false if the present state has no such transition."""
+        """Take a transition; return false if the current state has no such transition."""
         with self.lock:
             after = event.get(self.phase)
             if after is not None:
@@ -260,7 +261,7 @@ class SessionLife(ABC):
     # The end
 
     def error(self) -> SessionExpired | SessionClosed:
-        """Return the error of the end, to raise: a copy that leads back to it."""
+        """Return a copy of the end's error to raise, which refers to the original."""
         why = self.why
         assert why is not None
         error = type(why)(str(why), node=why.node)
@@ -274,7 +275,7 @@ class SessionLife(ABC):
         self.finish_end()
 
     def expired(self, error: SessionExpired) -> SessionExpired | SessionClosed:
-        """End the session because of an answer of the store; returns the error to raise."""
+        """End the session because of an answer of the store; return the error to raise."""
         self.ended(error)
         return self.error()
 
@@ -325,7 +326,7 @@ class SessionLife(ABC):
         self._leaving.result()
 
     def begin_end(self, why: SessionExpired | SessionClosed, *, detach: bool = False) -> None:
-        """Fix the reason of the end, and make the leases lost. From any thread; once."""
+        """Set the reason of the end, and mark the leases as lost. Once, from any thread."""
         with self.lock:
             if self.phase not in LIVING:
                 return
@@ -337,7 +338,7 @@ class SessionLife(ABC):
         self.lose_requests()
 
     def finish_end(self) -> None:
-        """Inform everything that waits, and close the engine's session. On the loop; once."""
+        """Wake everything that waits, and close the engine's session. Once, on the loop."""
         if self.finished or not self._started:
             return
         self.finished = True
@@ -359,8 +360,8 @@ class SessionLife(ABC):
 
     async def _leave(self) -> None:
         try:
-            # After its window it has ended in the store in any case, and a program waits no longer
-            # than for any answer. The engine continues until it is closed.
+            # The store ends the session by itself after its window, so a program waits no longer
+            # than for any answer. The engine keeps trying until it is closed.
             limit = min(self.recovery_window, self.contact.answer_timeout)
             async with asyncio.timeout(limit):
                 left = self.phase is SessionPhase.LEFT
@@ -375,6 +376,6 @@ class SessionLife(ABC):
             expired = self.phase is SessionPhase.EXPIRED
             if (self._closers or self.client.closed) and not expired:
                 raise failure from error
-            # An outage that ends sessions is logged once, and not for each of them.
+            # An outage that ends several sessions is logged once.
             known = expired and self.contact.obstacle() is not None
             _log.log(logging.DEBUG if known else logging.WARNING, "%s", failure)

@@ -8,8 +8,8 @@
     any of these --closed---> CLOSED
     any of these --left-----> LEFT       (the session lives on in the store)
 
-Each event is a table of transitions. An event that has no transition from the present state
-changes nothing, so that an end is final.
+Each event is a table of transitions. An event without a transition from the current state changes
+nothing, so an end is final.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions that come again: the client's implicit one, and the retry loop of `Client.sessions`."""
+"""Recurring sessions: the client's implicit one, and the retry loop of `Client.sessions`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ W = TypeVar("W", bound=Callable[..., object])
 
 
 class ImplicitSession:
-    """Session of `Client.mutex` and its like: attached on first use, and again after it ended.
+    """Session of `Client.mutex` and similar methods, attached when one is needed.
 
-    The first caller that needs it has it attached, in a task that the client owns. If that caller
-    is cancelled the others still get it. If attaching fails, all of them get the error.
+    A session that has ended is replaced by a new one. The first caller starts a task of the client
+    that attaches it. If that caller is cancelled, the others still get the session. If attaching
+    fails, all of them get the error.
     """
 
     def __init__(self, client: ClientCore, recovery_window: float) -> None:
@@ -42,7 +43,7 @@ class ImplicitSession:
         return self._client.contact
 
     def ready(self) -> SessionCore | None:
-        """Return the session, when there is one that can be used at once."""
+        """Return the session if it can be used at once."""
         session = self._session
         if session is not None and session.is_proven():
             session.check_loop()
@@ -51,11 +52,11 @@ class ImplicitSession:
         return None
 
     def current(self) -> SessionCore | None:
-        """Return the session that was used last, whether or not it has ended."""
+        """Return the session that was used last, ended or not."""
         return self._session
 
     async def obtain(self) -> SessionCore:
-        """Return the session, attached if need be."""
+        """Return the session, attaching it if needed."""
         await self._client.opened()
         session = self.ready()
         if session is not None:
@@ -67,12 +68,12 @@ class ImplicitSession:
     async def _attach(self) -> SessionCore:
         options = SessionOptions.of(DEFAULT_NODE, self.recovery_window, "", "cancel", None)
         self._session = core = await attach_core(self._client, options)
-        Session(core)  # which the leases have
+        Session(core)  # the leases keep it
         return core
 
 
 class Attempts:
-    """The loop of `Client.sessions`."""
+    """Loop of `Client.sessions`."""
 
     def __init__(self, attach: Callable[[], Awaitable[SessionCore]]) -> None:
         self._attach = attach
@@ -127,7 +128,7 @@ class Attempt(AsyncHandle):
 
 
 def path_and_work(path: str | W, work: W | None) -> tuple[str, W]:
-    """Return the arguments of `Client.run`, with the default node where the path is left out.
+    """Return the arguments of `Client.run`, with the default node if the path is omitted.
 
     Raises:
         InvalidArgument: the work is missing, or the path is not a string.
@@ -140,14 +141,14 @@ def path_and_work(path: str | W, work: W | None) -> tuple[str, W]:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return true if the error is only the loss of a lease or session; of a group, all are."""
+    """Return true if the error, or every leaf of a group, reports a lost lease or session."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_loss(each) for each in error.exceptions)
     return isinstance(error, LeaseLost | SessionExpired)
 
 
 def _is_expiry_of(session: SessionCore, error: BaseException) -> bool:
-    """Return true if the error is only the expiry of that session; of a group, all leaves are."""
+    """Return true if the error, or every leaf of a group, reports that session's expiry."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_expiry_of(session, each) for each in error.exceptions)
     origin = error.__cause__ if isinstance(error, LeaseLost) else error.__dict__.get(ORIGIN)

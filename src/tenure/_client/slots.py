@@ -1,12 +1,12 @@
 """Slots: numbers below the limit that distinguish the holders of one semaphore.
 
-Slot *i* of the semaphore ``gpu`` is the mutex ``gpu/slot/i`` on the same node. A lease takes as
-many of them as its count, the lowest that are free, through its own session. So a slot has one
-holder for the same reasons as any mutex, on every engine, and ends with the session of its lease.
+Slot *i* of the semaphore ``gpu`` is the mutex ``gpu/slot/i`` on the same node. A lease takes the
+lowest free slots, as many as its count, through its own session. So a slot has at most one holder,
+like any mutex, and is released with the session of its lease.
 
-* A lease takes its slots when a program first reads them, and keeps them until it ends.
-* It releases its slots before its place in the semaphore's queue. The next holder therefore finds
-  enough free ones; only a lease that was evicted may still hold its slots for a moment.
+* A lease takes its slots when the program first reads them, and keeps them until it ends.
+* It releases its slots before its tokens, so the next holder finds enough free slots. Only an
+  evicted lease may hold its slots a little longer.
 * A lease whose count shrinks keeps its lowest slots, and releases the others.
 """
 
@@ -19,6 +19,7 @@ from tenure._client.acquire import as_it_is, join, try_acquire
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
 from tenure._client.request_states import WAITING
+from tenure._client.session_core import session_of
 from tenure._client.watch import described_now
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
@@ -26,7 +27,7 @@ from tenure.model import EPHEMERAL_LIMIT
 __all__ = ["MOST_SLOTS", "Slots"]
 
 MOST_SLOTS = 1024
-"""The highest limit of a semaphore whose leases have slots."""
+"""Highest limit of a semaphore with slots."""
 
 
 class Slots:
@@ -38,7 +39,7 @@ class Slots:
         self._taken: dict[int, Request] = {}
 
     async def take(self) -> tuple[int, ...]:
-        """Take the slots that are missing, and return all. Cancelled, it keeps what it has.
+        """Take the missing slots, and return all. When cancelled, it keeps the slots it has.
 
         Raises:
             AcquireTimeout, EngineUnavailable: the store does not answer.
@@ -56,11 +57,11 @@ class Slots:
                     if not request.held:
                         self.release()
                         request.check()
-                self.shrink(request.count)  # which may have shrunk meanwhile
+                self.shrink(request.count)  # the count may have shrunk meanwhile
             return tuple(sorted(self._taken))
 
     def release(self) -> None:
-        """Release all. A release that the store refuses is sent again."""
+        """Release all. A release that fails is sent again."""
         self.shrink(0)
 
     def shrink(self, count: int) -> None:
@@ -70,7 +71,7 @@ class Slots:
 
     async def _limit(self) -> int:
         request = self._request
-        session = request.session
+        session = session_of(request)
         described = await session.contact.answered(
             f"limit of semaphore {request.name!r} on {request.node}",
             described_now(session, request.name, ephemeral=False, owners=False),
@@ -86,7 +87,7 @@ class Slots:
 
     def _options(self, number: int) -> RequestOptions[Request]:
         name = f"{self._request.name}/slot/{number}"
-        # A slot is part of its lease, whose own policy says what a loss does.
+        # A slot is part of its lease, whose own policy handles the loss.
         return RequestOptions(
             "slot",
             name,
@@ -97,21 +98,21 @@ class Slots:
         )
 
     async def _lowest(self, limit: int) -> tuple[int, Request]:
-        """Return the lowest free slot, or the first that becomes free."""
+        """Return the lowest free slot, or the first to become free."""
         free = [number for number in range(limit) if number not in self._taken]
         for number in free:
-            slot = await try_acquire(self._request.session, self._options(number))
+            slot = await try_acquire(session_of(self._request), self._options(number))
             if slot is not None:
                 return number, slot
         return await self._first(free)
 
     async def _first(self, numbers: list[int]) -> tuple[int, Request]:
-        """Wait in the queues of several slots, and keep the lowest of the first granted."""
+        """Wait in the queues of several slots, and keep the lowest of those granted first."""
         queued: dict[int, Request] = {}
         kept: int | None = None
         try:
             for number in numbers:
-                queued[number] = await join(self._request.session, self._options(number))
+                queued[number] = await join(session_of(self._request), self._options(number))
             while True:
                 kept = next((number for number, slot in queued.items() if slot.held), None)
                 if kept is not None:
@@ -120,7 +121,9 @@ class Slots:
                 gone = [number for number, slot in queued.items() if slot.state is not WAITING]
                 if gone:  # evicted, or deleted by force
                     for number in gone:
-                        queued[number] = await join(self._request.session, self._options(number))
+                        queued[number] = await join(
+                            session_of(self._request), self._options(number)
+                        )
                     continue
                 changes = [each.change() for each in (self._request, *queued.values())]
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +134,6 @@ class Slots:
 
 
 def _release(slot: Request) -> None:
-    # After an error the release is sent again. The lease's own release must not fail by it.
+    # After an error the release is sent again. It must not fail the lease's own release.
     with contextlib.suppress(Exception):
         slot.withdraw()

@@ -11,7 +11,7 @@ __all__ = ["SessionSource"]
 
 
 class SessionSource(Protocol):
-    """The session of a primitive: one of its own, or a client's implicit session."""
+    """Source of a primitive's session: a fixed session, or a client's implicit one."""
 
     @property
     def node(self) -> str: ...
@@ -23,11 +23,11 @@ class SessionSource(Protocol):
     def contact(self) -> Contact: ...
 
     def ready(self) -> SessionCore | None:
-        """Return the session, when there is one that can be used at once."""
+        """Return the session if it can be used at once."""
 
     def current(self) -> SessionCore | None:
-        """Return the session that was used last, whether or not it has ended."""
+        """Return the session that was used last, ended or not."""
 
     async def obtain(self) -> SessionCore:
-        """Return the session, attached if need be."""
+        """Return the session, attaching it if needed."""
         ...

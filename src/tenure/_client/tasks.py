@@ -1,10 +1,10 @@
 """Tasks of a client, which outlive the callers that started them.
 
-* A *beginning* makes something that callers wait for: the opened engine, an attached session. Each
-  of them gets its result or its error; the cancellation of a caller does not stop it. When there
-  are no callers left, its failure is ignored. Closing the client cancels it.
-* An *ending* notifies the store that something is over. Closing the client waits for it, and raises
-  its failure.
+* A *beginning* produces something that callers wait for: the opened engine, an attached session.
+  Each caller gets its result or its error; the cancellation of a caller does not stop it. Without
+  callers its failure is ignored. Closing the client cancels it.
+* An *ending* notifies the store that something has ended. Closing the client waits for it, and
+  raises its failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Tasks:
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that `cancel_beginnings` cancels."""
         task = self._own(work, self._beginnings)
-        task.add_done_callback(failure_of)  # it is looked at, so that asyncio does not report it
+        # Retrieves the error, so that asyncio does not report it.
+        task.add_done_callback(failure_of)
         return task
 
     def complete(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -45,7 +46,7 @@ class Tasks:
         return task
 
     async def cancel_beginnings(self) -> None:
-        """Cancel all of them, and wait until they are over."""
+        """Cancel all of them, and wait until they have ended."""
         while self._beginnings:
             for beginning in self._beginnings:
                 beginning.cancel()
@@ -61,5 +62,5 @@ class Tasks:
 
 
 def failure_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """Return the error of a task that is done, a cancellation included; ``None``: it has none."""
+    """Return the error of a finished task, a cancellation included, or ``None``."""
     return asyncio.CancelledError() if task.cancelled() else task.exception()

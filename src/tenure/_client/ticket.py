@@ -17,6 +17,7 @@ from tenure._client.probe import Probe
 from tenure._client.request import Request
 from tenure._client.request_states import HELD, WAITING
 from tenure._client.scope import Scope
+from tenure._client.session_core import session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.durations import Duration, timeout_seconds
@@ -28,9 +29,9 @@ L = TypeVar("L", bound=Lease)
 
 
 class Ticket(AsyncHandle, Generic[L]):
-    """A place in a queue, and the way to the lease that comes of it.
+    """A request's place in a queue, with access to its lease.
 
-    `Semaphore.enqueue` gives one; so does `recover`, for what a resumed session still had.
+    `Semaphore.enqueue` returns one, and so does `recover`, for a request of a resumed session.
 
     The ticket owns the place: a `wait` that times out or is cancelled keeps it. Leaving the
     ``async with`` block withdraws the request, or releases the lease.
@@ -59,7 +60,7 @@ class Ticket(AsyncHandle, Generic[L]):
 
     @property
     def fencing_token(self) -> int | None:
-        """The fencing token that the lease has or will have; ``None`` while it is not known.
+        """The fencing token that the lease has or will have; ``None`` while it is unknown.
 
         Some stores report it only with the grant (`Capabilities.waiter_order`), some never.
         """
@@ -73,11 +74,11 @@ class Ticket(AsyncHandle, Generic[L]):
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
             EngineUnavailable: the store cannot be reached, or does not answer.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
             Unsupported: the store does not list its waiters (ydb, dflockd).
         """
         request = self._request
-        session = request.session.alive()
+        session = session_of(request).alive()
         if request.state is HELD:
             return 0
         if request.state is not WAITING:
@@ -97,7 +98,7 @@ class Ticket(AsyncHandle, Generic[L]):
             if waiter.order_id == request.order_id:
                 return place
         if any(owner.order_id == request.order_id for owner in described.owners):
-            return 0  # the grant is on its way here
+            return 0  # granted meanwhile; the notification has not arrived yet
         raise SemaphoreNotFound(
             f"the request for {request.name!r} on {request.node} has left its queue",
             node=request.node,
@@ -105,18 +106,21 @@ class Ticket(AsyncHandle, Generic[L]):
         )
 
     async def wait(self, timeout: Duration | None = None) -> L:
-        """Wait for the grant; called again, it gives the same lease.
+        """Wait for the grant. Every call returns the same lease.
 
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
-            SelfDeadlock: without a timeout, the calling task is inside what it waits for.
+            SelfDeadlock: without a timeout, the calling task is inside a block that prevents the
+                grant.
             SemaphoreNotFound: the semaphore was deleted by force.
-            LeaseLost, LeaseReleased, SessionExpired, SessionClosed: it is over.
+            LeaseLost, LeaseReleased, SessionExpired, SessionClosed: the request or the session has
+                ended.
         """
         limit = timeout_seconds(timeout)
         request = self._request
-        request.session.is_proven()  # for what it notices: a deadline, a fork
+        # For its side effects: it notices a passed deadline, and a fork.
+        request.session.is_proven()
         expiry = asyncio.timeout(limit)
         probe = Probe(request, limit or 0.0)
         try:
@@ -133,7 +137,7 @@ class Ticket(AsyncHandle, Generic[L]):
         finally:
             probe.stop()
         waits = obstacle is None and request.state is WAITING
-        who = f"; {await contention(request.session, request.name)}" if waits else ""
+        who = f"; {await contention(session_of(request), request.name)}" if waits else ""
         why = who if obstacle is None else f", because {obstacle.clause}"
         raise AcquireTimeout(
             f"{request.options.kind} {request.name!r} on {request.node}: not acquired within "
@@ -146,13 +150,13 @@ class Ticket(AsyncHandle, Generic[L]):
         """Leave the queue, or release the lease. Safe to call twice.
 
         Raises:
-            LeaseLost: the lease had been lost before, also if the release reveals that. A
-                waiter that had left the queue before is no error.
+            LeaseLost: the lease was lost before, even if only the release reveals it. For a waiter
+                that had left the queue before, nothing is raised.
         """
         await self._lease.release()
 
     async def __aenter__(self) -> Ticket[L]:
-        self._request.session.alive()
+        session_of(self._request).alive()
         if self._scope is not None:
             raise Misuse(
                 f"the ticket for {self._lease.name!r} has been entered already",
@@ -163,7 +167,7 @@ class Ticket(AsyncHandle, Generic[L]):
         return self
 
     def _enter(self) -> None:
-        # Nothing triggers it; it is there so that a wait inside knows what it is inside.
+        # Never triggered; its presence lets a wait inside detect a self-deadlock.
         self._scope = Scope(self._request)
         self._scope.enter()
 
@@ -186,10 +190,10 @@ class Ticket(AsyncHandle, Generic[L]):
 
 
 def recover(source: SessionSource, options: RequestOptions[L]) -> Ticket[L] | None:
-    """Return a ticket for the first recovered request that fits the options, if there is one.
+    """Return a ticket for the first recovered request that matches the options, or ``None``.
 
     Raises:
-        SessionExpired, SessionClosed: the session is over.
+        SessionExpired, SessionClosed: the session has ended.
     """
     session = source.ready()
     request = None if session is None else session.claim(options)

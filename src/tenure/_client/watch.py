@@ -1,8 +1,7 @@
-"""Watching a semaphore: its state now, and a newer one after every change.
+"""Watch of a semaphore: its current state, then a newer one after every change.
 
-A watch describes the semaphore each time the engine says that something changed. Changes may be
-merged, but the last state delivered is always the true one: a change that arrives while a state is
-being read causes another reading.
+A watch reads the semaphore each time the engine reports a change. Changes may be merged, but the
+last state delivered is always the latest: a change that arrives during a read causes another read.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ class Watch(AsyncHandle, Generic[T]):
     """A stream of states: an async iterator and an async context manager.
 
     It starts with the current state. Equal states are delivered once. It ends with
-    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one comes and goes
-    with its requests, and while it is away its state is an empty one), and with the session's
-    error when that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
-    ``async with`` it ends with the block.
+    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one is reported as empty while
+    it has no requests), and with the session's error when the session ends. In a bare ``async for``
+    it lives until it is garbage collected; in ``async with`` it ends with the block.
 
     Example::
 
@@ -119,7 +117,7 @@ class Watch(AsyncHandle, Generic[T]):
         except Misuse:
             raise
         except TenureError:
-            self._close()  # that was its end
+            self._close()  # the stream has ended
             raise
 
     async def _next_state(self) -> T:
@@ -143,7 +141,7 @@ class Watch(AsyncHandle, Generic[T]):
                 return self._view(session, described)
 
     def _put_back(self, _state: object) -> None:
-        """Give the state again, whose reader was interrupted."""
+        """Return a state to the stream, after its reader was interrupted."""
         self._latest = None
         self._changed.set()
 
@@ -170,11 +168,11 @@ class Watch(AsyncHandle, Generic[T]):
 async def described_now(
     session: SessionCore, name: str, *, ephemeral: bool, owners: bool, waiters: bool = False
 ) -> SemaphoreDescription:
-    """Describe a semaphore as it is now; an ephemeral one without requests is empty.
+    """Describe a semaphore; an ephemeral one without requests is empty.
 
     Raises:
-        SemaphoreNotFound: there is no lasting semaphore of that name.
-        InvalidArgument: the semaphore is a lasting one, and `ephemeral` is true.
+        SemaphoreNotFound: no lasting semaphore has that name.
+        InvalidArgument: `ephemeral` is true, but the semaphore is a lasting one.
     """
     try:
         described = await session.race(

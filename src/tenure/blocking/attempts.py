@@ -44,5 +44,5 @@ class Attempt(SyncWrapper[async_sessions.Attempt]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Close the session; suppress the errors after which the loop tries again."""
+        """Close the session; suppress the errors after which the loop retries."""
         return bool(self._portal.leave(self._wrapped.__aexit__, kind, error, trace))

@@ -1,4 +1,4 @@
-"""Blocks of `tenure.blocking`: how wrappers are entered and left, and undo functions.
+"""Blocks of `tenure.blocking`: entering and leaving wrappers, and undo functions.
 
 `tools.sync` generates the rest of the classes for which these are bases.
 """
@@ -47,7 +47,7 @@ L = TypeVar("L")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# Of two threads that enter one lease, one gets an error. A signal handler may enter one, too.
+# If two threads enter one lease, one gets an error. A signal handler may enter one, too.
 _entering = threading.RLock()
 
 
@@ -63,13 +63,13 @@ def undo_acquire(lease: async_lease.Lease | None) -> None:
 
 
 def abandon_ticket(ticket: async_ticket.Ticket[Any]) -> None:
-    """Undo the making of a ticket, or its entering."""
+    """Undo the creation of a ticket, or entering it."""
     leave_ticket(ticket)
     undo_acquire(lease_of(ticket))
 
 
 def abandon_session(session: async_session.SessionHandle, *, detach: bool = False) -> None:
-    """Undo the attaching of a session, or its entering."""
+    """Undo attaching a session, or entering it."""
     core = session_core(session)
     if core.scope is not None:
         core.scope.exit(None)
@@ -77,7 +77,7 @@ def abandon_session(session: async_session.SessionHandle, *, detach: bool = Fals
 
 
 def perhaps(handle: Callable[[Portal, Any], R]) -> Callable[[Portal, Any], R | None]:
-    """Return a function that makes a wrapper of what may be ``None``."""
+    """Return a function that wraps a value unless it is ``None``."""
     return lambda portal, wrapped: None if wrapped is None else handle(portal, wrapped)
 
 
@@ -91,17 +91,17 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         super().__init__(portal, wrapped)
 
     def check(self) -> None:
-        """Raise unless the lease is held. For loops and threads.
+        """Raise unless the lease is held. Useful in loops and threads.
 
         Raises:
-            LeaseLost: it was lost, or a lease whose block the calling thread is inside was.
+            LeaseLost: it was lost, or another lease whose block the calling thread is inside.
             LeaseReleased: it was released.
         """
         self._portal.check_blocks()
         self._wrapped.check()
 
     def guard(self, connection: object) -> None:
-        """Let the connection's transaction go on only while the lease is held.
+        """Let the transaction of `connection` succeed only while the lease is held.
 
         For a store in PostgreSQL, and a transaction in the same database. Call it before the first
         write. Until the transaction ends, the store grants the lease to no other request, even if
@@ -127,24 +127,24 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
                 ``django.db.connection``.
 
         Raises:
-            LeaseLost: it is not held any more, by this program's clock or in the database. Let
-                this end the transaction by rolling back. Or a lease whose block the calling
-                thread is inside was lost.
+            LeaseLost: the lease is no longer held, by this program's clock or in the database. Roll
+                the transaction back. Or another lease was lost whose block the calling thread is
+                inside.
             LeaseReleased: it was released.
-            Unsupported: the store is not in PostgreSQL, or only a server knows; see
+            Unsupported: the store is not in PostgreSQL, or is reached through a server; see
                 `tenure.fencing`.
-            InvalidArgument: it is no such connection.
-            Misuse: no transaction is open, so that the guard was over at once.
-            Exception: any other error of the driver, a serialization failure for example.
+            InvalidArgument: `connection` is of another type.
+            Misuse: no transaction is open, so the guard ended with its statement.
+            Exception: any other error of the driver, such as a serialization failure.
         """
         self._portal.check_blocks()
         guard_in_thread(request_of(self._wrapped), connection)
 
     def wait_lost(self, timeout: Duration | None = None) -> LeaseLost | None:
-        """Wait until the lease is lost, and return the loss; ``None`` when `timeout` is over first.
+        """Wait until the lease is lost, and return the loss; return ``None`` after `timeout`.
 
         Args:
-            timeout: seconds; ``None`` waits for as long as it takes.
+            timeout: seconds; ``None`` for no limit.
 
         Raises:
             LeaseReleased: it was released instead.
@@ -152,7 +152,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         return self._portal.call(_wait_lost, self._wrapped, timeout_seconds(timeout))
 
     def __enter__(self) -> Self:
-        """Enter the lease, as ``async with`` does; a lost lease raises its loss."""
+        """Enter the lease, like ``async with``; a lost lease raises its loss."""
         portal, wrapped, may_enter = self._portal, self._wrapped, False
         try:
             portal.check_caller()
@@ -164,9 +164,9 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
                 enter_lease(wrapped, task)
             return self
         except TenureError:
-            raise  # a refusal leaves the lease as it was
+            raise  # an error leaves the lease as it was
         except BaseException as interruption:
-            # The block will not be left, because no thread came to be inside it.
+            # The block will not be left, because no thread has entered it.
             scope = request_of(wrapped).scope
             if scope is None or scope.task is None:
                 portal.release(wrapped.release)
@@ -188,7 +188,7 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
     """Entering and leaving a ticket.
 
     Args:
-        portal: the way to the event loop.
+        portal: the portal to the event loop.
         wrapped: the asynchronous ticket.
         handle: the wrapper class of its lease.
     """
@@ -201,7 +201,7 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
         wrapped: async_ticket.Ticket[Any],
         handle: Callable[[Portal, Any], L],
     ) -> None:
-        """Wrap an asynchronous ticket; `handle` wraps the lease that it obtains."""
+        """Wrap an asynchronous ticket; `handle` wraps its lease."""
         super().__init__(portal, wrapped)
         self._handle = handle
 

@@ -1,8 +1,8 @@
 """Checks on the threads that call `tenure.blocking`.
 
-A call blocks its thread until the portal's own thread has answered. So the portal's thread may not
-call, and a thread that runs an event loop blocks that loop. Libraries that replace threads with
-greenlets leave no second thread that could answer, so that a call would hang.
+A call blocks its thread until the portal's thread has answered. So the portal's thread may not
+call, and a thread that runs an event loop blocks that loop. With libraries that replace threads
+with greenlets there is no second thread that could answer, so a call would hang.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def check_threads() -> None:
 
 
 def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:
-    """Warn once when the calling thread runs an event loop, which the call will block.
+    """Warn once if the calling thread runs an event loop, which the call will block.
 
     Args:
-        portals: the portal's own loop.
+        portals: the portal's loop.
 
     Raises:
         Misuse: the caller runs on the portal's loop, which could never answer.
@@ -76,7 +76,7 @@ def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:
 
 
 def _program_level() -> int:
-    """Return the stack level of the nearest frame outside tenure, as of `warnings.warn` here."""
+    """Return the stack level of the nearest frame outside tenure, for `warnings.warn` here."""
     level = 2
     frame = sys._getframe(2)  # noqa: SLF001  there is no other way to count from here
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tenure."):

@@ -28,7 +28,7 @@ __all__ = ["ClientCalls"]
 
 
 class ClientCalls(Primitives):
-    """The calls of a client that the asynchronous one has, too.
+    """Calls of a client that the asynchronous one has, too.
 
     Example::
 
@@ -79,38 +79,39 @@ class ClientCalls(Primitives):
     ) -> Session:
         """Return a session: ``with client.session("/billing") as session``.
 
-        A session ends with its program, unless it is *resumable*: then it survives the death of
-        the program, and a restart of the machine where the store does, for its recovery window.
-        Another program takes it over with its `Session.resume_token`, and finds what it held in
+        A session ends with its program, unless it is *resumable*: then it survives the death of the
+        program, and a restart of the machine where the store does, for its recovery window. Another
+        program takes it over with its `Session.resume_token`, and finds its requests in
         `Session.recovered`. The takeover waits until the former program has been notified, is known
-        to be dead, or has been silent for the window, so that two programs never hold at once.
+        to be dead, or has been silent for the window, so that two programs never hold a lease at
+        once.
 
         Args:
-            path: the node, which exists (`create_node`).
-            recovery_window: seconds that the session survives without contact, 1 to 1,800:
-                how long the store may be out of reach before leases are lost, and how long
-                others wait for a holder that is stopped or cut off.
-            description: what others see of it, at most 1,024 bytes, beside the host, the process
-                id and the name of the program (`connect` says how to leave these out). A longer
-                description leaves less room for them.
-            on_loss: what the loss of one of its leases does beside being raised.
+            path: the path of an existing node (`create_node`).
+            recovery_window: seconds that the session survives without contact, 1 to 1,800: how long
+                the store may be unreachable before leases are lost, and how long waiters wait for a
+                holder that is stopped or cut off.
+            description: the description that other clients see, at most 1,024 bytes, next to the
+                host, the process id and the name of the program (`connect` says how to omit these).
+                A longer description leaves less room for them.
+            on_loss: reaction to the loss of one of its leases, besides raising it.
             max_stall: seconds that the event loop may be stuck before the session is no
                 longer renewed; twice the window if ``None``.
             resumable: whether it can be resumed.
-            resume: the token of the session to take over; its node, window and description
-                stay what they are.
-            assume_dead: with `resume`, do not make sure that the former program has stopped.
-                Unsafe: if it only could not reach the store, both hold.
+            resume: the token of the session to take over; its node, window and description stay the
+                same.
+            assume_dead: with `resume`, do not wait for proof that the former program has stopped.
+                Unsafe: if that program only lost its connection, both hold the leases.
 
         Raises:
             NodeNotFound: there is no such node.
-            SessionExpired: the session to resume is over or was never there, or another
-                program resumed it too.
-            AuthenticationFailed: the token is not of this session: of another store, for
-                example, that has a session of that number too.
+            SessionExpired: the session to resume has ended or never existed, or another program
+                resumed it too.
+            AuthenticationFailed: the token does not match the session: it is of another store, for
+                example, that has a session of the same number.
             EngineUnavailable: the store cannot be reached.
-            InvalidArgument: a path, a window or a description that no engine accepts; or what
-                is no resume token.
+            InvalidArgument: a path, a window or a description that no engine accepts, or an invalid
+                resume token.
             Unsupported: the engine has no sessions that can be resumed.
         """
         return self._portal.obtain(
@@ -136,7 +137,7 @@ class ClientCalls(Primitives):
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
     ) -> Attempts:
-        """Sessions, one after the other: a new one when the last has expired.
+        """Yield attempts, each with a session; a new attempt follows an expired session.
 
         Example::
 
@@ -145,9 +146,9 @@ class ClientCalls(Primitives):
                     with session.mutex("job").lock():
                         work()
 
-        An attempt is repeated if and only if its session expired and what leaves its body is
+        An attempt is repeated if and only if its session expired and its body raises
         `SessionExpired`, or `LeaseLost` caused by that, alone or as every leaf of an exception
-        group. A normal end of the body ends the loop; any other exception passes through.
+        group. A normal end of the body ends the loop; any other exception propagates.
 
         The arguments are those of `session`.
         """
@@ -174,14 +175,14 @@ class ClientCalls(Primitives):
                             break
 
         Args:
-            size: number of events that wait for a slow reader; beyond it the oldest are dropped.
+            size: number of events kept for a slow reader; beyond it the oldest are dropped.
         """
         return EventStream(self._portal, self._portal.run(self._wrapped.events, size))
 
     def create_node(
         self, path: str, config: NodeConfig | None = None, *, exist_ok: bool = False
     ) -> None:
-        """Create a node. What exists is not touched.
+        """Create a node. An existing node is not changed.
 
         Raises:
             NodeExists: it exists, and `exist_ok` is false.
@@ -207,7 +208,7 @@ class ClientCalls(Primitives):
         self._portal.call(self._wrapped.drop_node, path, force=force)
 
     def describe_node(self, path: str = DEFAULT_NODE) -> NodeDescription:
-        """Describe a node as it is now. Raises `NodeNotFound`."""
+        """Describe a node. Raises `NodeNotFound`."""
         return self._portal.call(self._wrapped.describe_node, path)
 
     def list_nodes(self) -> Sequence[str]:
@@ -217,7 +218,7 @@ class ClientCalls(Primitives):
     def list_semaphores(
         self, path: str = DEFAULT_NODE, *, owners: bool = False, waiters: bool = False
     ) -> Sequence[SemaphoreDescription]:
-        """All semaphores of a node (mutexes and elections are some), sorted by name.
+        """Return all semaphores of a node, including mutexes and elections, sorted by name.
 
         Raises:
             NodeNotFound: there is no such node.
@@ -229,7 +230,7 @@ class ClientCalls(Primitives):
     def describe_semaphore(
         self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
     ) -> SemaphoreDescription:
-        """Describe a semaphore as it is now, without a session.
+        """Describe a semaphore, without a session.
 
         Raises:
             NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
@@ -239,18 +240,18 @@ class ClientCalls(Primitives):
         )
 
     def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
-        """All sessions of a node, sorted by id. Raises `NodeNotFound`."""
+        """Return all sessions of a node, sorted by id. Raises `NodeNotFound`."""
         return self._portal.call(self._wrapped.list_sessions, path)
 
     def end_session(self, path: str, session_id: int) -> bool:
-        """End a session in the same way as an expiry; return false if there was no such session."""
+        """Expire a session; return false if it does not exist."""
         return self._portal.call(self._wrapped.end_session, path, session_id)
 
     def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Take one request out of a queue; false when there was none.
+        """Take one request out of a queue; return false if it is not there.
 
-        Its owner loses the lease (`LeaseLost`) when the notification arrives, at the latest by its
-        release. Until then it still considers the lease held.
+        Its owner loses the lease (`LeaseLost`) when the notification arrives, at the latest when it
+        releases. Until then it still considers the lease held.
 
         Raises:
             NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist. A mutex

@@ -1,4 +1,4 @@
-"""The client, for threads: its life, and the calls in which it runs a program's work.
+"""The client, for threads: its life cycle, and the calls that run a program's work.
 
 `tools.sync` generates its other calls, in `tenure.blocking.calls`.
 """
@@ -47,9 +47,9 @@ def connect(
 
     Args:
         url: ``memory://``, ``sqlite:///jobs.db``, ...; without one, `default_url`.
-        clock: where time comes from, for tests.
-        identify: whether sessions carry the host, the process id and the name of this program;
-            ``None``: unless the environment says ``TENURE_IDENTIFY=0``.
+        clock: the source of time, for tests.
+        identify: whether sessions carry the host, the process id and the name of this program.
+            ``None`` means yes, unless ``TENURE_IDENTIFY=0`` is set in the environment.
 
     Raises:
         InvalidArgument: the URL is wrong.
@@ -66,7 +66,7 @@ def connect(
 
 
 class Client(ClientCalls):
-    """A program's way to one store. `connect` makes one. Any number of threads share it.
+    """A program's access to one store. `connect` makes one. Any number of threads may share it.
 
     Example::
 
@@ -109,7 +109,8 @@ class Client(ClientCalls):
         its end.
 
         Raises:
-            EngineError: the store failed; it will end the sessions when their windows are over.
+            EngineError: the store failed; it ends the sessions when their recovery windows have
+                passed.
         """
         try:
             self._portal.release(self._wrapped.aclose)
@@ -126,7 +127,7 @@ class Client(ClientCalls):
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
     ) -> T:
-        """Call `work` with a session, again with a new one whenever that expires (`sessions`).
+        """Call `work` with a session, and again with a new one whenever the session expires.
 
         ``client.run(work)`` uses the default node, ``client.run("/billing", work)`` another one.
         The other arguments are those of `session`.
@@ -178,18 +179,18 @@ class Client(ClientCalls):
             name: the election.
             work: called with each leadership, in the calling thread.
             path: the election's node.
-            data: what observers see of the leader.
+            data: the leader's data, visible to observers.
             recovery_window: seconds that a session survives without contact, as for `session`.
-            description: the holder in the eyes of other clients, as for `session`.
+            description: the description that other clients see, as for `session`.
             on_loss: the reaction to a loss, as for `session`.
             max_stall: seconds for which the event loop may be stuck, as for `session`.
             retry: whether an error of the work is retried; a callable decides for each error.
 
         Returns:
-            what `work` returns. A work that returns resigns and ends the call.
+            The result of `work`. When `work` returns, the leadership is resigned and the call ends.
 
         Raises:
-            Exception: of the work, where `retry` says no.
+            Exception: any error of the work for which `retry` says no.
             NodeNotFound, InvalidArgument, AuthenticationFailed, Unsupported: the campaign cannot
                 succeed.
             SessionClosed: the client was closed.

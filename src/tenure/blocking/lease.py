@@ -22,13 +22,13 @@ L = TypeVar("L", bound="Lease")
 
 
 class Lease(LeaseBlock):
-    """A granted request: what a program holds.
+    """A granted request.
 
     A thread cannot be cancelled. Inside the block of a lost lease, the next call of this library
-    raises `LeaseLost`, except for calls that give something back; so does the end of the block.
-    Long computations call `check` now and then.
+    raises `LeaseLost`, except for calls that release something; so does the end of the block.
+    Long computations should call `check` from time to time.
 
-    A lease is always true; read `held` instead.
+    A lease object is always truthy; read `held`.
 
     Example::
 
@@ -41,7 +41,7 @@ class Lease(LeaseBlock):
 
     @property
     def session(self) -> SessionHandle:
-        """The session that holds it: the `Session`, which type checkers see as its base."""
+        """The `Session` that holds it, typed as its base."""
         session: SessionHandle = wrap(self._portal, self._wrapped.session)
         return session
 
@@ -62,29 +62,29 @@ class Lease(LeaseBlock):
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every grant in the store: pass it to what the lease protects.
+        """Number that rises with every grant in the store; pass it to what the lease protects.
 
         Raises:
-            Unsupported: the store has no order to make one of.
+            Unsupported: the store has no order of grants.
         """
         return self._wrapped.fencing_token
 
     @property
     def store_token(self) -> str:
-        """The store's own token for this grant, for other clients of the store: a dflockd token.
+        """The store's own token for this grant, for its other clients: a dflockd token.
 
-        Empty when the lease is over. A client with this token can renew and release the grant
-        without this program, so keep it secret.
+        Empty when the lease has ended. A client with this token can renew and release the grant, so
+        keep it secret.
 
         Raises:
-            Unsupported: the store has no such token.
+            Unsupported: the store has no tokens of its own.
         """
         return self._wrapped.store_token
 
     def slot(self) -> int:
-        """Return a number below the semaphore's limit that no other holder has meanwhile.
+        """Return a number below the semaphore's limit that no other current holder has.
 
-        The first call takes the lowest that is free; the lease keeps it until it ends.
+        The first call takes the lowest free number; the lease keeps it until it ends.
 
         Example::
 
@@ -97,23 +97,23 @@ class Lease(LeaseBlock):
             InvalidArgument: the count is not 1 (use `slots`); or the semaphore is ephemeral, or
                 its limit is above 1,024.
             AcquireTimeout, EngineUnavailable: the store cannot be reached, or does not answer.
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: the lease is no longer held.
         """
         return self._portal.call(self._wrapped.slot)
 
     def slots(self) -> tuple[int, ...]:
-        """Return as many numbers as the lease's count, ascending; see `slot`.
+        """Return as many numbers as the lease's count, in ascending order; see `slot`.
 
         Raises:
             InvalidArgument: the semaphore is ephemeral, or its limit is above 1,024.
             AcquireTimeout, EngineUnavailable: the store cannot be reached, or does not answer.
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: the lease is no longer held.
         """
         return self._portal.call(self._wrapped.slots)
 
     @property
     def deadline(self) -> float:
-        """Time until which the lease is proven: seconds on the client's clock (`Client.clock`)."""
+        """Time up to which the lease is proven: seconds on the client's clock (`Client.clock`)."""
         return self._wrapped.deadline
 
     @property
@@ -127,26 +127,26 @@ class Lease(LeaseBlock):
         return self._wrapped.loss
 
     def release(self) -> None:
-        """Give the lease back. Safe to call twice; it takes effect even when interrupted.
+        """Release the lease. Safe to call twice; takes effect even when interrupted.
 
         Raises:
-            LeaseLost: it had been lost before, also if the release reveals that: the store's
-                queue does not contain the request any more. `on_loss` is not carried out then.
+            LeaseLost: it was lost before, even if only the release shows it because the store's
+                queue no longer contains the request. `on_loss` is not carried out then.
         """
         self._portal.release(self._wrapped.release)
 
     def update(self, data: bytes | None = None, *, count: int | None = None) -> None:
-        """Shrink the count, or replace the request's data, keeping the place and the token.
+        """Shrink the count, or replace the request's data; the place and the token are kept.
 
         Raises:
             InvalidArgument: the count would grow, or is not positive.
-            LeaseLost, LeaseReleased: it is not held any more.
+            LeaseLost, LeaseReleased: the lease is no longer held.
         """
         self._portal.call(self._wrapped.update, data, count=count)
 
 
 class Leadership(Lease):
-    """The lease of a leader. `Election.campaign` gives one; its fencing token is the term."""
+    """The lease of a leader. `Election.campaign` returns one; its fencing token is the term."""
 
     __slots__ = ()
 
@@ -156,7 +156,7 @@ class Leadership(Lease):
         """Replace the leader's data; observers see it at once.
 
         Raises:
-            LeaseLost, LeaseReleased: this is not the leader any more.
+            LeaseLost, LeaseReleased: this is no longer the leader.
         """
         self._portal.call(self._wrapped.proclaim, data)
 
@@ -164,16 +164,16 @@ class Leadership(Lease):
         """Stop leading; the next candidate leads. Safe to call twice.
 
         Raises:
-            LeaseLost: it had been lost before.
+            LeaseLost: it was lost before.
         """
         self._portal.release(self._wrapped.resign)
 
 
 class RunLease(Lease):
-    """The lease of one run of a job. `Client.once` gives one.
+    """The lease of one run of a job. `Client.once` returns one.
 
-    A block that ends normally records that the run succeeded; one that raises does not, and the job
-    is due again. Without a block, call `succeed` before `release`.
+    When its block ends normally, the run is recorded as succeeded. When the block raises, it is
+    not, and the job is due again. Without a block, call `succeed` before `release`.
     """
 
     __slots__ = ()
@@ -191,9 +191,9 @@ class RunLease(Lease):
 
 
 class Ticket(TicketBlock[L], Generic[L]):
-    """A place in a queue, and the way to the lease that comes of it.
+    """A request's place in a queue, with access to its lease.
 
-    `Semaphore.enqueue` gives one; so does `recover`, for what a resumed session still had.
+    `Semaphore.enqueue` returns one, and so does `recover`, for a request of a resumed session.
 
     The ticket owns the place: a `wait` that times out or is interrupted keeps it. Leaving the
     ``with`` block withdraws the request, or releases the lease.
@@ -216,7 +216,7 @@ class Ticket(TicketBlock[L], Generic[L]):
 
     @property
     def fencing_token(self) -> int | None:
-        """The fencing token that the lease has or will have; ``None`` while it is not known.
+        """The fencing token that the lease has or will have; ``None`` while it is unknown.
 
         Some stores report it only with the grant (`Capabilities.waiter_order`), some never.
         """
@@ -230,20 +230,22 @@ class Ticket(TicketBlock[L], Generic[L]):
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
             EngineUnavailable: the store cannot be reached, or does not answer.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
             Unsupported: the store does not list its waiters (ydb, dflockd).
         """
         return self._portal.call(self._wrapped.position)
 
     def wait(self, timeout: Duration | None = None) -> L:
-        """Wait for the grant; called again, it gives the same lease.
+        """Wait for the grant. Every call returns the same lease.
 
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
-            SelfDeadlock: without a timeout, the calling thread is inside what it waits for.
+            SelfDeadlock: without a timeout, the calling thread is inside a block that prevents the
+                grant.
             SemaphoreNotFound: the semaphore was deleted by force.
-            LeaseLost, LeaseReleased, SessionExpired, SessionClosed: it is over.
+            LeaseLost, LeaseReleased, SessionExpired, SessionClosed: the request or the session has
+                ended.
         """
         return self._handle(self._portal, self._portal.call(self._wrapped.wait, timeout))
 
@@ -251,8 +253,8 @@ class Ticket(TicketBlock[L], Generic[L]):
         """Leave the queue, or release the lease. Safe to call twice.
 
         Raises:
-            LeaseLost: the lease had been lost before, also if the release reveals that. A
-                waiter that had left the queue before is no error.
+            LeaseLost: the lease was lost before, even if only the release reveals it. For a waiter
+                that had left the queue before, nothing is raised.
         """
         self._portal.release(self._wrapped.withdraw)
 
@@ -283,19 +285,19 @@ class Election(SyncWrapper[async_election.Election]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> Leadership:
-        """Become a candidate, and the leader in turn: ``with`` it.
+        """Become a candidate, and later the leader: ``with`` it.
 
         Args:
-            data: what observers see of the leader, an address for example.
+            data: the leader's data, visible to observers; an address, for example.
             timeout: seconds to wait for the leadership; ``None`` waits until elected.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss.
 
         Raises:
             AcquireTimeout: not elected in time.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
             SelfDeadlock: the calling thread leads this election itself.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
             Leadership,
@@ -312,10 +314,10 @@ class Election(SyncWrapper[async_election.Election]):
     ) -> Ticket[Leadership] | None:
         """Claim the first candidacy in this election of a resumed session, or return ``None``.
 
-        A candidacy is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
+        Each candidacy is returned once. The ticket keeps it, and can `wait` for it or withdraw it.
 
         Args:
-            on_loss: what a loss does beside being raised, as for `campaign`.
+            on_loss: reaction to a loss, besides raising it, as for `campaign`.
             stop_time: seconds that the work needs to stop, as for `campaign`.
         """
         ticket = self._portal.run(self._wrapped.recover, on_loss=on_loss, stop_time=stop_time)
@@ -331,12 +333,12 @@ class Election(SyncWrapper[async_election.Election]):
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.describe, owners=owners, waiters=waiters)
 
     def leader(self) -> Leader | None:
-        """Read the current leader, or ``None``: the short form of `describe`.
+        """Read the current leader, or ``None``. A short form of `describe`.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
@@ -345,7 +347,7 @@ class Election(SyncWrapper[async_election.Election]):
         return self._portal.call(self._wrapped.leader)
 
     def observe(self) -> Watch[Leader | None]:
-        """Watch the leader: the present one, then each change of the leader or of its data.
+        """Watch the leader: the current one, then each change of the leader or of its data.
 
         ``None`` means that there is no leader.
         """

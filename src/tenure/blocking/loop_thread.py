@@ -1,18 +1,18 @@
-"""Thread that runs the event loop of `tenure.blocking`, as long as the portal needs it.
+"""Thread that runs the event loop of `tenure.blocking`, while the portal needs it.
 
 Rules:
 
-* A lock guards whether the thread runs. A caller announces itself before it looks for the thread;
-  ending the thread happens in the other order. So no caller is left waiting.
-* One thread at a time runs the loop: the next waits for the end of the one before.
+* A lock guards the start and end of the thread. A caller registers its call before it checks the
+  thread; ending the thread uses the opposite order. So no caller is left waiting.
+* Only one thread runs the loop: the next one waits for the end of the previous one.
 * The thread is a daemon.
 
-Threads that compute in short slices would starve this one: a thread that waits for the interpreter
-may request it only after the switch interval, and a thread that releases and takes it each
-millisecond is mostly faster. Renewals were seconds late in such a program. So the switch interval
-is at most `SWITCH_INTERVAL` while the thread runs, and is restored afterwards.
+Threads that compute in short slices would starve this one: a waiting thread requests the GIL only
+after the switch interval, and a thread that releases and reacquires it every millisecond usually
+wins. Renewals were seconds late in such a program. So the switch interval is at most
+`SWITCH_INTERVAL` while the thread runs, and is restored afterwards.
 
-A signal handler may raise between any two lines of what runs in a program's thread.
+A signal handler may raise between any two lines that run in a program's thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tenure.blocking.worker import Call
 __all__ = ["SWITCH_INTERVAL", "Loop", "LoopRunner", "LoopThread"]
 
 SWITCH_INTERVAL = 0.0005
-"""Seconds; what `sys.setswitchinterval` is set to while the loop's thread runs."""
+"""Switch interval in seconds while the loop's thread runs (`sys.setswitchinterval`)."""
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that is its process's own: a forked child must not take it apart."""
+    """Event loop that belongs to its process: a forked child must not close it."""
 
     def __init__(self) -> None:
         """Create the loop of this process."""
@@ -56,10 +56,10 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class LoopThread(threading.Thread):
-    """Thread that runs the loop, after another one has ended, until its `ended` is set."""
+    """Thread that runs the loop after the previous thread has ended, until its `ended` is set."""
 
     def __init__(self, loop: Loop, before: LoopThread | None) -> None:
-        """Prepare a thread that runs `loop` once the thread `before` has ended."""
+        """Prepare a thread that runs `loop` after the thread `before` has ended."""
         super().__init__(name="tenure-blocking", daemon=True)
         self._loop = loop
         self._before = before
@@ -68,9 +68,9 @@ class LoopThread(threading.Thread):
         self.ended = False
 
     def begins(self, begun: bool) -> bool:
-        """Settle whether it runs the loop: the first call decides, and each returns the decision.
+        """Decide whether it runs the loop; the first call decides, and each returns the decision.
 
-        A caller that is interrupted while it starts the thread cannot know whether it started.
+        A caller that is interrupted while starting the thread cannot know whether it started.
         """
         with self._beginning:
             if self._begun is None:
@@ -84,7 +84,7 @@ class LoopThread(threading.Thread):
         if self._before is not None:
             self._before.join()
             self._before = None
-        while not self.ended:  # perhaps it was the one before that was to stop
+        while not self.ended:  # it may have been meant for the previous one
             self._loop.run_forever()
 
 
@@ -95,7 +95,7 @@ class LoopRunner:
         needed: returns true if the loop must run. Called under the lock.
 
     Attributes:
-        thread: the one that runs.
+        thread: the running thread.
     """
 
     def __init__(self, loop: Loop, needed: Callable[[], bool]) -> None:
@@ -103,12 +103,12 @@ class LoopRunner:
         self.thread: LoopThread | None = None
         self._loop = loop
         self._needed = needed
-        self._lock = threading.RLock()  # a signal handler may make a call of its own
+        self._lock = threading.RLock()  # re-entrant, because a signal handler may make a call
         self._before: LoopThread | None = None  # it may still be about to end
         self._interval_before = 0.0
 
     def start(self, call: Call | None = None) -> None:
-        """Start the thread, unless it runs, or that call is over and nothing would end it again."""
+        """Start the thread, unless it runs, or that call has ended: then nothing would end it."""
         with self._lock:
             if self.thread is not None or (call is not None and call.over):
                 return
@@ -119,20 +119,20 @@ class LoopRunner:
                 if self._interval_before > SWITCH_INTERVAL:
                     sys.setswitchinterval(SWITCH_INTERVAL)
                 thread.start()
-            except BaseException:  # there can be no more threads; or this one was interrupted
+            except BaseException:  # there can be no more threads, or this one was interrupted
                 if not thread.begins(False):
                     self.thread = None
                     self._restore_interval()
                 raise
 
     def stop_if_idle(self) -> LoopThread | None:
-        """End the thread if it is not needed; returns the thread that ends."""
+        """End the thread if it is not needed; return the ending thread."""
         with self._lock:
             thread = self.thread
             if thread is None:
                 return None
             try:
-                # First of all: a call that comes too late to be seen sees that no thread runs.
+                # First: a call that is too late to be noticed then sees that no thread runs.
                 self.thread = None
                 if not self._needed():
                     self._before = thread
@@ -151,17 +151,17 @@ class LoopRunner:
             return self._before if self.thread is None else None
 
     def last(self) -> LoopThread | None:
-        """Return the thread that runs, or the last that did."""
+        """Return the running thread, or the last one."""
         with self._lock:
             return self.thread or self._before
 
     def forget(self) -> None:
-        """Forget the thread in a forked child: it runs in the parent, as does the loop."""
+        """Forget the thread in a forked child: it runs in the parent, like the loop."""
         if self.thread is not None:
             self._restore_interval()
         self._loop.forget()
 
     def _restore_interval(self) -> None:
-        """Set the switch interval to what it was, unless the program has set it meanwhile."""
+        """Restore the switch interval, unless the program has set it meanwhile."""
         if self._interval_before > SWITCH_INTERVAL == sys.getswitchinterval():
             sys.setswitchinterval(self._interval_before)

@@ -1,7 +1,7 @@
 """Notifier: wakes a thread, or an event loop, from another thread.
 
 Waking a thread through a file descriptor takes half the time of waking it through a lock, because
-the kernel runs the woken thread where the other one ran. An event loop can wait for it as well.
+the kernel runs it on the same core. An event loop can wait for it as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 
 
 class Notifier:
-    """Several notifications before a wait are one. A signal handler that raises ends a wait."""
+    """Merges several notifications before a wait. A signal handler that raises ends a wait."""
 
     __slots__ = ("_read", "_write")
 

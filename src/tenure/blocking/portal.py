@@ -1,17 +1,16 @@
-"""Portal: the way from threads to the event loop behind `tenure.blocking`.
+"""Portal: passes calls of threads to the event loop of `tenure.blocking`.
 
-One portal serves a process. It owns an event loop and a thread that runs the loop while a client is
-open or a call is under way. A late call, such as a release after the last close, starts the thread
-again, so that it gets the answer that it would get in async code.
+A process has one portal: an event loop, and a thread that runs it while a client is open or a call
+is pending. A call after the last close starts the thread again, to get the answer of async code.
 
 Rules:
 
-* `call` and its like are the only way in. They refuse the portal's own thread and a forked child
-  (`tenure.blocking.callers`).
-* A call announces itself in `_calls` before it looks for the thread, which ends when there is no
-  call and no client (`tenure.blocking.loop_thread`). A call that comes while the thread ends may be
-  carried out by its last iteration; then it needs no other.
-* The interpreter's exit closes what is open (`_at_exit`), for at most `EXIT_TIMEOUT`.
+* Only `call` and similar methods enter the loop. They reject the portal's own thread and a forked
+  child (`tenure.blocking.callers`).
+* A call is registered in `_calls` before it checks the thread, which ends when there is no call and
+  no client (`tenure.blocking.loop_thread`). A call during the end of the thread may be carried out
+  by its last iteration; then no other thread is needed.
+* The interpreter's exit closes open clients (`_at_exit`), for at most `EXIT_TIMEOUT`.
 * A forked child forgets the portal, and never closes its loop: it shares the parent's selector.
 """
 
@@ -50,26 +49,26 @@ Trace: TypeAlias = TracebackType | None
 __all__ = ["EXIT_TIMEOUT", "Portal", "Served", "the_portal"]
 
 EXIT_TIMEOUT = 5.0
-"""Seconds for which the exit of the interpreter waits for clients to be closed."""
+"""Longest time in seconds that the interpreter's exit waits for clients to close."""
 
 _log = logging.getLogger("tenure")
 
-_Received: TypeAlias = tuple[Callable[[Call], object], Call]  # what takes the call, and the call
+_Received: TypeAlias = tuple[Callable[[Call], object], Call]  # the worker, and the call
 
 
 class Served(Protocol):
-    """A client, or another object for which the loop runs until it is closed."""
+    """A client, or another object that needs the loop until it is closed."""
 
     @property
     def closing(self) -> asyncio.Task[None] | None:
         """The task that closes the client; ``None`` until it is closed."""
 
     async def aclose(self) -> None:
-        """Close it, and remember the task that does so."""
+        """Close it, and record the closing task."""
 
 
 class Portal:
-    """Carries calls of threads to its loop, and brings back how they ended."""
+    """Passes calls of threads to its loop, and returns their results."""
 
     def __init__(self) -> None:
         """Create the event loop; its thread starts with the first call."""
@@ -91,7 +90,7 @@ class Portal:
     # The clients
 
     def serve(self, client: Served) -> None:
-        """Run the loop until that client is closed, and `let_go`."""
+        """Run the loop until that client is closed, and `let_go` is called."""
         self.check_caller()
         try:
             self._clients.add(client)
@@ -110,7 +109,8 @@ class Portal:
             if closing.done():
                 self._discard(client)
                 let_go = True
-                ended = self._runner.ending()  # also if the call that closed it has ended that
+                # Also if the call that closed it has already ended the thread.
+                ended = self._runner.ending()
                 if ended is not None:
                     ended.join()
         finally:
@@ -131,7 +131,7 @@ class Portal:
 
         Raises:
             Misuse: it is the portal's own thread, or it is in a forked child.
-            SessionClosed: the interpreter exits, and has closed all clients.
+            SessionClosed: the interpreter is exiting, and has closed all clients.
         """
         if fork.generation != self._born:
             fork.check(self._born, "what tenure.blocking made")
@@ -140,7 +140,7 @@ class Portal:
         check_event_loop(self._loop)
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have a coroutine function called on the loop, wait for it, and give what it gives."""
+        """Call a coroutine function on the loop, and return its result."""
         given: T = self._call(function, args, kwargs)
         return given
 
@@ -153,10 +153,10 @@ class Portal:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """Call as `call` does, and undo the result if the caller will never have it.
+        """Call like `call`, and undo the result if the caller will never get it.
 
         Args:
-            handle: makes what the caller gets of what the function gives.
+            handle: converts the function's result for the caller.
             undo: called on the loop with the result, after an exception interrupted the wait.
             function: the coroutine function.
             *args: its positional arguments.
@@ -169,9 +169,9 @@ class Portal:
     def release(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call as `call` does, even inside the block of a lost lease.
+        """Call like `call`, even inside the block of a lost lease.
 
-        It is begun even if an interruption comes before the loop has received it.
+        It is begun even if an interruption occurs before the loop has received it.
         """
         given: T = self._call(function, args, kwargs, releases=True)
         return given
@@ -180,7 +180,7 @@ class Portal:
         """Call a plain function on the loop, for objects that belong to the loop."""
 
         async def run() -> T:
-            """Call the function, as the portal expects of a coroutine."""
+            """Call the function, in the form of a coroutine for the portal."""
             return function(*args, **kwargs)
 
         return self.call(run)
@@ -192,7 +192,7 @@ class Portal:
         error: Error,
         trace: Trace,
     ) -> T | None:
-        """Have the end of a block carried out, by the asynchronous block's `__aexit__`."""
+        """Carry out the end of a block, by the asynchronous block's `__aexit__`."""
         if kind is GeneratorExit:
             # A discarded generator ends in any thread, and cannot wait.
             self._post(self._in_background, partial(leave, kind, error, trace))
@@ -201,7 +201,7 @@ class Portal:
             return self.release(leave, kind, error, trace)
         except Misuse as misuse:
             if self._may_call():
-                raise  # it is about the block
+                raise  # the error concerns the block
             note_failure(error, misuse, "leaving the block")
             return None
 
@@ -229,9 +229,9 @@ class Portal:
             self._notifier.notify()
             if self._runner.thread is None:
                 self._runner.start(call)
-            while not call.over:  # an earlier call that was interrupted may have notified too
+            while not call.over:  # an earlier interrupted call may have notified, too
                 worker.notifier.wait()
-            # The loop does so too, perhaps later; a close must not count its own call as needed.
+            # The loop does so too, but perhaps later than a close looks for pending calls.
             self._calls.discard(call)
             if call.error is None:
                 given = call.result if handle is None else handle(self, call.result)
@@ -252,25 +252,25 @@ class Portal:
         try:
             raise error
         finally:
-            del call, error  # which would keep this frame alive, and be kept alive by it
+            del call, error  # breaks a reference cycle with this frame
 
     def _abandon(self, worker: WorkerTask, call: Call, interruption: BaseException) -> None:
-        """See a call to its end that the calling thread cannot wait for any more."""
+        """Wait for the end of a call whose thread was interrupted."""
         while call.settled is None or not call.settled.is_set():
             try:
                 if call.settled is None:
                     call.settled = threading.Event()
                 if call not in self._calls and not call.over:  # in this order: see `_finished`
                     self._calls.add(call)
-                self._inbox.append((worker.abandon, call))  # a second time does nothing
+                self._inbox.append((worker.abandon, call))  # does nothing the second time
                 self._notifier.notify()
                 self._runner.start()
                 call.settled.wait()
             except BaseException as another:
-                # The first is on its way already, and leaves nothing behind.
+                # The first is already propagating, and leaves nothing behind.
                 interruption.add_note(f"and meanwhile: {another!r}")
                 if self._runner.thread is None:
-                    # There can be no thread any more, as late in the interpreter's exit.
+                    # No more threads can be started, as late in the interpreter's exit.
                     call.over = True
                     self._calls.discard(call)
                     return
@@ -284,7 +284,7 @@ class Portal:
             return False
         return True
 
-    # What a thread is inside
+    # Blocks that a thread is inside
 
     def task(self) -> asyncio.Task[None]:
         """Return the calling thread's task, for a block that it enters."""
@@ -302,16 +302,16 @@ class Portal:
         if loss is not None:
             raise loss
 
-    # On the loop, or on the way to it
+    # Called on the loop, or to reach it
 
     def _notified(self) -> None:
-        """Threads have put something into the inbox."""
+        """Handle new calls in the inbox."""
         self._notifier.wait()
         while self._inbox:
             item = self._inbox.popleft()
             try:
                 self._receive(item)
-            except Exception as error:  # its thread waits for it, and so do those behind it
+            except Exception as error:  # its thread waits for it, and so do later ones
                 self._failures.report(error)
                 self._again.put((item,))
 
@@ -320,7 +320,7 @@ class Portal:
         receive(call)
 
     def _post(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Have something called on the loop. From any thread; nothing once the loop is closed."""
+        """Schedule a call on the loop. From any thread; does nothing once the loop is closed."""
         if fork.generation == self._born:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback, *arguments)
@@ -331,12 +331,12 @@ class Portal:
         task.add_done_callback(self._background.discard)
 
     def _finished(self, call: Call) -> None:
-        # It is over already: a call that is neither announced nor over was not announced yet.
+        # It has ended: a call that is neither registered nor ended was not registered yet.
         self._calls.discard(call)
         if not self._clients:
             self._runner.stop_if_idle()
 
-    # The end
+    # End
 
     def _at_exit(self) -> None:
         """Close the clients that are still open when the interpreter exits."""
@@ -353,7 +353,7 @@ class Portal:
         self._notifier.close()
 
     def forget(self) -> None:
-        """In a forked child: be silent about what is not the child's to close."""
+        """In a forked child: emit no warnings about objects of the parent."""
         self._runner.forget()
         self._workers.forget()
 
@@ -388,9 +388,9 @@ def the_portal() -> Portal:
 
 
 def _forget_parents() -> None:
-    """In a forked child: the portal is the parent's, and there is no thread to turn its loop."""
+    """In a forked child: drop the portal, whose thread runs only in the parent."""
     global _portal, _making  # noqa: PLW0603
-    _making = threading.Lock()  # another thread may have had it
+    _making = threading.Lock()  # another thread may have held it
     if _portal is not None:
         _portal.forget()
         _portal = None

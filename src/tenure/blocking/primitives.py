@@ -29,8 +29,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             with lease:
                 work(lease.fencing_token)
 
-    A mutex and a service registry of one name cannot be distinguished; call a registry by the
-    plural of what it lists, a mutex by the work that it guards.
+    A mutex and a service registry must not share a name: the store cannot distinguish them.
     """
 
     __slots__ = ()
@@ -52,9 +51,9 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
 
         Args:
             data: bytes of the request, which clients see in descriptions of the holder.
-            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
-                granted or the session ends.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss; the lease
                 counts as lost that much earlier.
 
@@ -62,8 +61,8 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling thread is inside what it waits for.
-            SessionExpired, SessionClosed: the session is over.
+            SelfDeadlock: the calling thread is inside a block that prevents the grant.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
             Lease,
@@ -81,7 +80,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         """Lock the mutex if it is free and has no waiters; else ``None``.
 
         Raises:
-            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
         return self._portal.obtain(
@@ -98,27 +97,27 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
     ) -> Ticket[Lease] | None:
         """Claim the first request for this mutex of a resumed session, or return ``None``.
 
-        A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
+        Each request is returned once. The ticket keeps it, and can `wait` for it or withdraw it.
 
         Args:
-            on_loss: what a loss does beside being raised, as for `lock`.
+            on_loss: reaction to a loss, besides raising it, as for `lock`.
             stop_time: seconds that the work needs to stop, as for `lock`.
         """
         ticket = self._portal.run(self._wrapped.recover, on_loss=on_loss, stop_time=stop_time)
         return None if ticket is None else Ticket(self._portal, ticket, Lease)
 
     def locked(self) -> bool:
-        """Read whether the mutex has a holder, through this program or another.
+        """Read whether the mutex has a holder, in this program or another.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.locked)
 
     def describe(self, *, owners: bool = False, waiters: bool = False) -> SemaphoreDescription:
-        """Read the mutex's state: an ephemeral semaphore, empty while the mutex is free.
+        """Describe the mutex: an ephemeral semaphore, empty while the mutex is free.
 
         Args:
             owners: include the holder.
@@ -127,12 +126,12 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.describe, owners=owners, waiters=waiters)
 
     def inspect(self) -> MutexHolder | None:
-        """Read the holder of the mutex, or ``None`` when it is free: the short form of `describe`.
+        """Read the holder of the mutex, or ``None`` when it is free. A short form of `describe`.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
@@ -150,13 +149,13 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         with gpus.acquire(2, data=b"worker-a") as lease:
             work(devices=lease.slots())
 
-    It lasts until it is deleted, and must be created before it is used. Its limit never
+    A lasting semaphore must be created before use, and exists until it is deleted. Its limit never
     changes; its data (at most 1 MiB) can be replaced and watched.
 
     An ephemeral one needs no set-up: it appears with its first request and disappears with its
-    last, and while it is away it is described as empty. Its limit is 2^64-1: a request for that
-    many waits until it is alone, any other is granted at once unless such a one comes before it.
-    It has no data of its own; its requests have theirs.
+    last, and without requests it is described as empty. Its limit is 2^64-1. A request for all
+    tokens waits until it is the only one; others are granted at once, except behind such a request.
+    It has no data of its own, but its requests have.
     """
 
     __slots__ = ()
@@ -170,7 +169,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
     def ephemeral(self) -> bool:
         """True if it is used as an ephemeral semaphore.
 
-        If a semaphore of that name is of the other kind, `InvalidArgument` is raised.
+        If the existing semaphore of that name is of the other kind, `InvalidArgument` is raised.
         """
         return self._wrapped.ephemeral
 
@@ -183,12 +182,12 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """Create the semaphore.
 
         Args:
-            limit: how many tokens there are, 1 to 2^64-1; above 2^53-1 means "unbounded".
-            data: what it carries.
-            exist_ok: accept one that exists with the same limit (its data is not touched).
+            limit: number of tokens, 1 to 2^64-1; above 2^53-1 means "unbounded".
+            data: the semaphore's data.
+            exist_ok: accept an existing semaphore of the same limit (its data is not changed).
 
         Raises:
-            SemaphoreExists: it exists; with `exist_ok`, it exists with another limit.
+            SemaphoreExists: it exists; with `exist_ok`, with another limit.
             InvalidArgument: a mutex or registry of that name is in use, or this is an
                 ephemeral semaphore.
         """
@@ -217,7 +216,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         self._portal.call(self._wrapped.delete, force=force)
 
     def describe(self, *, owners: bool = False, waiters: bool = False) -> SemaphoreDescription:
-        """Describe the semaphore as it is now.
+        """Describe the semaphore.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist. An ephemeral one is described as empty
@@ -244,9 +243,9 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         Args:
             count: 1 to the limit.
             data: bytes of the request, which clients see in descriptions of the owners.
-            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
-                granted or the session ends.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss; the lease
                 counts as lost that much earlier.
 
@@ -255,8 +254,8 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
                 ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
-            SelfDeadlock: the calling thread is inside what it waits for.
-            SessionExpired, SessionClosed: the session is over.
+            SelfDeadlock: the calling thread is inside a block that prevents the grant.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
             Lease,
@@ -280,7 +279,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
 
         Raises:
-            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is its
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
         return self._portal.obtain(
@@ -320,17 +319,17 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
     ) -> Ticket[Lease] | None:
         """Claim the first request for this semaphore of a resumed session, or return ``None``.
 
-        A request is returned once. Its ticket then keeps it, can `wait` for it, or withdraws it.
+        Each request is returned once. The ticket keeps it, and can `wait` for it or withdraw it.
 
         Args:
-            on_loss: what a loss does beside being raised, as for `acquire`.
+            on_loss: reaction to a loss, besides raising it, as for `acquire`.
             stop_time: seconds that the work needs to stop, as for `acquire`.
         """
         ticket = self._portal.run(self._wrapped.recover, on_loss=on_loss, stop_time=stop_time)
         return None if ticket is None else Ticket(self._portal, ticket, Lease)
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
-        """Watch the semaphore: its present state, then a newer one after each watched change.
+        """Watch the semaphore: its current state, then a newer one after each watched change.
 
         Args:
             data: watch the semaphore's data.

@@ -34,7 +34,7 @@ class Primitives(SyncWrapper[Any]):
 
         Args:
             name: the name of the semaphore.
-            ephemeral: it comes and goes with its requests, and needs no creation.
+            ephemeral: it exists while it has requests, and needs no creation.
         """
         return Semaphore(self._portal, self._wrapped.semaphore(name, ephemeral=ephemeral))
 
@@ -53,7 +53,7 @@ class Primitives(SyncWrapper[Any]):
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
     ) -> RunLease | None:
-        """Begin a run of a job, unless it ran within the last `per`; gives a lease, or ``None``.
+        """Begin a run of a job unless it ran within the last `per`; return a lease or ``None``.
 
         Example::
 
@@ -67,30 +67,30 @@ class Primitives(SyncWrapper[Any]):
         succeeded. A run succeeds when its block ends normally, or by `RunLease.succeed`. After a
         run that raised, was killed or lost its lease, the next caller may run the job again.
 
-        Choose `per` longer than the clocks of the callers differ, and shorter than the time from
-        one run to the next: half of that, for example.
+        Choose `per` longer than the clock differences between the callers, and shorter than the
+        time between two runs: half of it, for example.
 
-        The run holds the mutex `name`; the last run is remembered in the data of the semaphore
+        The run holds the mutex `name`; the last run is recorded in the data of the semaphore
         ``name:last-run`` on the same node.
 
         Args:
-            name: of the job, 1 to 1,015 bytes.
-            per: how long a run counts, from its start.
-            timeout: seconds to wait for the end of a present run; ``None`` waits for ever. If it
-                succeeds there is nothing left to do; if it fails, this caller has its turn.
-            count_failed: whether runs count that did not succeed.
-            data: what the request carries.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            name: the job's name, 1 to 1,015 bytes.
+            per: period during which a run counts, from its start.
+            timeout: seconds to wait for the end of a current run; ``None`` waits for ever. If it
+                succeeds, the call returns ``None``; if it fails, this caller runs the job.
+            count_failed: whether unsuccessful runs count.
+            data: bytes of the request, which clients see in descriptions of the holder.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss.
 
         Returns:
-            ``None`` when the job is not due, or is running. `last_run` has the facts.
+            ``None`` when the job is not due, or is running; see `last_run`.
 
         Raises:
             AcquireTimeout, EngineUnavailable: the store did not answer in time.
             InvalidArgument: a semaphore of one of the two names is used for something else.
             Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
             perhaps(RunLease),
@@ -106,13 +106,13 @@ class Primitives(SyncWrapper[Any]):
         )
 
     def last_run(self, name: str) -> LastRun | None:
-        """Read when a job that `once` guards ran last; ``None``: never.
+        """Read the last run of a job that `once` guards, or ``None`` if it never ran.
 
         Raises:
             EngineUnavailable: the store cannot be reached, or does not answer.
             InvalidArgument: the semaphore with the record is used for something else.
             Unsupported: the store keeps no data.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.last_run, name)
 
@@ -124,8 +124,8 @@ class Session(Primitives, SessionHandle):
     not entered is closed with `close`.
 
     A thread cannot be cancelled. Inside the block of an expired session, the next call of this
-    library raises `SessionExpired`, except for calls that give something back; so does the end of
-    the block.
+    library raises `SessionExpired`, except for calls that release something; so does the end of the
+    block.
 
     Example::
 

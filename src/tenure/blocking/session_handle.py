@@ -11,9 +11,9 @@ __all__ = ["SessionHandle"]
 
 
 class SessionHandle(SessionBlock):
-    """A session apart from its primitives: its state, its block and its end.
+    """A session without its primitives: its state, its block and its end.
 
-    `Lease.session` gives one, which is the `Session` of the lease.
+    `Lease.session` has this type; the object is the `Session` of the lease.
     """
 
     __slots__ = ()
@@ -30,7 +30,7 @@ class SessionHandle(SessionBlock):
 
     @property
     def max_stall(self) -> float:
-        """Seconds that the event loop may be stuck before it is no longer renewed."""
+        """Seconds that the event loop may be stuck before the session is no longer renewed."""
         return self._wrapped.max_stall
 
     @property
@@ -50,10 +50,9 @@ class SessionHandle(SessionBlock):
 
     @property
     def resume_token(self) -> str:
-        """Token with which a restarted program takes this session over (`Client.session`).
+        """Token with which a restarted program takes over this session (`Client.session`).
 
-        Keep it like a password, and where a restart finds it. It stays the same for the whole
-        life of the session.
+        Keep it like a password, in a place that survives a restart. It never changes.
 
         Raises:
             Unsupported: the session was not opened with ``resumable=True``.
@@ -62,7 +61,7 @@ class SessionHandle(SessionBlock):
 
     @property
     def recovered(self) -> tuple[Recovered, ...]:
-        """Requests of a resumed session that have not been claimed yet, in order.
+        """Unclaimed requests of a resumed session, in order.
 
         `Mutex.recover`, `Semaphore.recover` and `Election.recover` claim them. An unclaimed
         request keeps its place, or its tokens, until the session ends.
@@ -77,15 +76,15 @@ class SessionHandle(SessionBlock):
         block raises, and so does its end.
 
         Raises:
-            EngineError: the store failed; it will end the session when its window is over.
+            EngineError: the store failed; it will end the session when its recovery window has
+                passed.
         """
         self._portal.release(self._wrapped.aclose)
 
     def detach(self) -> None:
-        """Leave without ending the session: it keeps its places until its window is over.
+        """Detach: the session keeps its requests until its recovery window has passed.
 
-        Until then its `resume_token`, if it has one, takes it up again, here or in another
-        process. From this object's view it is over: leases count as lost, because they are
-        not proven any more.
+        Until then a program with its `resume_token`, if it has one, can take it over. This object
+        has ended: its leases count as lost, because they are no longer proven.
         """
         self._portal.release(self._wrapped.detach)

@@ -18,10 +18,10 @@ T = TypeVar("T")
 class Watch(Stream[T]):
     """A stream of states: an iterator and a context manager.
 
-    It starts with the current state, and equal states are given once. It ends with
-    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one comes and goes with its
-    requests; while it is absent its state is an empty one), and with the session's error when the
-    session is over. Any thread may close it, which ends the iteration.
+    It starts with the current state, and equal states are delivered once. It ends with
+    `SemaphoreNotFound` when the semaphore is deleted (an ephemeral one is reported as empty while
+    it has no requests), and with the session's error when the session ends. Any thread may close
+    it, which ends the iteration.
 
     Example::
 
@@ -51,9 +51,9 @@ class EventStream(Stream[Event]):
 
     @property
     def dropped(self) -> int:
-        """The number of events that were dropped because they were not read in time."""
+        """Number of events dropped because they were not read in time."""
         return self._wrapped.dropped
 
     def close(self) -> None:
-        """Stop listening. Safe to call twice; what is there can still be read."""
+        """Stop listening. Safe to call twice; events in the stream can still be read."""
         self._portal.release(self._wrapped.aclose)

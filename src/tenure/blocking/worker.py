@@ -1,21 +1,21 @@
-"""Worker of a thread: the one task on the loop that carries out its calls.
+"""Worker of a thread: the task on the loop that carries out its calls.
 
-A thread waits while its call is carried out, so one task is enough for all its calls, and that
-task is for the primitives what the thread is for the program: the blocks that the thread has
-entered are this task's scopes. What the primitives do for a task (cancel what it waits for when
-a lease is lost, notice that it would wait for itself) they thereby do for a thread.
+A thread waits while its call is carried out, so one task is enough for all its calls. For the
+primitives this task represents the thread: the blocks that the thread has entered are the task's
+scopes. So the primitives' features for tasks (cancellation after a loss, detection of
+self-deadlocks) also work for threads.
 
 Rules:
 
 * The thread writes a call's first half, the loop its second (see `Call`).
-* Every call ends, and its thread waits until then, also when it is interrupted.
-* A call that an exception interrupts (Ctrl-C, a signal handler that raises) is cancelled. What it
-  had obtained nevertheless is undone, on the loop, before the exception continues in the thread.
-  A release is started first, as a task would start it, and is not sent a second time.
-* Inside the block of a lost lease or an expired session, a call raises that loss. A release,
-  a close and the end of a block are carried out nevertheless.
-* A cancellation that finds the worker idle is for the thread's next call, which looks at the
-  blocks anyway; so it is dropped.
+* Every call ends, and its thread waits until then, even when it is interrupted.
+* A call that an exception interrupts (Ctrl-C, a signal handler that raises) is cancelled. If it
+  obtained something nevertheless, that is undone, on the loop, before the exception continues in
+  the thread. An interrupted release is still started, as in a task, and is not sent a second time.
+* Inside the block of a lost lease or an expired session, a call raises that loss, except for a
+  release, a close and the end of a block.
+* A cancellation of an idle worker is dropped, because the thread's next call checks the blocks
+  anyway.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Call:
     """One call of a thread.
 
     Attributes:
-        function: what to call; it returns something to await.
-        undo: called on the loop with a result that the thread will never have.
-        releases: whether it is carried out inside the block of a lost lease, too, as a release is.
-        result, error: how it ended; final once it is `over`.
-        settled: made by a thread that has been interrupted, and set when nothing is left.
-        failure: why `undo` failed.
+        function: the function to call, which returns an awaitable.
+        undo: called on the loop with a result that the thread will never get.
+        releases: whether it is carried out even inside the block of a lost lease, like a release.
+        result, error: its outcome, final once it is `over`.
+        settled: created by an interrupted thread, and set when nothing is left to do.
+        failure: the error of `undo`.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Call:
         undo: Callable[[Any], object] | None = None,
         releases: bool = False,
     ) -> None:
-        """Describe a call that no worker carries out yet."""
+        """Create a call that no worker carries out yet."""
         self.function = function
         self.undo = undo
         self.releases = releases
@@ -89,15 +89,15 @@ class Call:
 
 
 class WorkerTask:
-    """The task of one thread. Everything here but `__init__` runs on the loop.
+    """The task of one thread. Everything except `__init__` runs on the loop.
 
     Args:
-        finished: called with each call that is over.
+        finished: called with each call that has ended.
         waits: called when the thread has to wait; ``None`` for a thread that handles no signals.
 
     Attributes:
-        task: the task, from the first call on.
-        notifier: what the thread waits for while a call is under way.
+        task: the task, after the first call.
+        notifier: wakes the thread that waits for a pending call.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class WorkerTask:
         self._ended = False
 
     def take(self, call: Call) -> None:
-        """Carry a call out: here and now as far as that goes, and the rest in the task."""
+        """Carry out a call: here as far as possible without waiting, and the rest in the task."""
         if call.over or call is self._call:
-            return  # abandoned already
+            return  # already abandoned
         loop = asyncio.get_running_loop()
         task = self.task
         if task is None:
@@ -134,7 +134,7 @@ class WorkerTask:
             return
         finally:
             asyncio._leave_task(loop, task)  # noqa: SLF001  as above
-        # The end of a block may have taken one back.
+        # The end of a block may have revoked a cancellation.
         self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
         self._rouse()
         if self._waits is not None:
@@ -143,14 +143,14 @@ class WorkerTask:
             self._cancel()
 
     def remind(self) -> bool:
-        """Wake a waiting thread that handles signals; returns whether there is one."""
+        """Wake a waiting thread that handles signals; return true if there is one."""
         waits = self._waits is not None and self._call is not None
         if waits:
             self.notifier.notify()
         return waits
 
     def abandon(self, call: Call) -> None:
-        """Cancel a call whose thread has been interrupted; settle it if it is over already."""
+        """Cancel a call whose thread has been interrupted; settle it if it has ended."""
         if call.abandoned:
             return
         call.abandoned = True
@@ -159,7 +159,7 @@ class WorkerTask:
             self._finished(call)  # the thread may have been started for this
         elif self._call is call:
             self._cancel()
-        elif call.releases:  # the thread was interrupted before it was taken
+        elif call.releases:  # the thread was interrupted before the call was taken
             asyncio.get_running_loop().call_soon(self.take, call)
         else:
             call.error = asyncio.CancelledError()
@@ -171,15 +171,16 @@ class WorkerTask:
         self._rouse()
 
     def stop(self) -> None:
-        """End the call, if there is one: the program ends."""
+        """End the pending call, if there is one: the program ends."""
         self.end()
         if self._call is not None:
             self._cancel()
 
     def forget(self) -> None:
-        """In a forked child: the task is the parent's, and it is right that it never ends here."""
+        """In a forked child: abandon the task, which belongs to the parent."""
         if self.task is not None:
-            # asyncio's own way of saying so; else it logs an error when the task is collected.
+            # Set by asyncio itself for this purpose; otherwise it logs an error when the task is
+            # collected.
             setattr(self.task, "_log_destroy_pending", False)  # noqa: B010  not in typeshed
 
     def _cancel(self) -> None:
@@ -206,7 +207,7 @@ class WorkerTask:
                     self._cancelled_while_idle()
 
     def _cancelled_while_idle(self) -> None:
-        """Drop it, as the rules say, unless it is for a call that is just on its way here."""
+        """Drop a cancellation of an idle worker, unless it is for a call that is just arriving."""
         rest = self._rest
         if rest is not None and self.task is not None and self.task.cancelling() > rest.cancelled:
             rest.cancel()
@@ -240,10 +241,10 @@ class WorkerTask:
 
 
 class _Rest:
-    """The rest of a coroutine that has been run until it had to wait for something.
+    """Remainder of a coroutine that has run until it had to wait.
 
     Attributes:
-        cancelled: how many cancellations of the task were under way that are not for it.
+        cancelled: number of pending cancellations of the task that are not for it.
     """
 
     def __init__(
@@ -283,7 +284,7 @@ def loss_around(task: asyncio.Task[object]) -> Exception | None:
     for scope in entered_scopes(task):
         owner = scope.owner
         if isinstance(owner, Request):
-            # A ticket's block has a scope too, and is not about the lease being held.
+            # A ticket's block has a scope, too, which does not depend on the lease being held.
             if owner.scope is scope and not owner.held and owner.loss is not None:
                 return owner.why_not_held()
         elif isinstance(owner, SessionCore) and owner.scope is scope and owner.state == "expired":

@@ -3,10 +3,10 @@
 A thread has one worker, and another for each call that a signal handler makes during a call.
 Rules:
 
-* A worker is made in the thread that calls, and dismissed on the loop once the thread has ended.
-* Python handles a signal between two instructions of the main thread, and a system call is ended
-  by one that comes during it. A signal just before the call waits for its end. So the main thread
-  is reminded while it waits, every `REMINDER` seconds.
+* A worker is created in the calling thread, and dismissed on the loop once the thread has ended.
+* Python handles a signal between two instructions of the main thread. A signal during a system call
+  interrupts the call, but a signal just before the call is handled only after it. So the waiting
+  main thread is woken every `REMINDER` seconds.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tenure.blocking.worker import Call, WorkerTask
 __all__ = ["REMINDER", "ThreadWorkers", "WorkerTasks"]
 
 REMINDER = 1.0
-"""Seconds after which the main thread, if it waits, looks for signals again."""
+"""Seconds after which the waiting main thread checks for signals again."""
 
 
 class ThreadWorkers:
     """The workers of one thread.
 
     Args:
-        hire: makes a worker.
+        hire: creates a worker.
         retire: called with each worker once the thread has ended.
 
     Attributes:
-        free: workers without a call; the last of them takes the next.
+        free: workers without a call; the last of them takes the next call.
     """
 
     def __init__(
         self, hire: Callable[[], WorkerTask], retire: Callable[[WorkerTask], None]
     ) -> None:
-        """Start without workers; `hire` makes one and `retire` ends one."""
+        """Start without workers; `hire` creates and `retire` ends one."""
         self._hire = hire
         self._retire = retire
         self._all: list[WorkerTask] = []
@@ -67,10 +67,10 @@ class WorkerTasks:
     """All workers of one loop.
 
     Args:
-        loop: the loop that their tasks run on.
-        finished: called with each call that is over.
-        post: has a function called on the loop, from any thread.
-        failures: reports what goes wrong in a reminder.
+        loop: the loop of their tasks.
+        finished: called with each call that has ended.
+        post: schedules a call on the loop, from any thread.
+        failures: reports errors of a reminder.
 
     Attributes:
         all: the workers.
@@ -109,7 +109,7 @@ class WorkerTasks:
             worker.forget()
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """End all of them, and their calls; returns the tasks that end."""
+        """End all of them, and their calls; return the ending tasks."""
         for worker in self.all:
             worker.stop()
         return [worker.task for worker in self.all if worker.task is not None]
@@ -133,7 +133,7 @@ class WorkerTasks:
             self._reminder.by(self._loop.time() + REMINDER)
 
     def _remind(self) -> None:
-        """Have the main thread, if it waits, handle the signals that came as it began to wait."""
+        """Let the waiting main thread handle the signals that arrived as it began to wait."""
         reminded = [worker for worker in self.all if worker.remind()]
         if reminded:
             self._remind_later()

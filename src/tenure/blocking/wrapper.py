@@ -1,9 +1,9 @@
 """Base of the sync wrappers.
 
-A sync wrapper keeps an object of the asynchronous API and the portal, and nothing else. All state
-is that object's, so two wrappers of one object are equal and do the same. A method passes its
-arguments to the object's method of the same name, through the portal wherever that method is
-awaited or touches what belongs to the event loop.
+A sync wrapper has only an asynchronous object and the portal. All state is in that object, so two
+wrappers of one object are equal and equivalent. A method passes its arguments to the object's
+method of the same name, through the portal if that method is awaited or uses state of the event
+loop.
 
 ``make sync`` generates the wrappers' public methods from the asynchronous classes (`tools.sync`).
 """
@@ -20,13 +20,13 @@ from tenure.errors import Misuse
 __all__ = ["SyncWrapper", "made_from", "wrap"]
 
 _classes: dict[str, type[SyncWrapper[Any]]] = {}
-"""The wrapper classes, by the name that they share with the asynchronous class."""
+"""The wrapper classes, by the names that they share with the asynchronous classes."""
 
 T = TypeVar("T")
 
 
 class SyncWrapper(Handle, Generic[T]):
-    """A thread's handle on an object of the asynchronous API."""
+    """A thread's handle on an asynchronous object."""
 
     __slots__ = ("__weakref__", "_portal", "_wrapped")
 
@@ -35,7 +35,7 @@ class SyncWrapper(Handle, Generic[T]):
         _classes.setdefault(cls.__name__, cls)
 
     def __init__(self, portal: Portal, wrapped: T) -> None:
-        """Wrap an asynchronous object that lives on the portal's loop."""
+        """Wrap an asynchronous object that belongs to the portal's loop."""
         self._portal = portal
         self._wrapped = wrapped
 
@@ -44,14 +44,14 @@ class SyncWrapper(Handle, Generic[T]):
         return f"<blocking {repr(self._wrapped).removeprefix('<')}"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both wrap the same object."""
+        """Return true if both wrap the same object."""
         return isinstance(other, SyncWrapper) and other._wrapped is self._wrapped
 
     def __hash__(self) -> int:
         """Return a hash of the wrapped object's identity."""
         return hash(id(self._wrapped))
 
-    # Type checkers do not see these two, so that they report the mistake themselves.
+    # Hidden from type checkers, so that they report the mistake themselves.
     if not TYPE_CHECKING:
 
         async def __aenter__(self):
@@ -59,13 +59,13 @@ class SyncWrapper(Handle, Generic[T]):
             raise Misuse(f"{self!r} is entered with 'with'; for 'async with', import tenure")
 
         async def __aexit__(self, *_):
-            """Never called, since entering raises; Python looks for it first."""
+            """Never called, since entering raises; Python looks it up first."""
 
 
 def made_from(
     source: SyncWrapper[Any], make: Callable[..., T], *args: object, **kwargs: object
 ) -> tuple[Portal, T]:
-    """Make an object of the asynchronous API from another one; returns a wrapper's arguments."""
+    """Create an asynchronous object from another one; return a wrapper's arguments."""
     return source._portal, make(source._wrapped, *args, **kwargs)  # noqa: SLF001  its own class
 
 

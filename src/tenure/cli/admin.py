@@ -1,6 +1,6 @@
-"""`tenure session` and `tenure evict`: looking at sessions, and ending what others hold.
+"""`tenure session` and `tenure evict`: list and end sessions, and evict requests.
 
-The commands say what they have ended, so that a wrong number is noticed at once.
+The commands report what they have ended, so that a wrong number is noticed at once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from tenure.cli.store import NoStoreYet, open_store
 __all__ = ["evict", "session"]
 
 LARGEST = 2**63 - 1
-"""No store gives a greater number to a session or a request."""
+"""The greatest number that any store gives to a session or a request."""
 
 
 @click.group(cls=CommandGroup)
 def session() -> None:
     """List and end sessions.
 
-    A session is one program's hold on the store: what it holds and waits for goes with it.
+    A session is one program's connection to the store. Its leases and its places in queues end with
+    it.
     """
 
 
@@ -49,7 +50,7 @@ def session() -> None:
 def list_sessions(node: str | None, *, as_json: bool) -> None:
     """List the sessions, of every node or of NODE.
 
-    Exits with 73 when there is no such node.
+    Exits with 73 when the node does not exist.
     """
 
     async def work() -> list[tenure.SessionDescription]:
@@ -81,7 +82,7 @@ def end_session(node: str, number: int, *, as_json: bool) -> None:
     Its leases are released at once, and its program is notified. Until then the program still
     considers them held. 'tenure session ls' shows the ids.
 
-    Exits with 73 when there is no such session.
+    Exits with 73 when the session does not exist.
     """
 
     async def work() -> tenure.SessionDescription | None:
@@ -110,7 +111,7 @@ def end_session(node: str, number: int, *, as_json: bool) -> None:
 
 
 async def _busy_nodes(client: tenure.Client) -> str:
-    """Name the nodes that have sessions, as a hint after a look on the wrong node."""
+    """Name the nodes that have sessions, as a hint when the wrong node was given."""
     busy = []
     for path in await client.list_nodes():
         with contextlib.suppress(tenure.NodeNotFound):  # dropped just now
@@ -130,9 +131,9 @@ def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
 
     TOKEN is its fencing token, as 'tenure describe NAME' shows it. An evicted owner loses its lease
     at once, and its program is notified. Until then the program still considers it held. Its
-    session and its other leases stay.
+    session keeps its other leases.
 
-    Exits with 73 when there is no such request.
+    Exits with 73 when the request does not exist.
     """
 
     async def work() -> tenure.RequestDescription | None:

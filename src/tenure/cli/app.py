@@ -1,7 +1,7 @@
-"""`tenure` itself: its commands, loaded on first use, and what becomes of what goes wrong.
+"""`tenure` itself: its commands, loaded on first use, and its handling of errors.
 
-A person's mistake gets one line on stderr that says what happened and what to do. A traceback
-is shown for a defect of tenure's own only.
+A mistake of the user is reported in one line on stderr that says what happened and what to do. A
+traceback is shown only for a defect of tenure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class CommandGroup(click.Group):
-    """A group of commands: shows its help when called alone, guesses what was mistyped."""
+    """A group of commands that shows its help when called alone, and detects typos."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; without any, show the help."""
@@ -51,7 +51,7 @@ class CommandGroup(click.Group):
 
 
 class LazyGroup(CommandGroup):
-    """The commands by the modules they are in, so that the help of all imports none of them."""
+    """The commands and their modules, so that the help of all commands imports none of them."""
 
     MODULES: ClassVar = {
         "run": ("tenure.cli.run.command", "run", "Run a command under a lock."),
@@ -78,7 +78,7 @@ class LazyGroup(CommandGroup):
         "dflockd": (
             "tenure.cli.dflockd",
             "dflockd",
-            "Serve dflockd's clients, in the place of its own server.",
+            "Serve dflockd's clients, as a replacement of dflockd's server.",
         ),
         "demo": (
             "tenure.cli.demo.command",
@@ -88,7 +88,7 @@ class LazyGroup(CommandGroup):
         "simulate": (
             "tenure.cli.simulate",
             "simulate",
-            "Look for defects of tenure in simulated time.",
+            "Search for defects of tenure in simulated time.",
         ),
         "completion": (
             "tenure.cli.completion",
@@ -126,7 +126,7 @@ class LazyGroup(CommandGroup):
             formatter.write_dl([(name, row[2]) for name, row in self.MODULES.items()])
 
 
-# \b keeps click from filling the lines of the paragraph.
+# \b stops click from rewrapping the paragraph.
 HELP = """Locks, semaphores and elections across processes and machines.
 
 \b
@@ -148,11 +148,11 @@ tenure demo                                    see it at work
 @click.version_option(__version__, "--version", prog_name="tenure", message="%(prog)s %(version)s")
 @url_option
 def tenure() -> None:
-    """`tenure`: everything else is in its commands."""
+    """`tenure`: the group of all commands."""
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run a command line; returns the exit code."""
+    """Run a command line, and return the exit code."""
     logging.basicConfig(format="tenure: %(message)s", level=logging.WARNING)
     status: int = Status.DONE
     try:
@@ -169,7 +169,7 @@ def invoke(arguments: Sequence[str]) -> int:
                 raise
             _output_is_lost()
             if status > after_signal(0):
-                return status  # a closed terminal has ended it, and takes no last words
+                return status  # a closed terminal has ended the command, and nothing can be written
             click.echo(f"tenure: the output cannot be written: {error.strerror}", err=True)
             return Status.STORE
     except KeyboardInterrupt:
@@ -187,7 +187,7 @@ def invoke(arguments: Sequence[str]) -> int:
 
 
 def _output_is_lost() -> None:
-    """Python would try once more at its end, and complain."""
+    """Python would flush again at exit, and print an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""`tenure backup` and `tenure restore`: a store's copy, and a store made from one."""
+"""`tenure backup` and `tenure restore`: copy a store, and make a store from a copy."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ _SERVERS = ("tenure", "tenures", "tenure+unix")
 def backup(file: str, *, force: bool, as_json: bool) -> None:
     """Write a backup of the store into FILE.
 
-    For SQLite files. Programs and a server may use the store meanwhile. The backup is the store
-    as it was at one moment; it is checked, and FILE has all of it or is not there. It holds the
-    keys of sessions and all data, so only its owner can read it.
+    For SQLite files. Programs and a server may use the store meanwhile. The backup is a consistent
+    snapshot; it is checked, and FILE is either complete or not written. It contains the keys of
+    sessions and all data, so only its owner can read it.
 
-    For the server ('tenure://'), run it on the server's machine, on the file that it serves.
+    For a server ('tenure://'), run it on the server's machine, on the file that it serves.
     """
     from tenure.engines.sqlite.backup import backup as write
 
@@ -79,7 +79,7 @@ def backup(file: str, *, force: bool, as_json: bool) -> None:
     "--quarantine",
     metavar="TIME",
     type=a_span,
-    help="For how long nothing is granted (90, 30s, 5m), on your word that no session had a longer "
+    help="For how long nothing is granted (90, 30s, 5m): you know that no session had a longer "
     "recovery window, or that no holder is left.",
 )
 @json_option
@@ -87,13 +87,13 @@ def backup(file: str, *, force: bool, as_json: bool) -> None:
 def restore(file: str, *, force: bool, quarantine: float | None, as_json: bool) -> None:
     """Make a store from the backup FILE.
 
-    For SQLite files. Nodes, semaphores and their data are restored; sessions are not, and what
-    they held is free. Stop all programs that use the store first, the server too.
+    For SQLite files. Nodes, semaphores and their data are restored; sessions and their leases are
+    not. First stop all programs that use the store, including the server.
 
-    Holders of what was granted after the backup may still consider it held. So nothing is
-    granted until the longest recovery window of any session has passed, from the first opening
-    of the store on. The former store, if it is there to be replaced, says how long that is. Else
-    it is 30 minutes, unless --quarantine says otherwise. Fencing tokens rise.
+    Holders of leases granted after the backup may still consider them held. So nothing is granted
+    until the longest recovery window of any session has passed, counted from the first use of the
+    store. If a store is replaced, its sessions determine that time; otherwise it is 30 minutes,
+    unless --quarantine is given. Fencing tokens keep rising.
     """
     from tenure.engines.sqlite.restore import restore as read
 
@@ -126,8 +126,8 @@ def _sqlite_url(command: str, of_server: str) -> str:
     """Return the chosen store, if it is a file.
 
     Raises:
-        Mistake: it is a server's, whose file is the store.
-        Unsupported: its engine has tools of its own.
+        Mistake: it is a server; the store is the server's file.
+        Unsupported: its database has its own tools.
     """
     url = split_answer_timeout(chosen_url())[0]
     scheme = url.partition(":")[0].lower()

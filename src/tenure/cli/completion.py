@@ -1,10 +1,10 @@
-"""Completion at a shell's prompt: `tenure completion SHELL`, and the candidates at each Tab.
+"""Completion in a shell: `tenure completion SHELL`, and the candidates for each Tab.
 
 Rules:
 
-* Tab is answered quickly or not at all: a store has a fraction of a second to answer.
-* Nothing is written, neither into a store nor to the person: what goes wrong completes to nothing.
-* What a shell would take apart or expand is not offered.
+* A store has a fraction of a second to answer; after that, nothing is offered.
+* Nothing is written to the store or the terminal: after an error, nothing is offered.
+* Names that a shell would split or expand are not offered.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ VARIABLE = "_TENURE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 TIMEOUT = 0.5
 MOST = 200
-"""Names that are offered, at the most."""
+"""Highest number of names that are offered."""
 
 _HARMLESS = re.compile(r"[\w./:@%+,=-]+")
 
 
-# \b keeps click from filling the lines of the paragraph.
+# \b stops click from rewrapping the paragraph.
 HELP = """Print the completion script of a shell.
 
 Put one of these into the file that your shell reads when it starts:
@@ -59,21 +59,21 @@ def completion(context: click.Context, shell: str) -> None:
     whole = context.find_root().command
     kind = get_completion_class(shell)
     assert kind is not None
-    # Not bash's own version of it, which starts a bash to see how old that is.
+    # Not click's own version, which starts a bash to check its version.
     click.echo(ShellComplete.source(kind(whole, {}, "tenure", VARIABLE)), nl=False)
 
 
 def answer(whole: click.Command, instruction: str) -> int:
-    """Answer a completion script's request (`VARIABLE` has it); returns the exit code."""
+    """Answer a completion script's request (in `VARIABLE`), and return the exit code."""
     logging.disable()
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
         try:
             return shell_complete(whole, {}, "tenure", VARIABLE, instruction)
         except Exception:
-            return Status.DONE  # a prompt is no place for a complaint: there is nothing to offer
+            return Status.DONE  # an error message would disturb the prompt: nothing is offered
 
 
-# What a parameter's values are
+# Values of parameters
 
 
 def names(
@@ -102,7 +102,7 @@ def nodes(
 def files(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Files, as the shell completes them."""
+    """Complete files, as the shell does."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -119,6 +119,6 @@ def _found(
         with context.scope(cleanup=False):
             found = asyncio.run(find_all())
     except Exception:
-        return []  # no store, a broken one, a slow one: nothing to offer
+        return []  # no store, a broken one, a slow one: nothing is offered
     fitting = [each for each in found if each.startswith(incomplete) and _HARMLESS.fullmatch(each)]
     return [CompletionItem(each) for each in fitting[:MOST]]

@@ -1,7 +1,7 @@
 """`tenure config`: one value that programs and scripts publish and follow (`SharedConfig`).
 
-A value is bytes. They reach a pipe as they are, and a terminal escaped. Nothing is created by
-reading or watching, so that a mistyped name leaves nothing behind.
+A value is bytes, printed unchanged into a pipe, and escaped on a terminal. Reading and watching
+create nothing, so a mistyped name leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["config"]
 
 
 class _Raw:
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     def encode(self, value: bytes, /) -> bytes:
         return value
@@ -47,8 +47,7 @@ class _Raw:
 def config() -> None:
     """Publish a value, and follow it.
 
-    In a program it is a tenure.recipes.SharedConfig, whose values are JSON unless it says
-    otherwise.
+    Programs use tenure.recipes.SharedConfig, whose values are JSON by default.
     """
 
 
@@ -59,7 +58,7 @@ def config() -> None:
 def get(name: str, node: str) -> None:
     """Print the value of NAME.
 
-    In a pipe it is the very bytes, on a terminal they are escaped. Exits with 73 when nothing has
+    The bytes are unchanged in a pipe, and escaped on a terminal. Exits with 73 when nothing has
     been published.
     """
 
@@ -103,9 +102,8 @@ def set_value(
 ) -> None:
     """Publish a value as NAME; its watchers are notified.
 
-    VALUE is the value itself, or '-' for the standard input. With --json it is checked, and
-    written in the way of tenure.recipes.SharedConfig, so that equal values are equal bytes and wake
-    no watcher.
+    VALUE is the value itself, or '-' for the standard input. With --json it is checked, and encoded
+    as by tenure.recipes.SharedConfig, so that equal values have equal bytes and wake no watcher.
     """
     data = _given(value, file)
     if as_json:
@@ -124,7 +122,7 @@ def set_value(
 def _given(value: str | None, file: BinaryIO | None) -> bytes:
     if (value is None) == (file is None):
         raise click.UsageError(
-            "give VALUE, '-' or --file FILE, one of them", click.get_current_context()
+            "give one of VALUE, '-' and --file FILE", click.get_current_context()
         )
     if file is not None:
         return file.read()
@@ -150,8 +148,8 @@ def _as_json(data: bytes) -> bytes:
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
     """Show the value of NAME, and every newer one.
 
-    One line each, escaped, with the time; with --json one object each, whose data is null when
-    nothing has been published. Ends as 'tenure watch' does.
+    Each is one line, escaped, with the time; with --json, one object, whose data is null when
+    nothing has been published. Ends like 'tenure watch'.
     """
     latest: bytes | None = None
 

@@ -1,4 +1,4 @@
-"""`tenure dflockd`: a server for dflockd's clients, with the command line of dflockd's own."""
+"""`tenure dflockd`: a server for dflockd's clients, with the command line of dflockd's server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _OneDashOrTwo(click.Command):
 
 
 def _with_two_dashes(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """Write the options among `args` with two dashes; their values are left alone."""
+    """Rewrite the options among `args` with two dashes; their values are not changed."""
     rest = iter(args)
     for word in rest:
         if word == "--":
@@ -75,20 +75,22 @@ def _flags(command: Any) -> Any:
 
 @click.command(
     cls=_OneDashOrTwo,
-    epilog="Every flag is also a variable, as of dflockd's own server: DFLOCKD_PORT, "
-    "DFLOCKD_DEFAULT_LEASE_TTL_S. A flag counts more than its variable, and may have one dash. "
+    epilog="As in dflockd's own server, every flag is also a variable: DFLOCKD_PORT, "
+    "DFLOCKD_DEFAULT_LEASE_TTL_S. A flag overrides its variable, and may have one dash. "
     "docs/operate/dflockd-clients.md has the details.",
 )
 @_flags
-@click.option("--store", metavar="URL", help="Where the locks are kept; as of 'tenure serve'.")
-@click.option("--node", metavar="PATH", default="/dflockd", help="Their node.  [/dflockd]")
-@click.option("--log-format", metavar="text|json", help="How the log is written.  [text]")
+@click.option("--store", metavar="URL", help="The store of the locks, as for 'tenure serve'.")
+@click.option(
+    "--node", metavar="PATH", default="/dflockd", help="The node of the locks.  [/dflockd]"
+)
+@click.option("--log-format", metavar="text|json", help="The format of the log.  [text]")
 @click.version_option(__version__, "--version", message="%(version)s")
 def dflockd(store: str | None, node: str, log_format: str | None, **given: Any) -> int:
-    """Serve dflockd's clients, in the place of its own server.
+    """Serve dflockd's clients, as a replacement of dflockd's server.
 
-    The locks are tenure's: 'tenure ls' and 'tenure top' show them, and they outlive a restart.
-    'tenure serve --listen dflockd://HOST:PORT' does the same beside other listeners.
+    The locks are tenure's: 'tenure ls' and 'tenure top' show them, and they survive a restart.
+    'tenure serve --listen dflockd://HOST:PORT' does the same, together with other listeners.
     """
     if given_url() is not None:
         raise Mistake(Status.USAGE, "--url is for clients; a server's store is --store")

@@ -1,4 +1,4 @@
-"""`tenure doctor`: what is the matter with the store, drawn (`tenure.doctor` finds it out)."""
+"""`tenure doctor`: prints the findings of `tenure.doctor`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SIGNS = {"ok": "✓", "warning": "!", "failure": "✗"}
 def doctor(*, as_json: bool) -> int:
     """Examine and test the store.
 
-    Which store it is and why that one, the machine, the file system, permissions, who else uses it,
-    and a lock that is taken and handed over; each with what was found and, where it matters, how
-    to mend it. It works when the store does not, and makes none where there is none.
+    It checks the choice of the store, the machine, the file system, permissions and other users of
+    the store, and takes a lock and hands it over. Each finding says, where needed, how to repair
+    it. It works when the store does not, and never creates a store.
 
-    Exits with 0 when the store can be used (warnings do no harm), else with 74. Without click
-    and rich: python -m tenure.doctor.
+    Exits with 0 when the store can be used, even with warnings, else with 74. Without click and
+    rich, use: python -m tenure.doctor.
     """
     findings = []
     for finding in examine(given_url()):
@@ -46,14 +46,14 @@ def doctor(*, as_json: bool) -> int:
 
 
 def finding_json(finding: Finding) -> dict[str, str]:
-    """Return a finding, for scripts."""
+    """Return a finding for scripts."""
     described = dataclasses.asdict(finding)
     del described["absent"]
     return described
 
 
 def show_finding(finding: Finding) -> None:
-    """Print a finding, for a person."""
+    """Print a finding for people."""
     what, found, remedy = safe(finding.what), safe(finding.found), safe(finding.remedy)
     if not is_terminal():
         say(f"{finding.level:<8} {what:<16}  {found}")
@@ -65,7 +65,7 @@ def show_finding(finding: Finding) -> None:
 
     from tenure.cli.output import terminal
 
-    # One row at a time, so that what takes long is seen to.
+    # One row at a time, so that slow checks are visible.
     row = Table.grid(padding=(0, 1))
     row.add_column(width=1)
     row.add_column(width=15)

@@ -54,7 +54,7 @@ DATA = Column("Data", style="cyan", text=True)
 def ls(node: str | None, *, as_json: bool) -> None:
     """List semaphores with their holders and waiters.
 
-    Nodes, and on each its semaphores, mutexes and elections; NODE limits it to one.
+    Lists the nodes with their semaphores, mutexes and elections, or those of NODE.
     """
     try:
         nodes = run_async(_read(node))
@@ -203,7 +203,7 @@ def kind(each: Semaphore) -> str:
     if not each.ephemeral:
         if each.limit > 1:
             return "semaphore"
-        if not each.data:  # an election's data is its leader's
+        if not each.data:  # the data of an election is its leader's
             return "election?"
         return "semaphore" if each.held or each.waiting else "config"
     # A store that does not list requests still reports how much is held.
@@ -238,7 +238,7 @@ def who(request: Request) -> str:
 def owner(request: Request) -> str:
     """Return the program of a request in a table: ``pid 4242 backup.py (nightly)``.
 
-    The process comes first, because the end is cut off where there is no room.
+    The process comes first, because the end may be cut off.
     """
     name = f"{_process(request)} {program(request)}".rstrip()
     return f"{name} ({remark(request)})" if remark(request) else name
@@ -249,13 +249,13 @@ def _process(request: Request) -> str:
 
 
 def program(each: Request | Session | tenure.LastRun) -> str:
-    """Return a program's name, or a description that has it (``tenure run backup.sh``)."""
+    """Return a program's name, or a description that contains it (``tenure run backup.sh``)."""
     text = _description(each)
     return safe(text if text.startswith(each.program or "") else each.program or "")
 
 
 def remark(each: Request | Session) -> str:
-    """Return the description, if `program` does not show it."""
+    """Return the description, unless `program` already shows it."""
     text = _description(each)
     return "" if text.startswith(each.program or "") else safe(text)
 
@@ -270,12 +270,12 @@ def _description(each: Request | Session | tenure.LastRun) -> str:
 
 
 def _number(value: int) -> int | None:
-    """Return a count or limit; ``None`` (null) beyond the numbers that JSON's readers represent."""
+    """Return a count or limit; ``None`` (null) if JSON readers cannot represent it."""
     return None if value > EXACT else value
 
 
 def request_json(each: Request) -> dict[str, Any]:
-    """Return a request in JSON; null is unknown, but for the count, where it is everything."""
+    """Return a request in JSON; null means unknown, but as the count it means all tokens."""
     return {
         "order_id": each.order_id,
         "count": _number(each.count),
@@ -292,7 +292,7 @@ def request_json(each: Request) -> dict[str, Any]:
 
 
 def semaphore_json(each: Semaphore) -> dict[str, Any]:
-    """Return a semaphore in JSON; a limit of null is none."""
+    """Return a semaphore in JSON; a null limit means no limit."""
     return {
         "name": each.name,
         "kind": "semaphore" if not each.ephemeral else kind(each),

@@ -1,4 +1,4 @@
-"""`tenure man`: the manual page tenure(1), made of the help texts."""
+"""`tenure man`: the manual page tenure(1), generated from the help texts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["man", "manual_page"]
 
 ENVIRONMENT = (
     ("TENURE_URL", "The store, unless --url names another."),
-    ("XDG_STATE_HOME", "Where the default store is: tenure/tenure.db in it, or in ~/.local/state."),
+    ("XDG_STATE_HOME", "Folder of the default store, tenure/tenure.db; else ~/.local/state."),
     (
         "TENURE_NAME, TENURE_NODE, TENURE_FENCING_TOKEN, TENURE_SLOT",
         (
-            "Set for a command under a lock: what is held, where, a number that rises with grants, "
+            "Set for a command under a lock: its name, its node, a number that rises with grants, "
             "and with --semaphore a number that no other holder has."
         ),
     ),
@@ -37,7 +37,7 @@ def man() -> None:
 
 
 def manual_page(whole: click.Group) -> str:
-    """tenure(1) in the language of man(7)."""
+    """tenure(1) in the man(7) language."""
     return "\n".join(_lines(whole)) + "\n"
 
 
@@ -57,7 +57,7 @@ def _lines(whole: click.Group) -> Iterator[str]:
     yield ".SH EXIT STATUS"
     yield from _definitions([("0", "done"), *table(run=True)])
     yield ".PP"
-    yield _text("A command under 'tenure run' has its own exit code passed on.")
+    yield _text("The exit code of a command under 'tenure run' is passed on.")
     yield ".SH ENVIRONMENT"
     yield from _definitions(ENVIRONMENT)
     yield ".SH SEE ALSO"
@@ -91,7 +91,7 @@ def _definitions(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Help as click has it: paragraphs, of which those after a backspace stay as they are."""
+    """Help as click has it: paragraphs, of which those after a backspace are not rewrapped."""
     for paragraph in cleandoc(text).split("\n\n"):
         lines = paragraph.strip("\n").split("\n")
         if lines[0].strip() == "\b":
@@ -102,6 +102,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return a line of text without commands."""
+    """Return a line of text, escaped so that it contains no commands."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga")
     return "\\&" + escaped if escaped[:1] in {".", "'"} else escaped

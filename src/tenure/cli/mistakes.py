@@ -40,13 +40,13 @@ class Mistake(Exception):
     """Error of a command, with a message for the user and an exit code."""
 
     def __init__(self, status: Status, message: str) -> None:
-        """Keep the exit code and the message."""
+        """Store the exit code and the message."""
         super().__init__(message)
         self.status = status
 
 
 def explain(error: Exception) -> tuple[Status, str] | None:
-    """Return the exit code and line for an error; ``None`` when it is a defect of tenure."""
+    """Return the exit code and line for an error; ``None`` for a defect of tenure."""
     if isinstance(error, Mistake):
         return error.status, _one_line(str(error))
     if isinstance(error, click.ClickException):
@@ -56,7 +56,7 @@ def explain(error: Exception) -> tuple[Status, str] | None:
             message += f" (see '{context.command_path} --help')"
         return Status.USAGE, message[:1].lower() + message[1:]
     if isinstance(error, AcquireTimeout) and isinstance(error.__cause__, TenureError):
-        return Status.STORE, _one_line(str(error))  # an outage is no contention
+        return Status.STORE, _one_line(str(error))  # an outage is not contention
     for kinds, status in _STATUS:
         if isinstance(error, kinds):
             return status, _one_line(str(error))

@@ -1,4 +1,4 @@
-"""`tenure node`: the namespaces that sessions live on."""
+"""`tenure node`: nodes, the namespaces of sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def node() -> None:
     """Manage nodes, the namespaces.
 
-    A node's path is like /billing/jobs. The node /default is always there. Others are created
+    A node's path is like /billing/jobs. The node /default always exists. Others are created
     explicitly, so that a mistyped path never splits one lock into two.
     """
 
@@ -44,19 +44,19 @@ def _config_options(command: F) -> F:
             metavar="S",
             type=a_duration,
             default=0.0,
-            help="Seconds that sessions get on top of their window after a restart of the store.",
+            help="Seconds added to the sessions' recovery windows after a restart of the store.",
         ),
         click.option(
-            "--read-consistency", type=consistency, default=None, help="Kept for YDB's clients."
+            "--read-consistency", type=consistency, default=None, help="Stored for YDB's clients."
         ),
         click.option(
-            "--attach-consistency", type=consistency, default=None, help="Kept for YDB's clients."
+            "--attach-consistency", type=consistency, default=None, help="Stored for YDB's clients."
         ),
         click.option(
             "--rate-limiter-counters-mode",
             type=click.Choice(["aggregated", "detailed"]),
             default=None,
-            help="Kept for YDB's clients.",
+            help="Stored for YDB's clients.",
         ),
     ):
         command = option(command)
@@ -69,7 +69,7 @@ def _config(options: dict[str, Any]) -> tenure.NodeConfig:
 
 @node.command()
 @click.argument("path")
-@click.option("--exist-ok", is_flag=True, help="It may exist; it is not touched then.")
+@click.option("--exist-ok", is_flag=True, help="Accept an existing node; it is not changed.")
 @_config_options
 @url_option
 def create(path: str, *, exist_ok: bool, **options: Any) -> None:
@@ -89,7 +89,7 @@ def create(path: str, *, exist_ok: bool, **options: Any) -> None:
 def alter(path: str, **options: Any) -> None:
     """Change the configuration of the node PATH.
 
-    What is not given stays as it is.
+    Options that are not given do not change.
     """
 
     async def work() -> None:
@@ -101,7 +101,7 @@ def alter(path: str, **options: Any) -> None:
 
 @node.command()
 @click.argument("path", shell_complete=complete("nodes"))
-@click.option("--force", is_flag=True, help="Even when sessions are attached; they expire.")
+@click.option("--force", is_flag=True, help="Drop it even when sessions are attached; they expire.")
 @url_option
 def drop(path: str, *, force: bool) -> None:
     """Drop the node PATH with everything on it."""

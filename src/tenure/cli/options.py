@@ -1,4 +1,4 @@
-"""The options that many commands share, and how a command runs its asynchronous part."""
+"""Options shared by several commands, and the runner of their asynchronous part."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def a_span(value: str) -> float:
-    """Return the type of an option in seconds, or in another unit: 90, 30s, 15m, 1h, 7d."""
+    """Return the type of an option in seconds or another unit: 90, 30s, 15m, 1h, 7d."""
     number, unit = (value[:-1], value[-1:]) if value[-1:] in _UNITS else (value, "s")
     try:
         return a_duration(number) * _UNITS[unit]
@@ -55,7 +55,7 @@ def a_span(value: str) -> float:
 
 
 def a_count(value: str) -> int:
-    """Return the type of an option that counts something."""
+    """Return the type of an option that is a count."""
     try:
         number = int(value)
     except ValueError:
@@ -71,7 +71,7 @@ def _remember_url(context: click.Context, _: click.Parameter, value: str | None)
 
 
 def complete(what: str) -> Callable[..., list[Any]]:
-    """Return a completion of `tenure.cli.completion`, which is loaded at a Tab only."""
+    """Return a completion of `tenure.cli.completion`, which is loaded only at a Tab."""
 
     def completed(*question: Any) -> list[Any]:
         from tenure.cli import completion
@@ -83,7 +83,7 @@ def complete(what: str) -> Callable[..., list[Any]]:
 
 
 def name_argument(command: F) -> F:
-    """NAME, of something that may be there."""
+    """NAME, of something that may exist."""
     return click.argument("name", shell_complete=complete("names"))(command)
 
 
@@ -119,7 +119,7 @@ def watch_options(item: str) -> Callable[[F], F]:
     """Options that end a watch: ``--count`` and ``--once``, for `limit` and `once`."""
 
     def decorate(command: F) -> F:
-        command = click.option("--once", is_flag=True, help=f"The present {item}: --count 1.")(
+        command = click.option("--once", is_flag=True, help=f"Only the current {item}: --count 1.")(
             command
         )
         return click.option(
@@ -141,7 +141,7 @@ def data_options(command: F) -> F:
 
 
 def read_data(data: str | None, data_file: Any) -> bytes | None:
-    """Return the bytes of `data_options`; ``None`` without them."""
+    """Return the bytes given with `data_options`, or ``None``."""
     if data is not None and data_file is not None:
         raise click.UsageError("give --data or --data-file, not both", click.get_current_context())
     if data is not None:

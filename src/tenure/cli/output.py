@@ -1,7 +1,7 @@
 """Output: tables for a terminal, plain lines for a pipe, JSON for a script.
 
-Text from a store never reaches a terminal unescaped: other programs may have written control
-sequences there, which move the cursor or overwrite lines. `safe` escapes it.
+Text from a store is always escaped (`safe`) for a terminal: other programs may have written control
+sequences, which move the cursor or overwrite lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DATA_WIDTH = 60
 GAP = 2
 _SHORTEST_TOKEN = 4
 NARROWEST = 10
-"""Characters that a shortened column must have to be readable."""
+"""Number of characters that a shortened column must keep to be readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        right: aligned to the right.
-        text: it may be shortened where there is no room.
-        keep: it is never left out where there is no room.
+        right: whether it is aligned to the right.
+        text: whether it may be shortened.
+        keep: whether it is never omitted.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Column:
 
 
 def is_terminal() -> bool:
-    """Return whether the standard output is a terminal, other than a dumb one."""
+    """Return whether the standard output is a terminal other than a dumb one."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -84,7 +84,7 @@ def say(text: str = "", style: str = "") -> None:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: on a terminal fitted to its width, else in plain, whole columns."""
+    """Print a table: on a terminal fitted to its width, else plain, with whole columns."""
     if is_terminal():
         _drawn_table(columns, rows)
         return
@@ -130,9 +130,9 @@ def _drawn_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> No
 
 
 def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict[int, int]:
-    """Return the columns for which there is room, and how wide each of them is.
+    """Return the columns that fit, and the width of each.
 
-    The last ones that need not be kept are left out first; texts are shortened.
+    Optional columns are omitted from the right; texts are shortened.
     """
     widths = {
         at: min(width, max(NARROWEST, len(column.title))) if column.text else width
@@ -151,17 +151,17 @@ def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict
 
 
 def print_json(value: Any) -> None:
-    """JSON, one value, for scripts."""
+    """JSON for scripts: one value."""
     click.echo(json.dumps(value, indent=2))
 
 
 def print_json_line(value: Any) -> None:
-    """JSON on one line, one of many."""
+    """JSON for scripts: one line of many."""
     click.echo(json.dumps(value))
 
 
 def safe(text: str) -> str:
-    """Text with everything escaped that is not plainly visible."""
+    """Text in which all characters that are not plainly visible are escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escaped(each) for each in text)
@@ -172,7 +172,7 @@ def _escaped(character: str) -> str:
     if character in named:
         return named[character]
     code = ord(character)
-    if unicodedata.category(character) == "Cs":  # an undecodable byte, as Python carries it
+    if unicodedata.category(character) == "Cs":  # an undecodable byte, as a surrogate escape
         return f"\\x{code & 0xFF:02x}"
     return (
         f"\\x{code:02x}"
@@ -184,7 +184,7 @@ def _escaped(character: str) -> str:
 
 
 def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
-    """Return data as text, as far as it is some, and as far as there is room."""
+    """Return data as text if possible, shortened to the width."""
     text = safe(data[: 4 * width].decode("utf-8", errors="surrogateescape"))
     if len(text) <= width and len(data) <= 4 * width:
         return text
@@ -192,9 +192,9 @@ def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
 
 
 def shortened(numbers: Sequence[int]) -> tuple[str, list[str]]:
-    """Fencing tokens without the digits that all of them begin with, and these digits.
+    """Return fencing tokens without their common leading digits, and these digits.
 
-    The rest still shows which is greater. Tokens of different lengths are not shortened.
+    The rest still shows which token is greater. Tokens of different lengths are not shortened.
     """
     whole = [str(number) for number in numbers]
     least, greatest = str(min(numbers, default=0)), str(max(numbers, default=0))
@@ -215,7 +215,7 @@ def data_json(data: bytes) -> dict[str, str | None]:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a length of time, in the two units that matter; empty when unknown."""
+    """Return a duration in its two largest units; empty when unknown."""
     if seconds is None:
         return ""
     if seconds < 10:

@@ -25,24 +25,25 @@ _SCHEMES = ("postgresql", "postgres")
 def postgresql() -> None:
     """Create and upgrade the schema of a PostgreSQL store.
 
-    Programs create it on first use, if their account may. Otherwise an administrator does so.
+    Programs create the schema on first use if their account may create schemas. Otherwise an
+    administrator creates it.
     """
 
 
 @postgresql.command()
-@click.option("--print-sql", is_flag=True, help="Print the SQL, and run nothing.")
+@click.option("--print-sql", is_flag=True, help="Print the SQL without running it.")
 @click.option(
-    "--role", metavar="NAME", help="The account of the programs: it may use the store, no more."
+    "--role", metavar="NAME", help="The programs' account: it may use the store, but not alter it."
 )
 @url_option
 def init(*, print_sql: bool, role: str | None) -> None:
     """Create the schema of the store.
 
-    The URL names the database and, with ?schema=NAME, the schema; it is 'tenure' by default.
+    The URL names the database and, with ?schema=NAME, the schema (default: 'tenure').
 
-    An administrator can run what --print-sql prints, with psql for example.
+    An administrator can run the output of --print-sql, for example with psql.
 
-    Exits with 73 when the schema exists.
+    Exits with 73 if the schema exists already.
     """
     url = _postgresql_url(print_sql=print_sql)
     with needs_extra("postgresql", "postgresql"):
@@ -56,8 +57,8 @@ def init(*, print_sql: bool, role: str | None) -> None:
     if not initialize(address, role):
         raise Mistake(
             Status.REFUSED,
-            f"the schema {address.schema} exists already in {address.url}; examine it with "
-            "'tenure doctor', upgrade it with 'tenure postgresql upgrade', or choose another one "
+            f"the schema {address.schema} already exists in {address.url}; examine it with "
+            "'tenure doctor', upgrade it with 'tenure postgresql upgrade', or choose another "
             "with ?schema=NAME",
         )
     use = "" if role is None else f", which {safe(role)} may use"
@@ -65,15 +66,15 @@ def init(*, print_sql: bool, role: str | None) -> None:
 
 
 @postgresql.command()
-@click.option("--print-sql", is_flag=True, help="Print the SQL, and run nothing.")
+@click.option("--print-sql", is_flag=True, help="Print the SQL without running it.")
 @url_option
 def upgrade(*, print_sql: bool) -> None:
     """Upgrade the schema of the store to this version of tenure.
 
-    It is one transaction, as the owner of the schema. Programs may run meanwhile, and keep their
-    leases. Upgrade the schema first, then the programs.
+    The upgrade is one transaction and needs the owner of the schema. Programs may keep running, and
+    keep their leases. Upgrade the schema first, then the programs.
 
-    An administrator can run what --print-sql prints, with psql for example.
+    An administrator can run the output of --print-sql, for example with psql.
     """
     url = _postgresql_url(print_sql=print_sql)
     with needs_extra("postgresql", "postgresql"):
@@ -90,10 +91,10 @@ def upgrade(*, print_sql: bool) -> None:
 
 
 def _postgresql_url(*, print_sql: bool) -> str:
-    """Return the chosen store; to print the SQL, none has to be chosen.
+    """Return the URL of the chosen store. Printing the SQL needs no choice.
 
     Raises:
-        Unsupported: it is none of PostgreSQL.
+        Unsupported: the store is not PostgreSQL.
     """
     if print_sql and given_url() is None and not os.environ.get("TENURE_URL"):
         return "postgresql://"

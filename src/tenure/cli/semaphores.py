@@ -1,4 +1,4 @@
-"""`tenure sem`: lasting semaphores, which are created before they are used."""
+"""`tenure sem`: lasting semaphores, which are created before use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["sem"]
 def sem() -> None:
     """Manage lasting semaphores.
 
-    Mutexes need none of this: they exist while they have a holder or a waiter.
+    Mutexes need no management: they exist while they have a holder or a waiter.
     """
 
 
@@ -47,10 +47,8 @@ async def _semaphore(
 
 @sem.command()
 @click.argument("name")
-@click.option(
-    "--limit", type=a_count, required=True, metavar="N", help="How many tokens there are."
-)
-@click.option("--exist-ok", is_flag=True, help="It may exist with the same limit.")
+@click.option("--limit", type=a_count, required=True, metavar="N", help="Number of tokens.")
+@click.option("--exist-ok", is_flag=True, help="Accept an existing semaphore of the same limit.")
 @data_options
 @node_option
 @url_option
@@ -76,7 +74,7 @@ def update(name: str, node: str, data: str | None, data_file: Any) -> None:
     """Replace the data of the semaphore NAME; its watchers are notified."""
     content = read_data(data, data_file)
     if content is None:
-        raise Mistake(Status.USAGE, "what is the data? give --data TEXT or --data-file FILE")
+        raise Mistake(Status.USAGE, "the data is missing: give --data TEXT or --data-file FILE")
 
     async def work() -> None:
         async with _semaphore(name, node) as semaphore:
@@ -87,7 +85,7 @@ def update(name: str, node: str, data: str | None, data_file: Any) -> None:
 
 @sem.command()
 @name_argument
-@click.option("--force", is_flag=True, help="Even when it has owners, who lose it, or waiters.")
+@click.option("--force", is_flag=True, help="Delete it even with owners or waiters.")
 @node_option
 @url_option
 def delete(name: str, node: str, *, force: bool) -> None:

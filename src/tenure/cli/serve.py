@@ -1,4 +1,4 @@
-"""`tenure serve`: what a person types, and what `--check` shows."""
+"""`tenure serve`: its options, and the output of `--check`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _EXIT_CODES = (
 
 
 class _InSections(click.Command):
-    """Its help has the limits apart from the rest."""
+    """Its help lists the limits separately."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limits = {_argument(each) for each in SETTINGS if each.limit}
@@ -48,7 +48,7 @@ class _InSections(click.Command):
                 rows[parameter.name in limits].append(row)
         with formatter.section("Options"):
             formatter.write_dl(rows[False])
-        with formatter.section("Limits, on what clients can make the server hold"):
+        with formatter.section("Limits on the server's resources for clients"):
             formatter.write_dl(rows[True])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -86,15 +86,15 @@ def _setting_options(command: F) -> F:
     "environment, and the environment the file. docs/operate/server.md has the details.",
 )
 @click.option("--config", metavar="FILE", help="A file of settings, in TOML.")
-@click.option("--check", is_flag=True, help="Say whether the settings are right, and end.")
+@click.option("--check", is_flag=True, help="Check the settings, and exit.")
 @_setting_options
 @json_option
 def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> int:
     """Put a store on the network.
 
-    Clients use it as tenure://HOST:PORT. Without options it serves an SQLite file of your own to
-    this machine alone. SIGTERM and Ctrl-C end it in order. Neither that nor a crash loses a session
-    or a lease: a client that reconnects within its recovery window has all of them.
+    Clients use it as tenure://HOST:PORT. Without options it serves your own SQLite file, on this
+    machine only. SIGTERM and Ctrl-C end it in order. Neither that nor a crash loses a session or a
+    lease, if the client reconnects within its recovery window.
     """
     if given_url() is not None:
         raise Mistake(Status.USAGE, "--url is for clients; a server's store is --store")
@@ -114,11 +114,11 @@ def serve(config: str | None, *, check: bool, as_json: bool, **options: Any) -> 
 
 
 def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
-    """Serve until a signal ends it; returns the exit code.
+    """Serve until a signal ends it, and return the exit code.
 
     Args:
         settings: the options of the server.
-        cautions: messages that are logged first, as warnings.
+        cautions: warnings to log first.
     """
     from tenure.server.log import LOGGER, log_event, log_uncaught, set_up
     from tenure.server.log_writer import open_standard_files
@@ -132,14 +132,14 @@ def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
     try:
         ending = run(settings, os.environ)
     except TenureError as error:
-        # By now readers of our output expect lines of the log.
+        # Readers of our output now expect log lines.
         status, why = explain(error) or (Status.DEFECT, str(error))
         log_event(LOGGER, logging.ERROR, "the server ends", why=why)
         return status
     finally:
         handler.close()
     if not ending.in_order:
-        # Something still runs, and Python's own end would wait for it.
+        # A thread still runs, and Python's normal exit would wait for it.
         os._exit(after_signal(ending.signal) if ending.signal else Status.STORE)
     return Status.DONE
 

@@ -1,4 +1,4 @@
-"""`tenure service`: what is registered where, as long as it lives (`ServiceRegistry`)."""
+"""`tenure service`: registered instances of services (`ServiceRegistry`)."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ __all__ = ["service"]
 def service() -> None:
     """Register instances, and find them.
 
-    In a program it is a tenure.recipes.ServiceRegistry. Call a service by the plural of its
-    instances: a mutex of the same name would be in its way.
+    Programs use tenure.recipes.ServiceRegistry. A service and a mutex must not share a name.
     """
 
 
@@ -75,9 +74,10 @@ def register(name: str, endpoint: str, command: tuple[str, ...], node: str, wind
     """Register ENDPOINT as an instance of NAME.
 
     It is registered while COMMAND runs, which is ended when the registration is lost, as under
-    'tenure run'; without one, until a signal ends it.
+    'tenure run'. Without COMMAND it is registered until a signal.
 
-    Exits as COMMAND does; with 79 when the registration was lost; with 128+n after signal n.
+    Exits with COMMAND's exit code, with 79 when the registration was lost, or with 128+n after
+    signal n.
     """
     rules.check_window(window)
     data = endpoint.encode(errors="surrogateescape")
@@ -103,7 +103,7 @@ def register(name: str, endpoint: str, command: tuple[str, ...], node: str, wind
 
 
 async def _stay(name: str, endpoint: bytes, node: str, window: float) -> int:
-    """Be registered until a signal, or a loss."""
+    """Stay registered until a signal or a loss."""
     from tenure.cli.run.holder import ADVICE, ENDING, on_signals
 
     task = asyncio.current_task()
@@ -136,7 +136,7 @@ async def _stay(name: str, endpoint: bytes, node: str, window: float) -> int:
 
 @service.command("ls")
 @name_argument
-@click.option("--quiet", "-q", is_flag=True, help="The endpoints only, one on each line.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the endpoints, one per line.")
 @node_option
 @json_option
 @url_option
@@ -208,7 +208,7 @@ def _row(each: tenure.RequestDescription) -> list[str]:
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
     """Show the instances of NAME, and every change of them.
 
-    One line each time; with --json one object. Ends as 'tenure watch' does.
+    Each state is one line; with --json, one object. Ends like 'tenure watch'.
     """
 
     def show(described: tenure.SemaphoreDescription) -> bool:

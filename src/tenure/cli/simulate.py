@@ -1,4 +1,4 @@
-"""`tenure simulate`: look for defects of tenure itself, in thousands of simulated histories."""
+"""`tenure simulate`: search for defects of tenure itself, in thousands of simulated histories."""
 
 from __future__ import annotations
 
@@ -19,36 +19,34 @@ from tenure.testing.simulation.batch import FEWEST_FAULTS, FEWEST_OPERATIONS, Ta
 __all__ = ["simulate"]
 
 FEW = 3
-"""After so many seeds that fail, there is enough to look at."""
+"""Number of failing seeds after which the search ends."""
 
 
 @click.command()
-@click.option("--seeds", type=a_count, default="1000", metavar="N", help="How many (1000).")
-@click.option("--first-seed", type=a_count, default="1", metavar="N", help="The first (1).")
-@click.option(
-    "--jobs", type=a_count, metavar="N", help="How many processes work on it; one for each core."
-)
+@click.option("--seeds", type=a_count, default="1000", metavar="N", help="Number of seeds (1000).")
+@click.option("--first-seed", type=a_count, default="1", metavar="N", help="First seed (1).")
+@click.option("--jobs", type=a_count, metavar="N", help="Number of processes (one per core).")
 @click.option(
     "--history",
     "history_file",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Keep the first history that fails, or else the last, as JSON lines.",
+    help="Write the first failing history, or else the last, as JSON lines.",
 )
 @json_option
 def simulate(
     *, seeds: int, first_seed: int, jobs: int | None, history_file: Path | None, as_json: bool
 ) -> int:
-    """Look for defects of tenure in simulated time.
+    """Search for defects of tenure in simulated time.
 
-    Each seed is a history: processes that lock, wait, hold, campaign, write and read, while they
-    pause, crash and are started again, lose their connections and are cancelled, the store goes
-    away, clocks drift and are set, and administrators interfere. Each is checked: no limit
-    is exceeded, queues are first in, first out, fencing tokens rise, data is linearizable, every
-    loss is detected in time, and nothing stays behind.
+    Each seed is a history of processes that lock, wait, hold, campaign, write and read. Meanwhile
+    they pause, crash, restart, lose their connections and are cancelled; the store becomes
+    unreachable, clocks drift and are set, and administrators interfere. Each history is checked: no
+    limit is exceeded, queues are FIFO, fencing tokens rise, data is linearizable, every loss is
+    detected in time, and nothing is left behind.
 
-    A history that fails is shown with its seed, and made smaller. The same seed gives the same
-    history again, with the same version of tenure and of Python. Exits with 70 if one failed.
+    A failing history is shown with its seed, and reduced. The same seed produces the same history
+    with the same version of tenure and of Python. Exits with 70 if one failed.
     """
     started = time.monotonic()
     total = Tally()
@@ -82,7 +80,7 @@ def _show(outcome: Outcome) -> None:
     small = smallest(outcome)
     for violation in small.violations or outcome.violations:
         say(str(violation))
-    say(f"the smallest that fails so, made of {outcome.plan.steps} steps:")
+    say(f"the smallest history with this failure, of {outcome.plan.steps} steps:")
     say(str(small.plan))
     say()
 

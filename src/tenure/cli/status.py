@@ -1,7 +1,8 @@
-"""The exit codes of the command line: the one table of them.
+"""Exit codes of the command line.
 
-They keep clear of what commands under `tenure run` usually exit with, of a shell's codes, and of
-each other: a script can distinguish "another process has the lock" from "the lock was lost".
+They differ from each other, from a shell's codes, and from the usual codes of commands under
+`tenure run`, so that a script can distinguish "another process has the lock" from "the lock was
+lost".
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Status(IntEnum):
 
 _MEANING = {
     Status.DEFECT: "a defect in tenure",
-    Status.REFUSED: "what is named is not there, or there already, or in use",
+    Status.REFUSED: "the named object does not exist, exists already, or is in use",
     Status.STORE: "the store cannot be reached or used",
     Status.BUSY: "not free, with --timeout 0",
     Status.TIMED_OUT: "not granted within --timeout",
@@ -49,10 +50,10 @@ def after_signal(number: int) -> int:
 
 
 def table(*, run: bool) -> list[tuple[str, str]]:
-    """Code and meaning, for help texts.
+    """Codes and meanings, for help texts.
 
     Args:
-        run: all of them; else those of the commands that run nothing.
+        run: whether to include those of commands that run another program.
     """
     only_run = {
         Status.BUSY,

@@ -1,4 +1,4 @@
-"""A command's way to the store, and what helps when a name was not found there."""
+"""A command's access to the store, and hints for names that are not found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class NoStoreYet(Mistake):
-    """A command that only reads was called before anything was ever stored."""
+    """Error: a read-only command was called before anything was stored."""
 
 
 def chosen_url() -> str:
@@ -36,14 +36,13 @@ def chosen_url() -> str:
     if url.partition(":")[0].lower() == "memory":
         raise Mistake(
             Status.USAGE,
-            f"{url} is the memory of one process, where no other command finds anything; "
-            "use sqlite:///FILE",
+            f"{url} is the memory of one process, invisible to other commands; use sqlite:///FILE",
         )
     return url
 
 
 def shown_url() -> str:
-    """Return the chosen store for a person: with an absolute path, and without secrets."""
+    """Return the chosen store for people: with an absolute path, and without secrets."""
     url = chosen_url()
     if _is_sqlite(url):
         from tenure.engines.sqlite.url import parse
@@ -66,14 +65,15 @@ def given_url() -> str | None:
 async def open_store(
     *, create: bool = False, lasting: bool = False
 ) -> AsyncIterator[tenure.Client]:
-    """Return a client of the chosen store; what is not found there comes with near matches.
+    """Return a client of the chosen store, whose "not found" errors suggest similar names.
 
     Args:
-        create: make the store's file when it is missing. Else a mistyped name would make one.
-        lasting: what is looked for is a lasting semaphore.
+        create: whether to create a missing store file. Reading commands do not, so that a mistyped
+            name creates nothing.
+        lasting: whether the name is that of a lasting semaphore.
 
     Raises:
-        NoStoreYet: it is missing, and --url was not given.
+        NoStoreYet: the file is missing, and --url was not given.
     """
     url = chosen_url()
     if not create:
@@ -86,10 +86,10 @@ async def open_store(
 
 
 def check_there(url: str) -> None:
-    """Raise if the store is a file that is not there.
+    """Raise if the store is a file that does not exist.
 
     Raises:
-        NoStoreYet: it is missing, and --url was not given.
+        NoStoreYet: the file is missing, and --url was not given.
     """
     if not _is_sqlite(url):
         return
@@ -102,7 +102,7 @@ def check_there(url: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError:
-        return  # the engine says what is wrong
+        return  # the engine reports the mistake
     else:
         return
     message = f"there is no {file} yet; 'tenure run' makes it, or check --url and TENURE_URL"
@@ -114,7 +114,7 @@ def check_there(url: str) -> None:
 async def _suggest(
     client: tenure.Client, error: tenure.NodeNotFound | tenure.SemaphoreNotFound, lasting: bool
 ) -> str:
-    """Return a message, with near matches, for a node or semaphore that is not found."""
+    """Return a message with similar names for a node or semaphore that is not found."""
     nodes = await client.list_nodes()
     node = error.node or tenure.model.DEFAULT_NODE
     if node not in nodes:
@@ -133,7 +133,7 @@ async def _suggest(
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return the names that are like a wrong one, as a question; empty when there are none."""
+    """Return names similar to a wrong one, as a question; empty without any."""
     near = difflib.get_close_matches(wrong, list(known), n=3)
     shown = " or ".join(each if each.startswith("/") else repr(each) for each in near)
     return f" (did you mean {shown}?)" if near else ""

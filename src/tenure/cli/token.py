@@ -35,7 +35,7 @@ _file_option = click.option(
 
 
 def _prefixes(level: Access, what: str) -> Callable[[F], F]:
-    """Return the option that gives a level of access to nodes."""
+    """Return the option for a level of access to nodes."""
     return click.option(
         f"--{level.name.lower()}",
         level.name.lower(),
@@ -60,7 +60,7 @@ def token() -> None:
 @_prefixes(Access.HOLD, "Allow to acquire, and to write semaphores, too,")
 @_prefixes(Access.ADMINISTER, "Allow everything")
 @click.option(
-    "--expires-in", "span", metavar="TIME", type=a_span, help="Its lifetime: 12h, 90d.  [for ever]"
+    "--expires-in", "span", metavar="TIME", type=a_span, help="Lifetime: 12h, 90d.  [for ever]"
 )
 @_file_option
 @json_option
@@ -74,10 +74,10 @@ def new(
     *,
     as_json: bool,
 ) -> None:
-    """Make a token for NAME, and print it: it is shown this once.
+    """Make a token for NAME, and print it, this once.
 
-    Without --read, --hold and --administer it allows everything. With them it allows what they say;
-    the longest prefix of a node decides.
+    Without --read, --hold and --administer it allows everything. Otherwise it allows what these
+    options say; the longest prefix of a node decides.
     """
     path = _path(file)
     permissions: dict[str, str] = {}
@@ -103,7 +103,7 @@ def new(
 @_file_option
 @json_option
 def list_tokens(file: str | None, *, as_json: bool) -> None:
-    """List the tokens of a file, and what they allow."""
+    """List the tokens of a file, and their permissions."""
     path = _path(file)
     tokens = read_tokens(path).tokens
     if as_json:
@@ -135,18 +135,19 @@ def list_tokens(file: str | None, *, as_json: bool) -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--finish", is_flag=True, help="End it: the former token is valid no more.")
+@click.option("--finish", is_flag=True, help="Finish: the former token becomes invalid.")
 @_file_option
 @json_option
 def rotate(name: str, file: str | None, *, finish: bool, as_json: bool) -> None:
-    """Make a second token for NAME, which opens the same.
+    """Make a second token for NAME, with the same permissions.
 
-    Both are valid until --finish. Clients that change over in between keep their sessions.
+    Both are valid until --finish. Clients that switch to the new one before then keep their
+    sessions.
     """
     path = _path(file)
     if finish:
         finish_rotation(path, name)
-        click.echo(f"tenure: {safe(name)} has its newest token alone. {_RELOAD}", err=True)
+        click.echo(f"tenure: {safe(name)} now has only its newest token. {_RELOAD}", err=True)
         return
     secret = rotate_token(path, name)
     if as_json:
@@ -165,7 +166,7 @@ def rotate(name: str, file: str | None, *, finish: bool, as_json: bool) -> None:
 def revoke(name: str, file: str | None) -> None:
     """Revoke the token of NAME.
 
-    The server ends its connections when it reads the file again.
+    The server closes its connections when it reads the file again.
     """
     path = _path(file)
     revoke_token(path, name)

@@ -1,7 +1,7 @@
 """`tenure watch`: a line for each state of a semaphore, a mutex or an election.
 
-The name need not be in use, and need not stay: what it stands for (an ephemeral semaphore, a
-lasting one, nothing) may change while it is watched.
+The name need not exist. It may become an ephemeral or a lasting semaphore, or disappear, while it
+is watched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tenure.cli.store import open_store
 __all__ = ["output_gone", "show_states", "shown_state", "state_json", "watch"]
 
 OWNERS = 3
-"""So many owners are shown in a line; with ``--json`` it is all of them."""
+"""Number of owners shown in a line; with ``--json`` all are shown."""
 
 
 @click.command()
@@ -48,13 +48,13 @@ OWNERS = 3
 def watch(name: str, node: str, limit: int | None, *, once: bool, as_json: bool) -> None:
     """Show each new state of NAME.
 
-    NAME is a mutex, a semaphore or an election; it need not exist yet. The first state is the
-    present one; another follows when the owners or the data have changed. Changes that come in
-    quick succession may be shown as one, the last state is always shown. Waiters are counted, but
-    a change of their number alone is no new state.
+    NAME is a mutex, a semaphore or an election; it need not exist yet. The current state is shown
+    first; another follows when the owners or the data have changed. Changes in quick succession may
+    be shown as one, but the last state is always shown. Waiters are counted, but a change of only
+    their number shows no new state.
 
-    With --json each state is one object on a line of its own. Ends with --count, with Ctrl-C
-    (exit code 130), or when its output has no reader any more.
+    With --json each state is one object on a line of its own. Ends with --count, with Ctrl-C (exit
+    code 130), or when its output is closed.
     """
 
     def show(described: tenure.SemaphoreDescription) -> bool:
@@ -73,13 +73,13 @@ async def show_states(
     show: Callable[[tenure.SemaphoreDescription], bool],
     limit: int | None,
 ) -> None:
-    """Show the show_states of a semaphore, until `limit` of them have been shown.
+    """Show the states of a semaphore, until `limit` of them have been shown.
 
     Args:
-        name: of the semaphore.
+        name: the name of the semaphore.
         node: its node.
-        show: prints a state, and returns true; or returns false for one that is skipped.
-        limit: how many are shown; ``None`` for all.
+        show: prints a state and returns true, or skips it and returns false.
+        limit: number of states to show; ``None`` for all.
     """
     shown = 0
     async with (
@@ -96,7 +96,7 @@ async def show_states(
 async def states(
     client: tenure.Client, node: str, name: str
 ) -> AsyncGenerator[tenure.SemaphoreDescription, None]:
-    """Yield the show_states of a semaphore, ephemeral or not; end when our output has no reader.
+    """Yield the states of a semaphore, ephemeral or not; end when our output has no reader.
 
     Raises:
         NodeNotFound: there is no such node.
@@ -113,7 +113,8 @@ async def states(
                         async with semaphore.watch(data=True, owners=True) as watching:
                             async for described in _until(gone, watching):
                                 seen = (described.ephemeral, described.data, _owned(described))
-                                if seen != latest:  # else repeated by a switch or a new session
+                                # Otherwise repeated by a new semaphore or a new session.
+                                if seen != latest:
                                     latest = seen
                                     yield described
                         return
@@ -132,7 +133,7 @@ def _owned(described: tenure.SemaphoreDescription) -> object:
 async def _until(
     gone: asyncio.Future[None], watching: Watch[tenure.SemaphoreDescription]
 ) -> AsyncIterator[tenure.SemaphoreDescription]:
-    """Yield the watched show_states until our output has no reader."""
+    """Yield the watched states until our output has no reader."""
     closing = asyncio.create_task(_close_after(gone, watching))
     try:
         async for described in watching:
@@ -152,9 +153,9 @@ async def _close_after(gone: asyncio.Future[None], watching: Watch[Any]) -> None
 
 @contextmanager
 def output_gone() -> Iterator[asyncio.Future[None]]:
-    """Done when the reader of our output has closed its end (`tenure watch x | head -1`).
+    """Wait until the reader of our output has closed its end (`tenure watch x | head -1`).
 
-    A write would notice too, but there may be none for hours.
+    A write would notice it too, but may be hours away.
     """
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[None] = loop.create_future()
@@ -171,7 +172,7 @@ def output_gone() -> Iterator[asyncio.Future[None]]:
             if not gone.done():
                 gone.set_result(None)
 
-    # Nothing can be read there; what wakes us is the error that the kernel reports unasked.
+    # Nothing can be read from it; the kernel reports the error without a request.
     loop.add_reader(number, look)
     try:
         yield gone
@@ -180,7 +181,7 @@ def output_gone() -> Iterator[asyncio.Future[None]]:
 
 
 def _pipe() -> int | None:
-    """Our output's descriptor, where it is a pipe or a socket."""
+    """Descriptor of our output, if it is a pipe or a socket."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         number = sys.stdout.fileno()
         mode = os.fstat(number).st_mode
@@ -209,7 +210,7 @@ def _owner(owner: tenure.RequestDescription) -> str:
 
 
 def state_json(each: tenure.SemaphoreDescription, node: str) -> dict[str, Any]:
-    """Return a state in JSON: as `tenure describe --json`, and whether it is there at all."""
+    """Return a state in JSON: as `tenure describe --json`, and whether the semaphore exists."""
     there = not each.ephemeral or bool(each.owners) or bool(each.waiting)
     described = semaphore_json(each)
     if not there:

@@ -1,7 +1,7 @@
 """Deadlines of a store: the expiry of its sessions and the timeouts of its waiters.
 
-Entries that have become wrong stay in the heap until they come up, or until half of it may be
-wrong.
+Outdated entries stay in the heap until they reach the top, or until half of the heap may be
+outdated.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Deadlines:
         return len(self._heap)
 
     def next(self) -> float | None:
-        """Return the earliest deadline, which may be wrong; ``None``: no deadline is set."""
+        """Return the earliest deadline, which may be outdated; ``None``: no deadline is set."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, when: float, entry: StoredSession | StoredRequest) -> None:
-        """Look at a session or a waiter at that time."""
+        """Check a session or a waiter at that time."""
         if len(self._heap) >= self._compact_at:
             self._heap = [each for each in self._heap if _is_right(each)]
             heapify(self._heap)
@@ -43,13 +43,13 @@ class Deadlines:
         heappush(self._heap, (when, self._pushed, entry))
 
     def set_timeout(self, request: StoredRequest, deadline: float | None) -> None:
-        """Set when a waiter is removed; ``None``: never."""
+        """Index in the heap; set when a waiter is removed."""
         request.deadline = deadline
         if deadline is not None:
             self.add(deadline, request)
 
     def take(self, instant: float) -> Iterator[StoredSession | StoredRequest]:
-        """Remove the entries of the earliest deadline, and yield those that are right by then."""
+        """Remove the entries of the earliest deadline, and yield those that are still valid."""
         while self._heap and self._heap[0][0] == instant:
             entry = heappop(self._heap)
             if _is_right(entry):
@@ -57,7 +57,7 @@ class Deadlines:
 
 
 def _is_right(entry: tuple[float, int, StoredSession | StoredRequest]) -> bool:
-    """Return true if an entry of the heap has the present deadline of its session or request."""
+    """Return true if the entry has the current deadline of its session or request."""
     when, _, what = entry
     if isinstance(what, StoredRequest):
         return what.deadline == when

@@ -4,9 +4,9 @@
 
 A queue is a linked list through the requests, in the order of their order ids: the owners first,
 then, from `first_waiting` on, the waiters. Adding, removing anywhere and granting the next each
-take a constant number of steps, however long the queue.
+take constant time.
 
-The commands that change all this are methods of `tenure.core.store.Store`.
+The commands that change a node are methods of `tenure.core.store.Store`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Node:
         self.watches: dict[str, dict[StoredWatch, None]] = {}
 
     def check_room_for_session(self) -> None:
-        """Raise `InvalidArgument` if the node has as many sessions as it may have."""
+        """Raise `InvalidArgument` if the node has reached its limit of sessions."""
         if len(self.sessions) >= rules.SESSIONS_PER_NODE:
             raise refusals.node_full(self.path)
 
     def semaphore(self, name: str) -> StoredSemaphore:
-        """Return the semaphore of that name, or `SemaphoreNotFound`."""
+        """Return the semaphore of that name, or raise `SemaphoreNotFound`."""
         found = self.semaphores.get(name)
         if found is None:
             rules.check_name(name, self.path)
@@ -95,7 +95,7 @@ class StoredSession:
         self.liveness = liveness
         self.key = key
         self.last_contact = now
-        self.due = 0.0  # when to look whether it has expired
+        self.due = 0.0  # time of the next check for expiry
         self.attach_number = 1
         self.attached = True
         self.alive = True
@@ -104,7 +104,7 @@ class StoredSession:
         self.sink: Any = None
 
     def touch(self, now: float) -> bool:
-        """Note a contact of the session; return false if it is over."""
+        """Record a contact of the session; return false if it has ended."""
         if not self.alive:
             return False
         self.last_contact = max(self.last_contact, now)
@@ -117,7 +117,7 @@ class StoredSession:
 
 
 class StoredWatch:
-    """A session's interest in a semaphore's data, its owners, or both."""
+    """A session's watch of a semaphore's data, its owners, or both."""
 
     __slots__ = ("data", "name", "owners", "session", "sink")
 
@@ -182,7 +182,7 @@ class StoredRequest:
         self.next: StoredRequest | None = None
 
     def leave(self) -> None:
-        """Leave the queue and the session. Grants no other request yet."""
+        """Leave the queue and the session, without granting another request."""
         self.semaphore.remove(self)
         del self.session.requests[self.request_id]
 
@@ -230,11 +230,11 @@ class StoredSemaphore:
             request = request.next
 
     def admits(self, count: int) -> bool:
-        """Return true if a request of that count would own at once."""
+        """Return true if a request of that count would be granted at once."""
         return self.first_waiting is None and fits(self.held, self.whole, count, self.limit)
 
     def begin(self, request: StoredRequest, now: float) -> None:
-        """Add a request whose count is within the limit to an empty queue: it owns at once."""
+        """Add a request whose count is within the limit to an empty queue, and grant it."""
         self.first = self.last = request
         self.held = request.count
         self.whole = request.count == self.limit
@@ -251,7 +251,7 @@ class StoredSemaphore:
         self.waiting += 1
 
     def remove(self, request: StoredRequest) -> None:
-        """Take a request out at any position. Grants no other request; see `grant_next`."""
+        """Take a request out at any position, without granting another; see `grant_next`."""
         before, after = request.previous, request.next
         if before is None:
             self.first = after

@@ -1,15 +1,14 @@
-"""The rule of `once`: when a job that ran before is due again, and the record of its latest runs.
+"""The rule of `once`: when a job is due again, and the record of its latest runs.
 
 Rules:
 
-* Times are the store's wall clock, in seconds since the Unix epoch. A period counts from the
-  start of a run, so that a job of any length is due in equal intervals.
-* A run that failed, was killed or is running does not count, unless the caller requests that: the
+* Times are the store's wall clock, in seconds since the Unix epoch. A period counts from the start
+  of a run, so the intervals do not depend on the job's duration.
+* A run that failed, was killed or is running does not count, unless the caller requests it: the
   next caller may try again.
-* A run in the future (the store's clock was set back) counts as started now, and the success
-  before it is moved by as much. The record is replaced by what it counts as, so that the wait is
-  one period at the most.
-* A record carries the fencing token of its run, by which a run recognises its own record.
+* A run in the future (the store's clock was set back) counts as started now, and the success before
+  it is moved by the same time. The corrected record is stored, so the wait is at most one period.
+* A record contains the fencing token of its run, so that a run recognises its own record.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class RunRecord:
     """Record of a job's runs, as the store keeps it.
 
     Attributes:
-        started: when the latest run was started.
-        token: its fencing token; 0 where the store has none.
-        by: the description of its session, in which the program is named.
-        succeeded: when the latest run was started that ended well; ``None``: none has.
+        started: time at which the latest run was started.
+        token: fencing token of the latest run; 0 if the store has none.
+        by: the description of its session, which names the program.
+        succeeded: time at which the latest successful run was started; ``None``: there was none.
     """
 
     started: float
@@ -41,14 +40,14 @@ class RunRecord:
 
     @property
     def done(self) -> bool:
-        """True if the latest run ended well."""
+        """True if the latest run was successful."""
         return self.succeeded == self.started
 
     def clamped(self, now: float) -> RunRecord:
-        """Return the record with a run in the future moved to now, and its success with it."""
+        """Return the record with a run in the future moved to now, with its success."""
         started, succeeded = min(self.started, now), self.succeeded
         if succeeded is not None:
-            # Where the two differ they stay apart: a run that failed does not become a success.
+            # If the two differ they must stay different: a failed run does not become a success.
             # Without a move there is no arithmetic, which would round.
             if started != self.started:
                 succeeded = started - (self.started - succeeded)
@@ -61,7 +60,7 @@ class RunRecord:
         Args:
             now: the store's time.
             period: seconds from the start of a run to the next.
-            count_failed: whether a run counts that did not end well.
+            count_failed: whether unsuccessful runs count.
         """
         known = self.clamped(now)
         last = known.started if count_failed else known.succeeded
@@ -72,7 +71,7 @@ class RunRecord:
         return replace(self.clamped(now), started=now, token=token, by=by)
 
     def succeed(self) -> RunRecord:
-        """Return the record of a run that has ended well."""
+        """Return the record after the run was successful."""
         return replace(self, succeeded=self.started)
 
 
@@ -94,18 +93,18 @@ def decode(data: bytes) -> RunRecord | None:
     """Decode a record; ``None``: no run has been recorded.
 
     Raises:
-        ValueError: the bytes are no record, or of a later version.
+        ValueError: the bytes are not a record, or are from a later version.
     """
     if not data:
         return None
-    import json  # as above
+    import json  # slow to import
 
     try:
         fields: Any = json.loads(data)
     except RecursionError:
-        raise ValueError("it is no record of a run") from None
+        raise ValueError("it is not a record of a run") from None
     if not isinstance(fields, dict) or fields.get("v") != _VERSION:
-        raise ValueError("it is no record of a run, or one of a later version of tenure")
+        raise ValueError("it is not a record of a run, or is from a later version of tenure")
     token, by = fields.get("token"), fields.get("by")
     started: Any = fields.get("started")
     succeeded: Any = fields.get("succeeded")

@@ -1,4 +1,4 @@
-"""Errors with which every engine refuses an operation, in the same words."""
+"""Errors with which all engines reject operations, in the same words."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def node_busy(path: str, attached: int) -> NodeBusy:
     """Return the error for dropping a node with attached sessions."""
     return NodeBusy(
         f"the node {path} has {attached} attached session(s). Close them, or drop it by force, "
-        "which ends them",
+        "which expires them",
         node=path,
     )
 
 
 def node_full(path: str) -> InvalidArgument:
-    """Return the error for a session more than a node may have."""
+    """Return the error for exceeding a node's limit of sessions."""
     return InvalidArgument(
-        f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, which is the most", node=path
+        f"the node {path} has {rules.SESSIONS_PER_NODE} sessions, the maximum", node=path
     )
 
 
 def semaphores_full(path: str, name: str) -> InvalidArgument:
-    """Return the error for a semaphore more than a node may have."""
+    """Return the error for exceeding a node's limit of semaphores."""
     return InvalidArgument(
-        f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, which is the most",
+        f"the node {path} has {rules.SEMAPHORES_PER_NODE} semaphores, the maximum",
         node=path,
         name=name,
     )
@@ -85,8 +85,8 @@ def semaphore_exists(path: str, name: str, limit: int) -> SemaphoreExists:
 def semaphore_busy(path: str, name: str) -> SemaphoreBusy:
     """Return the error for deleting a semaphore with owners or waiters."""
     return SemaphoreBusy(
-        f"{name!r} on {path} has owners or waiters. Release it, or delete it by force, which takes "
-        "it from them",
+        f"{name!r} on {path} has owners or waiters. Release it, or delete it by force, which "
+        "removes them",
         node=path,
         name=name,
     )
@@ -94,9 +94,9 @@ def semaphore_busy(path: str, name: str) -> SemaphoreBusy:
 
 def session_over(path: str, why: str = "") -> SessionExpired:
     """Return the error of a session that has ended, with the reason if it is known."""
-    return SessionExpired(f"the session on {path} is over{': ' if why else ''}{why}", node=path)
+    return SessionExpired(f"the session on {path} has ended{': ' if why else ''}{why}", node=path)
 
 
 def request_over(path: str) -> LeaseReleased:
     """Return the error for changing a request that has left its queue."""
-    return LeaseReleased(f"the request on {path} is over", node=path)
+    return LeaseReleased(f"the request on {path} has ended", node=path)

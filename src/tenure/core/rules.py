@@ -1,7 +1,7 @@
 """Rules that every engine applies to its arguments: names, sizes, counts, numbers.
 
-Pure functions. The checks raise `InvalidArgument`, which says what is wrong and what is allowed,
-so that a mistake has the same error on every engine.
+Pure functions. The checks raise `InvalidArgument`, which says what is wrong and what is allowed, so
+a mistake has the same error on every engine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = [
 ]
 
 EXACT = 2**53 - 1
-"""The greatest count that every store adds without loss (Lua's and SQLite's numbers are
-doubles, or become them)."""
+"""The greatest count that every store adds exactly (numbers are doubles in Lua, or become doubles
+in SQLite)."""
 
 DATA_BYTES = 1024 * 1024
 NAME_BYTES = 1024
@@ -83,7 +83,7 @@ def check_path(path: str) -> None:
 
 
 def check_droppable(path: str) -> None:
-    """``/default`` is always there."""
+    """Reject dropping ``/default``, which always exists."""
     if path == DEFAULT_NODE:
         raise InvalidArgument(f"the node {DEFAULT_NODE} cannot be dropped", node=path)
 
@@ -151,11 +151,11 @@ def check_key(key: bytes, node: str | None = None) -> None:
 
 
 def check_resumable(liveness: Liveness, stored: bytes, key: bytes, node: str, number: int) -> None:
-    """Check that a client which shows `key` may take a session over.
+    """Check that a client with `key` may take over a session.
 
     Raises:
-        AuthenticationFailed: it has another key.
-        InvalidArgument: it lives and dies with its process.
+        AuthenticationFailed: the session has another key.
+        InvalidArgument: the session ends with its process.
     """
     if stored != key:
         raise AuthenticationFailed(
@@ -170,16 +170,16 @@ def check_resumable(liveness: Liveness, stored: bytes, key: bytes, node: str, nu
 
 
 def not_there_to_resume(node: str, number: int) -> SessionExpired:
-    """Return the error for taking over a session that is over."""
+    """Return the error for taking over a session that has ended."""
     return SessionExpired(
-        f"session {number} on {node} is over, and cannot be resumed: begin a new one", node=node
+        f"session {number} on {node} has ended and cannot be resumed: open a new one", node=node
     )
 
 
 def taken_over(node: str) -> SessionExpired:
-    """Return the error of a session for the program from which it was taken over."""
+    """Return the error for the program whose session was taken over."""
     return SessionExpired(
-        f"the session on {node} is over here: another program has resumed it with its token",
+        f"the session on {node} was taken over: another program has resumed it with its token",
         node=node,
         taken_over=True,
     )
@@ -221,7 +221,7 @@ def check_count(count: int, limit: int, node: str | None = None, name: str | Non
 def check_shrink(
     new: int, old: int, limit: int, node: str | None = None, name: str | None = None
 ) -> None:
-    """Check a new count: a request may shrink in place, and not grow, or it would overtake."""
+    """Check a new count: a request may shrink in place, but not grow."""
     check_count(new, limit, node, name)
     if new > old:
         raise InvalidArgument(
@@ -264,7 +264,7 @@ def fits(held: int, whole: bool, count: int, limit: int) -> bool:
 
     A request for the whole limit is admitted only when nothing is held. While an owner holds the
     whole limit (`whole`), no request is admitted. A limit above 2^53-1 is otherwise "unbounded",
-    because not every store could add the counts up.
+    because not every store can add such counts exactly.
     """
     if whole:
         return False
@@ -274,23 +274,23 @@ def fits(held: int, whole: bool, count: int, limit: int) -> bool:
 
 
 def next_order_id(last: int, seen: int, wall: float) -> int:
-    """Return the next order id of an engine that numbers by itself.
+    """Return the next order id of an engine that assigns them itself.
 
-    Above everything given before (`last`), everything this program has seen (`seen`, perhaps
-    on another engine), and the wall clock's microseconds, so that the numbers keep rising when
-    the data is lost, as long as the clock has not been set back behind the last number.
+    It is greater than the last one (`last`), than any that this program has seen (`seen`, perhaps
+    on another engine), and than the wall clock's microseconds. So the ids keep rising after a loss
+    of data, unless the clock was set back before the last id.
     """
     now = int(wall * 1e6)
     return now if seen < now > last else max(seen, last) + 1
 
 
 def grace_period(config: NodeConfig) -> float:
-    """Seconds that sessions of liveness ``window`` get on top after the store was restarted."""
+    """Seconds added to sessions of liveness ``window`` after a restart of the store."""
     return config.session_grace_period or DEFAULT_GRACE
 
 
 def merge_config(old: NodeConfig, new: NodeConfig) -> NodeConfig:
-    """Return a configuration as `alter_node` changes it: fields unset in `new` keep `old`'s."""
+    """Return the configuration after `alter_node`: fields unset in `new` keep `old`'s values."""
     return NodeConfig(
         self_check_period=new.self_check_period or old.self_check_period,
         session_grace_period=new.session_grace_period or old.session_grace_period,

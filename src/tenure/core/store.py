@@ -1,17 +1,17 @@
-"""The whole of a store: the model as a state machine without a clock.
+"""A complete store: the model as a state machine without a clock.
 
-A `Store` takes commands, each with the present time, and changes its state in place. It appends
-what sessions must be notified of to `effects`: tuples whose first member is the session concerned.
-The caller sends them and clears the list.
+A `Store` takes commands, each with the current time, and changes its state in place. It appends
+notifications to `effects`: tuples that begin with the session to notify. The caller sends them and
+clears the list.
 
 Rules that hold between two commands:
 
-* In every queue the owners are the longest prefix that fits: each command that takes something
-  out, or makes it smaller, grants what fits then.
-* A session that ends takes all its requests out before any request is granted, so that none of
-  its own waiters is granted in passing.
-* A command makes at most one effect for each watch that it concerns.
-* `next_deadline` is never later than the first session or waiter that runs out.
+* In every queue the owners are the longest prefix that fits: each command that removes or shrinks a
+  request grants the waiters that then fit.
+* When a session ends, all its requests are removed before any request is granted, so none of its
+  own waiters is granted.
+* A command produces at most one effect for each watch.
+* `next_deadline` is never later than the first expiry or timeout.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Store:
         self._deadlines = Deadlines()
 
     def node(self, path: str) -> Node:
-        """Return the node of that path, or `NodeNotFound`."""
+        """Return the node of that path, or raise `NodeNotFound`."""
         node = self.nodes.get(path)
         if node is None:
             raise refusals.node_not_found(path)
         return node
 
     def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        """Add a node; one that exists is kept if `exist_ok`, and an error otherwise."""
+        """Add a node; if it exists, keep it if `exist_ok`, else raise."""
         rules.check_path(path)
         if path not in self.nodes:
             self.nodes[path] = Node(path, config)
@@ -59,12 +59,12 @@ class Store:
             raise refusals.node_exists(path)
 
     def alter_node(self, path: str, config: NodeConfig) -> None:
-        """Change the settings of a node that `config` gives; the others keep their values."""
+        """Change the settings of a node that are set in `config`."""
         node = self.node(path)
         node.config = rules.merge_config(node.config, config)
 
     def drop_node(self, path: str, *, force: bool) -> None:
-        """Remove a node and expire its sessions; attached ones only if `force`."""
+        """Remove a node and expire its sessions; attached sessions only if `force`."""
         rules.check_path(path)
         rules.check_droppable(path)
         node = self.node(path)
@@ -85,7 +85,7 @@ class Store:
         now: float,
         number: int | None = None,
     ) -> StoredSession:
-        """Attach a new session; or, with `number`, one whose state another store keeps."""
+        """Attach a new session, or with `number` one whose state is in another store."""
         rules.check_path(path)
         rules.check_window(window, path)
         rules.check_description(description, path)
@@ -100,7 +100,7 @@ class Store:
         return session
 
     def take_over(self, path: str, number: int, key: bytes) -> StoredSession:
-        """Attach a session again, for another program, which has had no contact yet.
+        """Attach a session for another program, from which no contact counts yet.
 
         Raises:
             NodeNotFound, SessionExpired, AuthenticationFailed, InvalidArgument
@@ -116,21 +116,21 @@ class Store:
         return session
 
     def adopt(self, session: StoredSession, window: float, description: str) -> None:
-        """Give a session that was taken over another window and description."""
+        """Set the window and the description of a session that was taken over."""
         rules.check_window(window, session.node.path)
         session.window, session.description = window, description
         until = session.last_contact + window
-        if until < session.due:  # or else it is looked at earlier, and then put off
+        if until < session.due:  # else it is checked earlier, and then postponed
             self._deadlines.add(until, session)
 
     def detach(self, session: StoredSession, now: float) -> None:
-        """Detach a session: it stops watching and lives on for its recovery window."""
+        """Detach a session: its watches end, and it survives for its recovery window."""
         if session.touch(now):
             session.attached = False
             session.drop_watches()
 
     def close(self, session: StoredSession, now: float, why: str | None = None) -> None:
-        """End a session. With `why`, the session is notified of its end with that reason."""
+        """End a session. With `why`, notify the session of its end with that reason."""
         if session.alive:
             self._advance(self._remove_session(session, why), now)
 
@@ -157,7 +157,7 @@ class Store:
             self._changed(node, name, data=True, owners=False)
 
     def delete(self, node: Node, name: str, *, force: bool) -> None:
-        """Delete a semaphore; requests in its queue are removed if `force`, else an error."""
+        """Delete a semaphore; if it has requests, remove them if `force`, else raise."""
         found = node.semaphore(name)
         if found.first is not None and not force:
             raise refusals.semaphore_busy(node.path, name)
@@ -179,7 +179,7 @@ class Store:
         now: float,
         order_id: int,
     ) -> StoredRequest | None:
-        """Add a request; ``None`` when `timeout` is 0 and it cannot own at once.
+        """Add a request; return ``None`` if `timeout` is 0 and it cannot be granted at once.
 
         `order_id` comes from `rules.next_order_id`; it is used only when the request joins.
         """
@@ -227,7 +227,7 @@ class Store:
         now: float,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> None:
-        """Change a request in place; a new timeout concerns only one that still waits then."""
+        """Change a request in place; a new timeout applies only if the request still waits."""
         request = session.requests.get(request_id)
         node = session.node
         if request is None:
@@ -260,7 +260,7 @@ class Store:
                 self._deadlines.set_timeout(request, None if timeout is None else now + timeout)
 
     def withdraw(self, session: StoredSession, request_id: int, now: float) -> bool:
-        """Take a request out of its queue; false when it was in none."""
+        """Withdraw or release a request; return false if it was in no queue."""
         request = session.requests.get(request_id)
         if request is None:
             return False
@@ -275,7 +275,7 @@ class Store:
         return True
 
     def evict(self, node: Node, name: str, order_id: int, now: float) -> bool:
-        """Remove one request from the queue; returns whether it was there."""
+        """Remove one request from its queue; return whether it was there."""
         for request in node.semaphore(name):
             if request.order_id == order_id:
                 request.leave()
@@ -299,7 +299,7 @@ class Store:
         return self._deadlines.next()
 
     def expire(self, now: float) -> None:
-        """End what has run out by now, the earliest first; what is due together leaves together."""
+        """Expire everything that is due, earliest first; entries due together end together."""
         while (instant := self._deadlines.next()) is not None and instant <= now:
             affected: dict[StoredSemaphore, bool] = {}
             late: list[StoredRequest] = []
@@ -313,19 +313,19 @@ class Store:
                     affected |= self._remove_session(entry, why)
             self._advance(affected, instant)
             for request in late:
-                if request.deadline is not None:  # neither granted nor gone since
+                if request.deadline is not None:  # neither granted nor removed since
                     self._withdraw(request, instant)
 
-    # What the commands are made of
+    # Parts of the commands
 
     def _withdraw(self, request: StoredRequest, now: float) -> None:
-        """Take out a waiter whose timeout has passed."""
+        """Remove a waiter whose timeout has passed."""
         request.leave()
         self.effects.append((request.session, TIMED_OUT, request))
         self._advance({request.semaphore: request.granted_at is not None}, now)
 
     def _advance(self, affected: dict[StoredSemaphore, bool], now: float) -> None:
-        """Grant what fits after requests have left; a value is true if an owner was among them."""
+        """Grant what fits after removals; a value is true if an owner was removed."""
         for semaphore, owners_left in affected.items():
             node = semaphore.node
             changed = self._grant(semaphore, now) or owners_left
@@ -346,7 +346,7 @@ class Store:
     def _remove_session(
         self, session: StoredSession, why: str | None
     ) -> dict[StoredSemaphore, bool]:
-        """Remove a session and its requests; return what `_advance` must be called with."""
+        """Remove a session and its requests; return the argument for `_advance`."""
         affected: dict[StoredSemaphore, bool] = {}
         for request in list(session.requests.values()):
             request.leave()

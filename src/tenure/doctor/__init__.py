@@ -1,10 +1,10 @@
-"""Diagnosis of a store, from the machine up to a lock that is handed over.
+"""Diagnosis of a store, from the machine to a handover of a lock.
 
-It is meant for stores that cannot be used, so it raises nothing and waits only seconds for each
-answer. It needs the standard library only: `python -m tenure.doctor` prints what
-`tenure doctor` draws.
+It must work when the store does not, so it raises nothing and waits only seconds for each answer.
+It needs only the standard library: `python -m tenure.doctor` prints the findings of `tenure
+doctor`.
 
-Three parts: ``machine`` checks what every engine builds on; the engine diagnoses its own store
+Three parts: ``machine`` checks the machine; the engine diagnoses its own store
 (`tenure.engines.contract`); ``trial`` attaches sessions and hands a mutex over.
 """
 
@@ -25,10 +25,10 @@ __all__ = ["Finding", "examine", "healthy", "summary"]
 
 
 def examine(url: str | None = None) -> Iterator[Finding]:
-    """Examine a store, and yield the findings one after the other. Raises nothing.
+    """Examine a store, and yield the findings as they are made. Raises nothing.
 
     Args:
-        url: the store; without one, `tenure.connect`'s own choice.
+        url: the store; by default, that of `tenure.connect`.
     """
     yield from look_at_machine()
     chosen = default_url() if url is None else url

@@ -17,7 +17,7 @@ _USAGE = "usage: python -m tenure.doctor [URL]\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Examine and print; returns the exit code."""
+    """Examine and print; return the exit code."""
     if arguments in (["-h"], ["--help"]):
         sys.stdout.write(_USAGE)
         return 0

@@ -59,7 +59,9 @@ def _clocks() -> Iterator[Finding]:
         )
     wall = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.wall()))
     if clock.wall() < EARLIEST:
-        remedy = "set it (NTP); fencing tokens of a new store are made of it, leases are not"
+        remedy = (
+            "set it (NTP); fencing tokens of a new store start from it, leases are not affected"
+        )
         yield Finding("warning", "wall clock", f"{wall} cannot be right", remedy)
     else:
         yield Finding("ok", "wall clock", wall)
@@ -98,4 +100,4 @@ def _deaths() -> Finding:
 def _umask() -> Finding:
     mask = os.umask(0o077)
     os.umask(mask)
-    return Finding("ok", "umask", f"{mask:04o}; it has no say in a store's permissions")
+    return Finding("ok", "umask", f"{mask:04o}; a store's permissions do not depend on it")

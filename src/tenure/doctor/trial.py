@@ -1,6 +1,6 @@
-"""The trial: sessions are attached, a mutex is locked, released and handed over, with timing.
+"""The trial: attaches sessions, and locks, releases and hands over a mutex, with timing.
 
-Its mutex has a unique name, and is gone afterwards.
+Its mutex has a unique name, and disappears afterwards.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tenure.model import EPHEMERAL_LIMIT
 __all__ = ["try_out"]
 
 TIMEOUT = 15.0
-"""Seconds after which the store counts as not answering."""
+"""Timeout of the store's answers in seconds."""
 ROUNDS = 20
 SLOW = 0.25
-"""Seconds for one lock and release (median) above which the trial warns."""
+"""Median seconds for one lock and release above which the trial warns."""
 
 
 def try_out(url: str) -> Iterator[Finding]:
-    """Use the store. Raises nothing; takes `TIMEOUT` and a few seconds at the most."""
+    """Use the store. Raises nothing; takes at most `TIMEOUT` and a few seconds."""
     findings: list[Finding] = []
 
     async def collect() -> None:
@@ -43,7 +43,7 @@ def try_out(url: str) -> Iterator[Finding]:
                 f"no answer within {TIMEOUT:g} s",
                 "another program blocks all writes: see the writers above, or run this again"
                 if url.partition(":")[0].lower() == "sqlite"
-                else "the server does not answer, or something on the way there keeps silent",
+                else "the server does not answer, or the network drops its packets",
             )
         )
     except TenureError as error:

@@ -1,8 +1,8 @@
 """Engines, found by the scheme of a URL.
 
-The engines of this package are in `BUILT_IN`, so that a checkout that is not installed has them.
-Any other is an entry point of the group ``tenure.engines``: its name is the scheme, its value a
-`tenure.engines.contract.Connector`. An engine is loaded on first use.
+The engines of this package are in `BUILT_IN`, so that a checkout has them without installation.
+Other engines are entry points of the group ``tenure.engines``, with the scheme as name and a
+`tenure.engines.contract.Connector` as value. An engine is loaded on first use.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ BUILT_IN = {
     "dflockd": "tenure.engines.dflockd",
     "dflockds": "tenure.engines.dflockd",
 }
-"""The modules of the built-in engines by scheme; ``connect`` in each is the connector."""
+"""Modules of the built-in engines by scheme; ``connect`` in each is the connector."""
 
 _ANSWER_TIMEOUT = "answer_timeout"
 
 
 def schemes() -> list[str]:
-    """Return the URL schemes for which an engine is installed, sorted."""
+    """Return the URL schemes of the installed engines, sorted."""
     return sorted({*BUILT_IN, *_installed().names})
 
 
@@ -70,7 +70,7 @@ def connect_engine(url: str, clock: Clock) -> Engine:
     """Return the engine for a URL, not opened yet.
 
     Raises:
-        InvalidArgument: the URL has no scheme, or its engine finds fault with it.
+        InvalidArgument: the URL has no scheme, or its engine rejects it.
         Unsupported: no engine is installed for the scheme.
     """
     connector = _connector(url)
@@ -78,9 +78,9 @@ def connect_engine(url: str, clock: Clock) -> Engine:
 
 
 def split_answer_timeout(url: str) -> tuple[str, float | None]:
-    """Return the URL without the parameter ``answer_timeout``, and that in seconds, if it is given.
+    """Return the URL without the parameter ``answer_timeout``, and its value in seconds, if given.
 
-    It means the same on every engine, and the client applies it; engines do not see it.
+    The client applies it on every engine; engines do not see it.
 
     Raises:
         InvalidArgument: it is not a number of seconds from 0.1 to 600.
@@ -104,7 +104,7 @@ def split_answer_timeout(url: str) -> tuple[str, float | None]:
 
 
 def diagnose(url: str) -> Iterable[Finding]:
-    """Return the findings of an engine about the store at a URL. Raises as `connect_engine`."""
+    """Return an engine's findings about the store at a URL. Raises as `connect_engine`."""
     return connect_engine(url, SystemClock()).diagnose()
 
 

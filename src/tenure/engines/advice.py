@@ -1,4 +1,4 @@
-"""Advice for a connection that could not be made: the end of the message, for people."""
+"""Advice for a failed connection: the end of the message, for people."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import ssl
 __all__ = ["on_connecting"]
 
 _ANOTHER_NAME = frozenset({62, 64})
-"""OpenSSL's codes of a certificate that is right, but for another host name, or address."""
+"""OpenSSL's codes for a valid certificate of another host name, or address."""
 
 
 def on_connecting(error: BaseException | None, plain: str) -> str:
-    """Return the advice, with a semicolon before it; empty if there is none.
+    """Return the advice after a semicolon, or an empty text.
 
     Args:
-        error: what the system has said.
-        plain: the scheme without TLS, as ``tenure``.
+        error: the system's error.
+        plain: the scheme without TLS, such as ``tenure``.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _ANOTHER_NAME:
-            return "; use a name that is in it, or say which one is: ?tls_server_name=NAME"
+            return "; use a name that is in it, or give that name: ?tls_server_name=NAME"
         return "; name the authority that has signed it: ?tls_ca=FILE"
     if isinstance(error, ssl.SSLError):
-        return f"; if it does not speak TLS, write {plain}://"
+        return f"; if it does not use TLS, write {plain}://"
     if isinstance(error, socket.gaierror):
         return "; check the name of the host"
     if isinstance(error, PermissionError):

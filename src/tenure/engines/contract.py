@@ -3,30 +3,30 @@
 Rules that hold for every engine:
 
 * **Order.** Operations of one session take effect in the order of their calls, awaited or not.
-* **Answers.** What can be answered at once is answered at once: an operation of type
-  `Answer[T]` returns the value itself, or else a future of it, best a `Prompt`. Cancelling that
-  future means only that the answer is not needed any more; the operation continues.
-* **Errors** are those of `tenure.errors`. An operation raises at once or through its future.
-  An operation that an engine has taken is carried out, through reconnects if need be, or
-  fails with `SessionExpired` when the session is over. `EngineUnavailable` comes only from
-  `open`, `attach` and the operations on nodes. The client bounds how long a read may take.
-* **Outages.** A session reports the loss of its contact (`detached`) and its return (`attached`),
-  and `Engine.trouble` names the reason. The client logs both, once for all its sessions; what an
-  engine logs about them itself is of level DEBUG.
-* **Identity.** The caller numbers its requests (`request_id`: unique within the session, for ever)
-  before it sends them, so that a request whose answer was never seen can still be withdrawn.
-* **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine
-  that receives nothing from its store polls. The answer to `enqueue` precedes every push for
-  that request. A push may repeat; after a gap the newest state is pushed again.
-* **Proof.** `renew` extends the session's expiry in the store. When it did, the engine says
-  `proven(at)`, where `at` is the clock's reading just before the request was sent (less the
-  age that a server in between declared). Nothing else is proof.
-* **Arguments** are checked by `tenure.core.rules`: a mistake gets the same error everywhere.
+* **Answers.** An operation of type `Answer[T]` returns the value itself if it is known at once,
+  else a future of it, preferably a `Prompt`. Cancelling that future only discards the answer; the
+  operation continues.
+* **Errors** are those of `tenure.errors`. An operation raises at once or through its future. An
+  operation that an engine has accepted is carried out, even across reconnects, or fails with
+  `SessionExpired` when the session has ended. Only `open`, `attach` and the operations on nodes
+  raise `EngineUnavailable`. The client limits the duration of reads.
+* **Outages.** A session reports when contact is lost (`detached`) and re-established (`attached`),
+  and `Engine.trouble` has the reason. The client logs both, once for all its sessions; an engine
+  logs them only at level DEBUG.
+* **Identity.** The caller numbers its requests (`request_id`: never reused within the session)
+  before it sends them, so that a request without an answer can still be withdrawn.
+* **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine that
+  receives nothing from its store polls. The answer to `enqueue` precedes every push for that
+  request. A push may be repeated; after an interruption the newest state is pushed again.
+* **Proof.** `renew` extends the session's expiry in the store. After a success the engine calls
+  `proven(at)`, where `at` is the clock's reading just before the request was sent (less the age
+  that an intermediate server reported). Nothing else is proof.
+* **Arguments** are checked by `tenure.core.rules`, so that a mistake has the same error everywhere.
 
-An engine registers a *connector*, ``connector(url, clock) -> Engine``, under its URL scheme in
-the entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
-`tenure.testing.conformance` checks all of this. Features that few stores have are members with
-defaults: an engine derives from `EngineDefaults`, its sessions from `SessionDefaults`.
+An engine registers a *connector*, ``connector(url, clock) -> Engine``, under its URL scheme in the
+entry-point group ``tenure.engines``. The connector checks the URL and does no I/O.
+`tenure.testing.conformance` checks all of this. Rare features are members with defaults: an engine
+derives from `EngineDefaults`, its sessions from `SessionDefaults`.
 """
 
 from __future__ import annotations
@@ -82,40 +82,40 @@ __all__ = [
 class SessionEvents(Protocol):
     """Callbacks from an engine to the session above it.
 
-    Called on the loop that called `attach`, except `proven`, which may come from any thread.
-    None of them raises, blocks or awaits. After `ended` nothing more is said.
+    Called on the loop that called `attach`, except `proven`, which may be called from any thread.
+    None of them raises, blocks or awaits. No call follows `ended`.
     """
 
     def proven(self, at: float) -> None:
-        """Note that the store has extended the session's expiry after a renewal sent at `at`."""
+        """Record that the store has extended the session's expiry after a renewal sent at `at`."""
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Report the requests of a session that was taken over, by order id.
 
-        Said once, before `attach` returns and before any push for one of them.
+        Called once, before `attach` returns and before any push for one of them.
         """
 
     def granted(self, request_id: int, order_id: int | None) -> None:
-        """Note that a waiting request is an owner now.
+        """Record that a waiting request is now an owner.
 
-        Where the order id was not known it may come with a second call.
+        If the order id was not known, it may follow in a second call.
         """
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """Note that a request, waiting or owning, has left its queue."""
+        """Record that a request, waiting or owning, has left its queue."""
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """Note a lost contact to the store; the engine is trying to attach again.
+        """Record that contact to the store is lost; the engine tries to attach again.
 
         Args:
-            cause: the failure of the connection, where it is known.
+            cause: the failure of the connection, if known.
         """
 
     def attached(self) -> None:
-        """Note the restored contact, with every request in its place."""
+        """Record that contact is re-established, with every request in its place."""
 
     def ended(self, error: SessionExpired) -> None:
-        """Note that the store has ended the session."""
+        """Record that the store has ended the session."""
 
 
 class EngineSession(Protocol):
@@ -126,28 +126,28 @@ class EngineSession(Protocol):
 
     @property
     def id(self) -> int:
-        """Positive, never reused in the store."""
+        """Id of the session: positive, never reused in the store."""
 
     @property
     def attach_number(self) -> int:
-        """Rises with every attachment of this session."""
+        """Number of the attachment, which rises with every attachment of this session."""
 
     def renew(self) -> None:
         """Extend the session's expiry in the store; the proof comes through `proven`.
 
-        May be called from any thread, whether or not the loop turns. It returns at once and
-        does not raise: a renewal that fails is one that proves nothing.
+        May be called from any thread, even if the loop is stuck. It returns at once and does not
+        raise: a failed renewal just proves nothing.
         """
 
     async def close(self) -> None:
         """End the session; all its requests leave their queues in one step.
 
-        Safe to call twice, and after the session ended by itself. A cancelled caller does
-        not stop it.
+        Safe to call twice, and after the session has ended otherwise. A cancelled caller does not
+        stop it.
         """
 
     async def detach(self) -> None:
-        """Leave without ending the session: it lives for its recovery window from now on.
+        """Detach without ending the session, which then survives for its recovery window.
 
         The detaching program no longer considers any lease held, so that another process can
         take over the session at once.
@@ -157,7 +157,7 @@ class EngineSession(Protocol):
         """Create a lasting semaphore.
 
         Raises:
-            SemaphoreExists: it exists (with `exist_ok`: it exists with another limit).
+            SemaphoreExists: it exists (with `exist_ok`: with another limit).
             InvalidArgument: an ephemeral semaphore of that name is in use.
         """
 
@@ -196,16 +196,16 @@ class EngineSession(Protocol):
         Args:
             request_id: the request's number within the session, never used before.
             name: the semaphore.
-            count: the requested share of its limit.
+            count: the requested number of tokens.
             data: the bytes that other clients see of this request.
-            timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
+            timeout: seconds to wait; 0: granted at once or not at all; ``None``: no limit.
             ephemeral: create the semaphore with limit 2^64-1 when missing; it disappears
                 with its last request.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist, and `ephemeral` is false.
-            InvalidArgument: the count is not between 1 and the limit, or `ephemeral` does not
-                match the semaphore that exists.
+            InvalidArgument: the count is not between 1 and the limit, or `ephemeral` does not match
+                the existing semaphore.
         """
 
     def alter(
@@ -216,16 +216,15 @@ class EngineSession(Protocol):
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
-        """Shrink a request, change its data, or how long it waits, in place: all, or nothing.
+        """Shrink a request, change its data, or its timeout, in place: all of them, or none.
 
         Args:
             request_id: the request's number within the session.
-            count: the new count; ``None`` leaves it alone.
-            data: the new data; ``None`` leaves it alone.
-            timeout: of one that waits: seconds from now, in the place of its former
-                timeout; ``None``: for ever; 0: if it is not granted by this change, it is
-                removed (`Removal.TIMED_OUT`), and notified after the answer. It means nothing to an
-                owner, nor to one that becomes an owner by this change.
+            count: the new count; ``None``: unchanged.
+            data: the new data; ``None``: unchanged.
+            timeout: new timeout of a waiter, in seconds from now; ``None``: no limit; 0: unless
+                this change grants it, it is removed (`Removal.TIMED_OUT`), and notified after the
+                answer. Ignored for an owner, also one that becomes an owner by this change.
 
         Raises:
             InvalidArgument: the count would grow, or is not positive, or the timeout is negative.
@@ -235,38 +234,37 @@ class EngineSession(Protocol):
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue: a waiter withdraws, an owner releases.
 
-        Idempotent: a request that is not there is no error.
+        Idempotent: a missing request is not an error.
 
         Returns:
-            `Withdrawn.MISSING` if the store says that the request had left its queue before (timed
-            out, deleted, evicted, lapsed, or withdrawn by a call that has been answered). The
-            request may have been there when this withdrawal was sent more than once, because the
-            connection broke before an answer: that is `Withdrawn.LEFT`, too. A withdrawal that is
-            still under way may answer for those called after it.
+            `Withdrawn.MISSING` if the store reports that the request had left its queue before
+            (timed out, deleted, evicted, lapsed, or withdrawn by an answered call). If this
+            withdrawal was sent more than once, because the connection broke before an answer, the
+            result is `Withdrawn.LEFT`. A pending withdrawal may provide the answer for later calls.
 
         Raises:
-            SessionExpired: the session had ended before, and its requests with it. Where an
-                earlier sending may have removed the request first, the answer is `LEFT` instead.
+            SessionExpired: the session had ended before, with its requests. If an earlier sending
+                may have removed the request, the answer is `LEFT` instead.
         """
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Have `changed` called, on the session's loop, after every change of what is watched.
+        """Call `changed`, on the session's loop, after every change of the watched state.
 
-        Changes may be merged but none is missed, deletion (also an ephemeral semaphore's
-        disappearance) and re-creation included; the caller describes the semaphore to see
-        the state. The watch is in place when the session's next operation has been answered. A
-        name that does not exist (yet) may be watched. Owners' changes are: a
-        grant, a release, an expiry, an owner's count or data.
+        Changes may be merged but none is missed, including deletion (also the disappearance of an
+        ephemeral semaphore) and re-creation; the caller reads the state by describing the
+        semaphore. The watch is active when the session's next operation has been answered. The name
+        need not exist (yet). Changes of owners are: a grant, a release, an expiry, an owner's count
+        or data.
 
         Returns:
-            what ends the watch; synchronous, safe to call twice.
+            A synchronous function that ends the watch; safe to call twice.
         """
 
 
 class Engine(Protocol):
-    """A store, as one program reaches it. It belongs to the loop on which it was opened."""
+    """A store, as used by one program. It belongs to the loop on which it was opened."""
 
     @property
     def guarantees(self) -> str:
@@ -304,34 +302,34 @@ class Engine(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Close what is still attached, then the connection. Safe to call twice."""
+        """Close the attached sessions, then the connection. Safe to call twice."""
 
     def trouble(self, name: str | None = None) -> TenureError | None:
-        """Return the reason why the store grants nothing at this moment, as far as it is known.
+        """Return the reason why the store currently grants nothing, if known.
 
-        It takes no I/O, and is ``None`` while the store works.
+        It does no I/O, and returns ``None`` while the store works.
 
         Args:
-            name: the semaphore that the question is about, where the store has several servers.
+            name: a semaphore, for stores with several servers.
 
         Returns:
-            `EngineUnavailable` while the store cannot be reached or does not answer, for the
-            newest cause; an `EngineError` while it answers and grants nothing to any client. The
+            `EngineUnavailable`, with the latest cause, while the store cannot be reached or does
+            not answer; an `EngineError` while it answers but grants nothing to any client. The
             message is a clause without a full stop, such as "process 7 has kept the turn for 3 s".
         """
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
-        """Attach a session. `events.proven` has been called when it returns.
+        """Attach a session. `events.proven` is called before it returns.
 
         A cancelled attach leaves no new session behind.
 
-        Taking a session over first checks its key, then raises its attach number, so that the
-        store refuses all later messages of the former attachment, which receives ``ended``. It
-        returns, with a proof of its own and all requests in place, once the former attachment
-        considers no lease held: it has detached or received ``ended``, it is known to be dead, or
-        the window has passed since its last contact to the store. `Attach.assume_dead` skips that.
-        The session lives meanwhile. Of several takeovers the last one wins. A cancelled
-        takeover leaves the session detached.
+        A takeover first checks the key, then raises the attach number, so that the store rejects
+        all later messages of the former attachment, which receives ``ended``. It returns, with its
+        own proof and all requests in place, once the former attachment considers no lease held: it
+        has detached or received ``ended``, it is known to be dead, or the window has passed since
+        its last contact to the store. `Attach.assume_dead` skips this wait. The session is kept
+        alive meanwhile. Of several takeovers the last one wins. A cancelled takeover leaves the
+        session detached.
 
         Raises:
             NodeNotFound: there is no such node.
@@ -345,8 +343,8 @@ class Engine(Protocol):
     async def store_time(self) -> float:
         """Read the store's wall clock, in seconds since the Unix epoch.
 
-        It may jump. Where the store has none that can be read, it is the caller's
-        (`Capabilities.store_time` is false then).
+        It may jump. If it cannot be read, the caller's clock is used, and `Capabilities.store_time`
+        is false.
 
         Raises:
             EngineUnavailable, EngineError: the store cannot be reached.
@@ -356,7 +354,7 @@ class Engine(Protocol):
         """Create a node. Raises `NodeExists` unless `exist_ok`; an existing node is not changed."""
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:
-        """Change what is set in `config`. Raises `NodeNotFound`."""
+        """Change the fields that are set in `config`. Raises `NodeNotFound`."""
 
     async def drop_node(self, path: str, *, force: bool) -> None:
         """Drop a node with its semaphores and detached sessions.
@@ -381,7 +379,7 @@ class Engine(Protocol):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        """Describe one semaphore, at a cost that does not depend on the others.
+        """Describe one semaphore, at a cost independent of the others.
 
         Raises:
             NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
@@ -391,10 +389,10 @@ class Engine(Protocol):
         """Describe all sessions of a node, sorted by id. Raises `NodeNotFound`."""
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session as after its expiry; false when there was none."""
+        """End a session like an expiry; return false if it did not exist."""
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Take one request out of its queue (`Removal.EVICTED`); false when there was none."""
+        """Take one request out of its queue (`Removal.EVICTED`); false if it did not exist."""
 
 
 Connector: TypeAlias = Callable[[str, Clock], Engine]

@@ -18,13 +18,13 @@ Level: TypeAlias = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was examined (`tenure doctor`).
+    """Result of one check (`tenure doctor`).
 
     Attributes:
-        what: what was examined, in a word or two.
-        found: what was found.
-        remedy: how to mend it; empty when there is nothing to mend.
-        absent: there is no store yet; the first use would make it, and an examination must not.
+        what: the subject, in a word or two.
+        found: the result.
+        remedy: how to repair it; empty if there is nothing to repair.
+        absent: whether the store does not exist yet; its first use creates it, but not a diagnosis.
     """
 
     level: Level
@@ -35,21 +35,21 @@ class Finding:
 
     @classmethod
     def of_error(cls, what: str, error: Exception, prefix: str = "") -> Finding:
-        """Return the failure that an error reports; the remedy follows the cause in its text."""
+        """Return a failure from an error, with the remedy from the end of its text."""
         found, *remedy = re.split(r"; |\. (?=[A-Z])", str(error), maxsplit=1)
         return cls("failure", what, prefix + found, "".join(remedy))
 
 
 @dataclass(frozen=True, slots=True)
 class GuardStatement:
-    """Statement that fails in a caller's transaction of PostgreSQL, unless a lease is held.
+    """Statement that fails in a caller's PostgreSQL transaction, unless a lease is held.
 
     From its success until the transaction ends, the store grants the lease to no other request.
 
     Attributes:
-        sql: has ``?`` for each value, and no other question mark.
+        sql: the text, with ``?`` for each value, and no other question mark.
         values: the values.
-        refusal: SQLSTATE of its failure when the store says that the lease is not held.
+        refusal: SQLSTATE of its failure if the lease is not held.
     """
 
     sql: str
@@ -58,9 +58,9 @@ class GuardStatement:
 
 
 class Pages(Protocol):
-    """Lists of a store in pages, for a server that must not be stopped by a long one.
+    """Lists of a store in pages, for a server that a long list must not block.
 
-    Each page is of one moment, and the list as a whole is not.
+    Each page is consistent, but the list as a whole is not.
     """
 
     async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
@@ -68,7 +68,7 @@ class Pages(Protocol):
 
         Args:
             path: the node.
-            after: the id of the last session of the page before; 0 for the first page.
+            after: the id of the last session of the previous page; 0 for the first page.
             most: the number of sessions on a page.
 
         Raises:
@@ -83,10 +83,11 @@ class Pages(Protocol):
 
         Args:
             path: the node.
-            owners: describe the owners, too.
-            waiters: describe the waiters, too.
-            after: the name of the last semaphore of the page before; empty for the first page.
-            most: semaphores and requests on a page, about; it has one semaphore at least.
+            owners: whether to describe the owners, too.
+            waiters: whether to describe the waiters, too.
+            after: the name of the last semaphore of the previous page; empty for the first page.
+            most: approximate number of semaphores and requests on a page, which has at least one
+                semaphore.
 
         Raises:
             NodeNotFound: there is no such node.
@@ -95,36 +96,36 @@ class Pages(Protocol):
 
 
 class EngineDefaults:
-    """Defaults of the members of an `Engine` that few stores have."""
+    """Defaults of the rare members of an `Engine`."""
 
     @property
     def guarantees(self) -> str:
-        """Weak points of the store in a few sentences for people; empty if there are none."""
+        """Limitations of the store in a few sentences for people; empty if there are none."""
         return ""
 
     def liveness_fd(self) -> int | None:
-        """Return the descriptor whose lock says that this program is alive, if there is one.
+        """Return the descriptor whose lock shows that this program is alive, if there is one.
 
-        A child process that inherits it holds that lock too: the sessions of this program are not
-        taken for dead as long as the child lives.
+        A child process that inherits it also holds that lock: the sessions of this program count as
+        alive while the child lives.
         """
         return None
 
     def diagnose(self) -> Iterable[Finding]:
         """Examine the store for `tenure doctor`.
 
-        It is called once, outside of an event loop, on an engine that is used for nothing else. It
-        works on a store that cannot be opened, changes nothing, raises nothing, and takes seconds
-        at the most.
+        It is called once, outside of an event loop, on an engine that is not used otherwise. It
+        works on a store that cannot be opened, changes nothing, raises nothing, and takes at most a
+        few seconds.
         """
         return ()
 
     def pages(self) -> Pages | None:
-        """Return lists in pages; ``None`` if the store makes a list in one piece."""
+        """Return lists in pages, or ``None`` if the store only has complete lists."""
         return None
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:  # noqa: ARG002
-        """Return the statement that guards a lease in a transaction of a caller; takes no I/O.
+        """Return the statement that guards a lease in a caller's transaction; does no I/O.
 
         Args:
             node: the path of the node.
@@ -132,26 +133,26 @@ class EngineDefaults:
             token: the fencing token of the lease.
 
         Raises:
-            Unsupported: the store is in no database that has transactions of callers.
+            Unsupported: the store is not in a database of the caller.
         """
         raise Unsupported(
             f"the lease of {name!r} on {node} cannot be guarded: its store is not in a database "
-            "with your tables, as that of postgresql:// can be; use a fence of tenure.fencing",
+            "with your tables, as with postgresql://; use a fence of tenure.fencing",
             node=node,
             name=name,
         )
 
 
 class SessionDefaults:
-    """Defaults of the members of an `EngineSession` that few stores have."""
+    """Defaults of the rare members of an `EngineSession`."""
 
     __slots__ = ()
 
     def token_of(self, request_id: int) -> str | None:  # noqa: ARG002
-        """Return the token by which the store's other clients know a grant.
+        """Return the token by which other clients of the store identify a grant.
 
         Returns:
-            it is empty if the request is not an owner, and ``None`` where the store has no such
-            tokens. `Lease.store_token` shows it.
+            The token, for `Lease.store_token`; empty if the request is not an owner, and ``None``
+            if the store has no such tokens.
         """
         return None

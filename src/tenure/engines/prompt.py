@@ -1,13 +1,14 @@
-"""Future that calls its listeners in the instant in which its result is set.
+"""Future that calls its listeners immediately when its result is set.
 
-What is added to a future with `add_done_callback` is called at a later turn of the loop, and a task
-that is woken by that runs another turn later. An engine that gives a `Prompt` saves the first.
+A callback of `add_done_callback` is called in a later iteration of the loop, and a task woken by it
+runs in yet another iteration. A `Prompt` saves the first of these.
 
 Rules:
 
 * Listeners are called within `set_result`. After a failure or a cancellation they are called in a
-  later iteration of the loop, as those of any future, and not within an operation of an engine.
-* A listener does not raise, block or await, and is called once.
+  later iteration of the loop, like callbacks of any future, and not within an operation of an
+  engine.
+* A listener must not raise, block or await, and is called once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Prompt", "when_answered"]
 
 T = TypeVar("T")
 
-# Often called, and without the detour of super():
+# called often, therefore without super()
 _init, _set_result = asyncio.Future.__init__, asyncio.Future.set_result
 
 _Listener: TypeAlias = "Callable[[asyncio.Future[Any]], object]"
@@ -30,10 +31,10 @@ class Prompt(asyncio.Future[T]):
     """A future of an answer, for `when_answered`.
 
     Attributes:
-        listeners: called with it, once, when the answer is there.
+        listeners: called with it, once, when it is done.
     """
 
-    __slots__ = ("listeners",)  # a dictionary would take as long to make as the rest
+    __slots__ = ("listeners",)  # a dictionary would take as long to create as the rest
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start pending, on `loop`, with no listeners."""
@@ -66,7 +67,7 @@ class Prompt(asyncio.Future[T]):
 def when_answered(
     answer: asyncio.Future[T], listener: Callable[[asyncio.Future[T]], object]
 ) -> None:
-    """Have `listener` called when an answer is there: at once, where the engine can do that."""
+    """Call `listener` when the future is done; immediately, for a `Prompt`."""
     if isinstance(answer, Prompt) and not answer.done():
         answer.listeners += (listener,)
     else:

@@ -1,4 +1,4 @@
-"""Values that pass between the primitives and an engine. `tenure.engines.contract` exports them."""
+"""Values passed between the primitives and an engine. `tenure.engines.contract` exports them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Place(Enum):
 
 
 class Enqueued(NamedTuple):
-    """The answer to `enqueue`. The order id is ``None`` when refused or not (yet) known."""
+    """Answer to `enqueue`. The order id is ``None`` when refused or not (yet) known."""
 
     place: Place
     order_id: int | None
 
 
 class Withdrawn(Enum):
-    """The answer to `withdraw`."""
+    """Answer to `withdraw`."""
 
     LEFT = "left"  # it was in its queue, or may have been
     MISSING = "missing"  # the store says that it had left its queue before
@@ -45,7 +45,7 @@ class Removal(Enum):
     EVICTED = "evicted by an administrator"
     UNCONFIRMED = "not confirmed by enough replicas"
     CUT_OFF = "lost with its connection to the store"
-    LAPSED = "forgotten by the store: its lease ran out, or it was released there"
+    LAPSED = "forgotten by the store: its lease expired, or it was released there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +54,18 @@ class Attach:
 
     Attributes:
         node: the path of the node.
-        recovery_window: seconds; how long the session survives without contact.
-        description: what the program says of itself, with its identity (`tenure.identity`).
+        recovery_window: the recovery window in seconds.
+        description: the program's description, with its identity (`tenure.identity`).
         liveness: ``"process"``, or ``"window"`` for sessions that may be resumed.
-        key: the protection key, at most 16 bytes. A session that is to be resumed has one: without
-            it, a server refuses to resume the session, because any client can list its id.
-        session_id: of a session of liveness ``"window"`` to take over, which has this key and
-            keeps its own window and the text of its description, with the identity of the program
-            that takes it over (`tenure.identity.retold`); ``None`` for a new session.
-        assume_dead: take over without making sure that the other program has stopped.
-        adopt: the session that is taken over gets this description and, where
-            `Capabilities.adopt` says so, this recovery window. Only with `assume_dead`: the
-            former program may have a proof for the former window.
+        key: the protection key, at most 16 bytes. A resumable session needs one: without it, a
+            server refuses to resume the session, because any client can list its id.
+        session_id: the session of liveness ``"window"`` to take over, by its key. It keeps its
+            window and the text of its description, which gets the identity of the new program
+            (`tenure.identity.retold`). ``None`` for a new session.
+        assume_dead: whether to take over without proof that the other program has stopped.
+        adopt: whether the session that is taken over gets this description and, if
+            `Capabilities.adopt` is true, this recovery window. Only with `assume_dead`: the former
+            program may have a proof for the former window.
     """
 
     node: str

@@ -1,10 +1,9 @@
-"""Adapter for SQL connections of a driver, SQLAlchemy or Django.
+"""Adapter for SQL connections of drivers, SQLAlchemy and Django.
 
-* Nothing is imported: SQLAlchemy and Django are known by what their connections can do, the
-  parameter style of a driver by the `paramstyle` of the module that the connection's class is from.
-* A connection is borrowed for a few statements. Beginning, committing and rolling back is its
-  owner's.
-* Statements are written with ``?`` for each value, and have no other question mark.
+* Nothing is imported: SQLAlchemy and Django are recognised by attributes of their connections. The
+  parameter style of a driver is the `paramstyle` of the module of the connection's class.
+* The fence executes only a few statements. The caller begins, commits and rolls back.
+* Statements have a ``?`` for each value, and no other question mark.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["STYLES", "AsyncBorrowed", "Borrowed", "Step", "borrow", "borrow_asyn
 STYLES = frozenset({"qmark", "numeric", "numeric_dollar", "named", "format", "pyformat"})
 """Parameter styles: those of PEP 249, and ``$1``."""
 
-_PSYCOPG_IDLE = 0  # libpq's word, as psycopg and psycopg2 pass it on
+_PSYCOPG_IDLE = 0  # libpq's status for no transaction, as psycopg and psycopg2 report it
 
 
 def rendered(
@@ -48,12 +47,13 @@ def rendered(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement of several that a connection runs, in an event loop or not.
+    """A statement to run on a connection, with or without an event loop.
 
     Attributes:
-        statement: with ``?`` for each value.
+        statement: the text, with ``?`` for each value.
         values: the values.
-        reads: it is a query for one number; otherwise the number of affected rows is returned.
+        reads: whether it is a query for one number; otherwise the number of affected rows is
+            returned.
     """
 
     statement: str
@@ -65,12 +65,12 @@ class Borrowed:
     """A connection, for a few statements."""
 
     def __init__(self, driver: Any, style: str) -> None:
-        """Borrow the driver's connection, with the driver's parameter style."""
+        """Use the driver's connection, with the driver's parameter style."""
         self._driver = driver
         self._style = style
 
     def run(self, steps: Generator[Step, int | None, None]) -> None:
-        """Run statements one after the other; each one may depend on the result of the last."""
+        """Run statements in order; each may depend on the previous result."""
         result: int | None = None
         failure: Exception | None = None
         while True:
@@ -85,7 +85,7 @@ class Borrowed:
                 failure = error
 
     def change(self, statement: str, *values: object) -> int:
-        """Run a statement; return the number of affected rows, below 0 if unknown to the driver."""
+        """Run a statement; return the number of affected rows, negative if unknown."""
         cursor = self._execute(statement, values)
         try:
             return int(cursor.rowcount)
@@ -93,7 +93,7 @@ class Borrowed:
             cursor.close()
 
     def number(self, statement: str, *values: object) -> int | None:
-        """Run a query for one number; return ``None`` where there is no row."""
+        """Run a query for one number; return ``None`` if there is no row."""
         cursor = self._execute(statement, values)
         try:
             row = cursor.fetchone()
@@ -111,9 +111,9 @@ class Borrowed:
         return cursor
 
     def is_in_transaction(self) -> bool:
-        """Return false where it is known that each statement is committed by itself.
+        """Return false if the connection is known to be in autocommit mode.
 
-        PEP 249 has no such question; sqlite3, psycopg, psycopg2, asyncpg and Django have an answer.
+        PEP 249 does not define this; sqlite3, psycopg, psycopg2, asyncpg and Django report it.
         """
         return _is_in_transaction(self._driver_itself())
 
@@ -122,7 +122,7 @@ class Borrowed:
 
 
 class _BorrowedOfSQLAlchemy(Borrowed):
-    """Borrowed `sqlalchemy.Connection`: its driver, its events, its transaction."""
+    """A `sqlalchemy.Connection`: its driver, its events, its transaction."""
 
     def _execute(self, statement: str, values: Sequence[object]) -> Any:
         return self._driver.exec_driver_sql(*rendered(statement, self._style, values))
@@ -132,7 +132,7 @@ class _BorrowedOfSQLAlchemy(Borrowed):
 
 
 class _BorrowedOfDjango(Borrowed):
-    """Borrowed `django.db.connection`, whose parameter style is the same with every driver."""
+    """A `django.db.connection`, whose parameter style is the same for every driver."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection, "format")
@@ -142,15 +142,15 @@ class _BorrowedOfDjango(Borrowed):
 
 
 class AsyncBorrowed:
-    """Borrowed ``AsyncConnection`` of psycopg."""
+    """An ``AsyncConnection`` of psycopg."""
 
     def __init__(self, driver: Any, style: str) -> None:
-        """Borrow the driver's connection, with the driver's parameter style."""
+        """Use the driver's connection, with the driver's parameter style."""
         self._driver = driver
         self._style = style
 
     async def run(self, steps: Generator[Step, int | None, None]) -> None:
-        """Run statements one after the other; each one may depend on the result of the last."""
+        """Run statements in order; each may depend on the previous result."""
         result: int | None = None
         failure: Exception | None = None
         while True:
@@ -170,12 +170,12 @@ class AsyncBorrowed:
             return _number_of(await cursor.fetchone()) if step.reads else int(cursor.rowcount)
 
     def is_in_transaction(self) -> bool:
-        """Return false where it is known that each statement is committed by itself."""
+        """Return false if the connection is known to be in autocommit mode."""
         return _is_in_transaction(self._driver)
 
 
 class _BorrowedOfAsyncpg(AsyncBorrowed):
-    """Borrowed connection of asyncpg, from a pool or not."""
+    """A connection of asyncpg, from a pool or not."""
 
     async def _run(self, step: Step) -> int | None:
         statement, values = rendered(step.statement, self._style, step.values)
@@ -196,7 +196,7 @@ def _is_in_transaction(driver: Any) -> bool:
 
 
 def _number_of(row: Any) -> int | None:
-    """Return the only number of a row, which a connection may make in a form of its own."""
+    """Return the only number of a row, whose type depends on the connection."""
     if isinstance(row, Mapping):
         (row,) = row.values()
     elif row is not None and not isinstance(row, int):
@@ -208,7 +208,7 @@ def borrow_async(connection: Any, paramstyle: str | None) -> AsyncBorrowed:
     """Adapt an asynchronous connection of psycopg or asyncpg to run statements on it.
 
     Raises:
-        InvalidArgument: it is none of these.
+        InvalidArgument: it is of another type.
     """
     if hasattr(connection, "is_in_transaction") and hasattr(connection, "fetchval"):
         return _BorrowedOfAsyncpg(connection, "numeric_dollar")
@@ -226,7 +226,7 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
     """Adapt a connection to run statements on it.
 
     Raises:
-        InvalidArgument: it is asynchronous, no connection at all, or its style cannot be found.
+        InvalidArgument: it is asynchronous, not a connection, or its style cannot be determined.
     """
     if hasattr(connection, "is_in_transaction"):
         raise InvalidArgument(
@@ -245,7 +245,7 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
             f"`await fence.admit_async(connection, lease)`; for the other methods SQLAlchemy has "
             f"`await connection.run_sync(fence.newest)`"
         )
-    if hasattr(connection, "get_bind"):  # a Session, or what stands for one
+    if hasattr(connection, "get_bind"):  # a Session, or a proxy of one
         connection = connection.connection()
     if hasattr(connection, "exec_driver_sql"):
         return _BorrowedOfSQLAlchemy(connection, paramstyle or connection.dialect.paramstyle)
@@ -254,7 +254,7 @@ def borrow(connection: Any, paramstyle: str | None) -> Borrowed:
     style = paramstyle or next(_styles_of(type(connection)), None)
     if style is None:
         raise InvalidArgument(
-            f"the module of {type(connection)} has no paramstyle; say how it marks values, as in "
+            f"the module of {type(connection)} has no paramstyle; name the style, as in "
             f"SQLFence(..., paramstyle='format')"
         )
     return Borrowed(connection, style)

@@ -1,9 +1,9 @@
-"""The fence before an object in this process.
+"""Fence for an object in this process.
 
-* One lock is held from the comparison to the end of the write, so that no write of a newer token
-  comes between the two, from any thread.
-* The lock is a thread's. A block that awaits inside would let another task of the same thread wait
-  for it for ever; that is noticed, and refused.
+* A lock is held from the comparison to the end of the write, so no thread can write with a newer
+  token in between.
+* The lock belongs to a thread. A block must not await: another task of the same thread would wait
+  for the lock for ever. This is detected, and raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Fence"]
 
 
 class Fence:
-    """Fence that refuses tokens older than the newest it saw; for any number of threads.
+    """Fence that rejects tokens older than the newest it has seen. It can be used by any thread.
 
     Example::
 
@@ -31,15 +31,15 @@ class Fence:
             with fence.writing(lease):  # raises StaleToken after a newer holder wrote
                 report["total"] = 42
 
-    It forgets when the process ends, and so should what it stands before: for a resource that
-    outlives the process take the fence of its store, or give `newest` back to a new `Fence`.
+    Its state is lost when the process ends. For a resource that outlives the process use the fence
+    of its store, or pass `newest` to a new `Fence`.
 
     Args:
-        resource: what errors call it.
-        newest: the newest token that has written to the resource so far, if any.
+        resource: the name of the resource in errors.
+        newest: the newest token used for the resource so far, if any.
 
     Raises:
-        InvalidArgument: `resource` is no name, or `newest` no token.
+        InvalidArgument: `resource` is not a name, or `newest` is not a token.
     """
 
     __slots__ = ("_inside", "_lock", "_newest", "resource")
@@ -61,14 +61,14 @@ class Fence:
         return self._newest
 
     def admit(self, token: Token) -> None:
-        """Compare and remember, and no more.
+        """Compare and record a token.
 
-        This suffices where nothing can come between it and the write: one thread that writes, and
-        no ``await`` on the way. Anywhere else take `writing`.
+        This suffices if nothing can run between it and the write: only one thread writes, without
+        an ``await``. Otherwise use `writing`.
 
         Raises:
             StaleToken: a newer token was admitted before.
-            InvalidArgument: it is no token.
+            InvalidArgument: it is not a token.
             Misuse: called inside a `writing` block of the same thread.
         """
         with self.writing(token):
@@ -76,13 +76,13 @@ class Fence:
 
     @contextmanager
     def writing(self, token: Token) -> Iterator[None]:
-        """Return a block in which to write, one at a time; it is not to await.
+        """Return a block for the write; blocks exclude each other, and must not await.
 
-        A write that fails half-way is not undone, and its token stays admitted.
+        A failed write is not undone, and its token stays admitted.
 
         Raises:
             StaleToken: a newer token was admitted before; the block is not entered.
-            InvalidArgument: it is no token.
+            InvalidArgument: it is not a token.
             Misuse: entered inside another `writing` block of the same thread.
         """
         number = token_of(token)

@@ -1,12 +1,12 @@
-"""The fence before keys of Redis: a script that compares, remembers and writes in one step.
+"""Fence for keys of Redis: a script that compares, records and writes in one step.
 
-* One EVAL does all of it: Redis runs nothing else meanwhile. There is no way to read first and
-  write later, because that would be no fence.
-* The fence's key never expires. Were it to go, by a TTL, by an eviction (``maxmemory-policy
+* One EVAL does all of it, and Redis runs nothing else meanwhile. Reading first and writing later is
+  not offered, because it would not be atomic.
+* The fence's key never expires. If it were removed, by a TTL, by eviction (``maxmemory-policy
   allkeys-*``) or by hand, an old token would be admitted again.
-* Its name has the resource as its hash tag, so that on a cluster the keys of the resource can be
-  beside it: name them with ``{resource}`` inside.
-* Nothing is imported: a client is what has `eval`, in the manner of redis-py. Where that gives an
+* Its hash tag is the resource, so that on a cluster the keys of the resource can be in the same
+  slot: give them names that contain ``{resource}``.
+* Nothing is imported: a client is an object with an `eval` like redis-py's. If that returns an
   awaitable, so does every method here.
 """
 
@@ -22,10 +22,11 @@ from tenure.fencing.tokens import Token, name_of, stale, token_of
 __all__ = ["RedisFence"]
 
 Value = str | bytes | int | float
-"""What a client sends as it is."""
+"""Types that a client sends unchanged."""
 
-# Numbers below 2^53 are exact in Lua. The first key and argument are the fence's, and gone when the
-# body runs; its value is inside a table, so that nil, an error and false are returned as they are.
+# Numbers below 2^53 are exact in Lua. The first key and argument belong to the fence, and are
+# removed before the body runs. Its value is returned in a table, so that nil, an error and false
+# are preserved.
 _GUARD = """\
 local fence = table.remove(KEYS, 1)
 local token = table.remove(ARGV, 1)
@@ -43,7 +44,7 @@ end
 return {1, result}
 """
 
-# Each command: how many words it has, then these, but for its key, which is in KEYS.
+# For each command: its number of words, then the words without the key, which is in KEYS.
 _COMMANDS = """\
 local replies, at = {}, 1
 for index, key in ipairs(KEYS) do
@@ -59,7 +60,7 @@ return replies"""
 
 
 class RedisFence:
-    """Fence that refuses the late write of a holder whose token is no longer the newest.
+    """Fence that rejects late writes of holders whose token is no longer the newest.
 
     Example::
 
@@ -71,20 +72,21 @@ class RedisFence:
             with Redis.from_url("redis://localhost") as redis:
                 fence.write(redis, lease, ["SET", "{report}:body", "text"])
 
-    It has no state of its own. With a client for asyncio, await what its methods give.
+    It has no state of its own. With a client for asyncio, await the results of its methods.
 
     Args:
-        resource: what is written to under one lock has one name.
-        prefix: what the fence's key begins with.
+        resource: the name of the data that is written under one lock.
+        prefix: prefix of the fence's key.
 
     Raises:
-        InvalidArgument: one of them is no name, or has a brace inside, which cluster would misread.
+        InvalidArgument: one of them is not a name, or contains a brace, which would change the hash
+            tag.
     """
 
     __slots__ = ("key", "resource")
 
     def __init__(self, resource: str, *, prefix: str = "tenure:fence:") -> None:
-        """Name the resource and its key; Redis is not contacted."""
+        """Set the resource and its key; Redis is not contacted."""
         self.resource = name_of(resource)
         if set("{}") & set(self.resource + name_of(prefix)):
             raise InvalidArgument(
@@ -97,22 +99,22 @@ class RedisFence:
         return f"<{type(self).__name__} {self.resource!r} at {self.key}>"
 
     def write(self, client: Any, token: Token, *commands: Sequence[Value]) -> Any:
-        """Run commands one after the other, unless a newer token has written before.
+        """Run commands in order, unless a newer token has written before.
 
-        A command that Redis finds wrong ends the script, but undoes nothing that came before it.
+        A command that fails in Redis ends the script, but does not undo the commands before it.
 
         Args:
-            client: of redis-py, or what has an `eval` as it does.
-            token: the lease under which this is written, or its fencing token.
-            commands: each a list of the command's name, the one key that it is about, and its other
-                arguments. What is not of this form goes into a script for `run`.
+            client: a client of redis-py, or one with a compatible `eval`.
+            token: the lease that protects the write, or its fencing token.
+            commands: lists of the command's name, its only key, and its other arguments. Use a
+                script with `run` for other commands.
 
         Returns:
-            Their replies, in order, as Redis gives them to a script.
+            The replies, in order, as Redis returns them to a script.
 
         Raises:
             StaleToken: a newer token was admitted before; nothing is written.
-            InvalidArgument: it is no token, or no command.
+            InvalidArgument: it is not a token, or not a command.
         """
         if not commands:
             raise InvalidArgument(f"there is no command to write to {self.resource!r} with")
@@ -140,19 +142,19 @@ class RedisFence:
         """Run a Lua script, unless a newer token has written before.
 
         Args:
-            client: of redis-py, or what has an `eval` as it does.
-            token: the lease under which this is written, or its fencing token.
-            body: as for EVAL; its KEYS and ARGV are `keys` and `args`. Let it stay the same from
-                call to call, and give what changes in `args`: Redis keeps every script.
-            keys: every key that it touches.
-            args: what else it needs.
+            client: a client of redis-py, or one with a compatible `eval`.
+            token: the lease that protects the write, or its fencing token.
+            body: as for EVAL; its KEYS and ARGV are `keys` and `args`. Use the same text for every
+                call, with changing values in `args`: Redis caches every script.
+            keys: every key that the script accesses.
+            args: the other arguments.
 
         Returns:
-            What the script returns.
+            The script's result.
 
         Raises:
-            StaleToken: a newer token was admitted before; the script has not begun.
-            InvalidArgument: it is no token.
+            StaleToken: a newer token was admitted before; the script has not run.
+            InvalidArgument: it is not a token.
         """
         number = token_of(token)
         reply = client.eval(_GUARD % body, 1 + len(keys), self.key, *keys, number, *args)
@@ -174,7 +176,7 @@ class RedisFence:
 
 
 def _then(reply: Any, follow: Callable[[Any], Any]) -> Any:
-    """Process a reply now, or, if it is an awaitable, when it is awaited."""
+    """Process a reply now, or when it is awaited if it is an awaitable."""
     if inspect.isawaitable(reply):
         return _awaited(reply, follow)
     return follow(reply)

@@ -1,13 +1,13 @@
-"""The fence before tables: a row that the transaction of the write itself advances.
+"""Fence for tables: a row that is updated by the transaction of the write itself.
 
-* The row is advanced by one conditional UPDATE, in the caller's transaction. From then on, until
-  that transaction ends, the database lets no other transaction advance it, so that the write stands
-  or falls with the admission, and admissions come one after the other.
-* A statement decides, by how many rows it touched; what is read decides nothing, since it may be
-  old by then (or, in a snapshot, always).
-* A row is made when its resource is first written to. When two do so at once, one INSERT fails,
-  behind a savepoint, and that transaction continues with the row of the other.
-* Every admission changes the row (`writes`), because MySQL counts only rows that changed.
+* One conditional UPDATE in the caller's transaction advances the row. Until that transaction ends,
+  the database lets no other transaction advance the row. So the write and the admission are atomic,
+  and admissions are serialised.
+* Only the number of rows that a statement changed counts. A value that was read may be outdated
+  (and always is in a snapshot).
+* The first write to a resource inserts its row. If two transactions do so at once, one INSERT
+  fails, after a savepoint, and that transaction continues with the row of the other.
+* Every admission changes the row (`writes`), because MySQL counts only changed rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SQLFence"]
 R = TypeVar("R")
 Steps: TypeAlias = Generator[Step, int | None, R]
 
-# The table's name is put in by `str.format`, and is checked before.
+# `str.format` inserts the table's name, which was checked before.
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS {table} (resource VARCHAR(255) NOT NULL PRIMARY KEY, "
     "token BIGINT NOT NULL, writes BIGINT NOT NULL)"
@@ -38,7 +38,7 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 class SQLFence:
-    """Fence that refuses the transaction of a holder whose token is no longer the newest.
+    """Fence that rejects the transaction of a holder whose token is no longer the newest.
 
     Example::
 
@@ -55,13 +55,15 @@ class SQLFence:
                 connection.execute("INSERT INTO invoices VALUES (1)")
         connection.close()
 
-    It has no state of its own: one may be made at import, and used with any number of connections.
+    It has no state of its own: it can be made at import, and used with any number of connections.
 
     Args:
-        resource: which row of the table: what is written to under one lock has one name.
-        table: the table's name, with its schema's before a dot if need be.
-        paramstyle: how the driver marks values, where that is not found out by itself: ``qmark``,
-            ``numeric``, ``named``, ``format`` or ``pyformat`` of PEP 249, or ``numeric_dollar``.
+        resource: the name of the data that is written under one lock; it identifies a row of the
+            table.
+        table: the table's name, optionally with its schema (``schema.table``).
+        paramstyle: the driver's parameter style, if it cannot be determined automatically:
+            ``qmark``, ``numeric``, ``named``, ``format`` or ``pyformat`` of PEP 249, or
+            ``numeric_dollar``.
 
     Raises:
         InvalidArgument: an argument is not valid.
@@ -72,7 +74,7 @@ class SQLFence:
     def __init__(
         self, resource: str, *, table: str = "tenure_fences", paramstyle: str | None = None
     ) -> None:
-        """Name the resource and its table; the database is not contacted."""
+        """Set the resource and its table; the database is not contacted."""
         self.resource = name_of(resource)
         if not isinstance(table, str) or not _TABLE.fullmatch(table):
             raise InvalidArgument(
@@ -89,13 +91,13 @@ class SQLFence:
 
     @property
     def schema(self) -> str:
-        """The statement that makes the table, for a migration."""
+        """The statement that creates the table, for a migration."""
         return _SCHEMA.format(table=self.table)
 
     def create_table(self, connection: Any) -> None:
-        """Make the table, which all fences of one database share, unless it is there.
+        """Create the table, shared by all fences of one database, if it does not exist.
 
-        Do this where the program makes its other tables; to commit is the caller's business.
+        Call it where the program creates its other tables. The caller commits.
 
         Raises:
             InvalidArgument: see `admit`.
@@ -103,35 +105,34 @@ class SQLFence:
         borrow(connection, self._paramstyle).change(self.schema)
 
     def admit(self, connection: Any, token: Token) -> None:
-        """Let the transaction go on, unless a newer token has written before.
+        """Let the transaction continue, unless a newer token has written before.
 
-        Until the transaction ends, others who want to write under this fence wait here; call it
-        before the first write.
+        Call it before the first write. Until the transaction ends, other writers wait here.
 
         Args:
-            connection: of a DB-API module, SQLAlchemy's Connection or Session, or Django's
-                connection, in the very transaction that writes. For an asynchronous one use
-                `admit_async`.
-            token: the lease under which the transaction writes, or its fencing token.
+            connection: a connection of a DB-API module, SQLAlchemy's Connection or Session, or
+                Django's connection, in the transaction that writes. For an asynchronous connection
+                use `admit_async`.
+            token: the lease that protects the write, or its fencing token.
 
         Raises:
-            StaleToken: the holder comes too late: let this end the transaction by rolling back.
-            InvalidArgument: it is no token, no connection, or an asynchronous one.
-            Misuse: no transaction is open, so that the admission would be over before the write.
-            Unsupported: the driver does not say how many rows a statement has touched.
-            Exception: of the driver: nothing was admitted, roll back.
+            StaleToken: the write is too late: roll the transaction back.
+            InvalidArgument: it is not a token, not a connection, or an asynchronous connection.
+            Misuse: no transaction is open, so the admission would end before the write.
+            Unsupported: the driver does not report the number of affected rows.
+            Exception: an error of the driver: nothing was admitted, roll back.
         """
         number = token_of(token)
         borrowed = borrow(connection, self._paramstyle)
         borrowed.run(self._admission(number, borrowed.is_in_transaction))
 
     async def admit_async(self, connection: Any, token: Token) -> None:
-        """Let the transaction of an asynchronous connection go on, as `admit` does.
+        """Let the transaction of an asynchronous connection continue; see `admit`.
 
         Args:
             connection: an ``AsyncConnection`` of psycopg, a ``Connection`` of asyncpg, or an
                 ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy.
-            token: the lease under which the transaction writes, or its fencing token.
+            token: the lease that protects the write, or its fencing token.
 
         Raises:
             StaleToken, InvalidArgument, Misuse, Unsupported, Exception: as for `admit`.
@@ -151,13 +152,14 @@ class SQLFence:
             refused = yield from self._made(number)
             if refused is None:
                 return
-        if newest is None or newest <= number:  # the row came since, or what was read is old
+        # The row was inserted since, or the value read is outdated.
+        if newest is None or newest <= number:
             if (yield from self._advanced(number, inside)):
                 return
             newest = yield self._newest
             if newest is None and refused is not None:
                 raise refused
-            if newest is not None and newest <= number:  # it still is
+            if newest is not None and newest <= number:  # the token is still newer
                 newest = None
         raise stale(self.resource, number, newest)
 
@@ -175,7 +177,7 @@ class SQLFence:
         touched = yield Step(advance, (number, self.resource, number))
         if touched is None or touched < 0:
             raise Unsupported(
-                "this driver does not say how many rows a statement has touched: make the "
+                "this driver does not report the number of affected rows: make the "
                 "condition a part of your own statement, see docs/how-to/fencing.md"
             )
         if not inside():
@@ -191,7 +193,7 @@ class SQLFence:
         return Step(_NEWEST.format(table=self.table), (self.resource,), reads=True)
 
     def _made(self, number: int) -> Steps[Exception | None]:
-        """Make the row, or say what refused it: most likely the row that another has made."""
+        """Insert the row; return the error if it fails, most likely because the row exists."""
         yield Step("SAVEPOINT tenure_fence")
         try:
             yield Step(_INSERT.format(table=self.table), (self.resource, number))

@@ -1,7 +1,7 @@
-"""Tokens, resource names and refusals, as all fences use them.
+"""Tokens, resource names and rejections, shared by all fences.
 
-* A token is checked before anything is sent anywhere: an invalid token is `InvalidArgument`, and
-  is never compared.
+* A token is checked before anything is sent: an invalid token raises `InvalidArgument`, and is
+  never compared.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["TOKENS_END", "Fenced", "Token", "name_of", "stale", "token_of"]
 TOKENS_END = 2**53
 """Upper bound, exclusive, of tokens: integers below it are exact in SQL, Lua and JSON."""
 
-_LONGEST_NAME = 255  # characters: what every database takes as a primary key
+_LONGEST_NAME = 255  # characters: the longest primary key that every database accepts
 
 
 class Fenced(Protocol):
-    """Object with a fencing token: a lease or a leadership, of `tenure` or `tenure.blocking`."""
+    """Object with a fencing token: a lease or a leadership of `tenure` or `tenure.blocking`."""
 
     @property
     def fencing_token(self) -> int:
@@ -34,8 +34,8 @@ def token_of(token: Token) -> int:
     """Return the number of a token, or of a lease.
 
     Raises:
-        InvalidArgument: it is neither, or the number is below 0 or not below 2^53.
-        Unsupported: the lease is of a store that has no tokens.
+        InvalidArgument: it is neither, or the number is not from 0 to 2^53 - 1.
+        Unsupported: the store of the lease has no tokens.
     """
     number = token if isinstance(token, int) else getattr(token, "fencing_token", None)
     if not isinstance(number, int) or isinstance(number, bool):
@@ -49,7 +49,7 @@ def name_of(resource: str) -> str:
     """Check and return the name of a resource.
 
     Raises:
-        InvalidArgument: it is no name of 1 to 255 characters, or has a NUL inside.
+        InvalidArgument: it is not a name of 1 to 255 characters, or contains a NUL.
     """
     if not isinstance(resource, str):
         raise InvalidArgument(f"a resource is named by a str, not {resource!r}")
@@ -61,11 +61,11 @@ def name_of(resource: str) -> str:
 
 
 def stale(resource: str, token: int, newest: int | None) -> StaleToken:
-    """Return the error for a stale token; `newest` is ``None`` where it is not known."""
+    """Return the error for a stale token; `newest` is ``None`` if unknown."""
     newer = "a newer token" if newest is None else f"token {newest}"
     return StaleToken(
         f"the write to {resource!r} with fencing token {token} was refused: {newer} has been used "
-        f"since, so the lease of {token} is over. Undo this write, and acquire again",
+        f"since, so the lease of {token} has ended. Undo this write, and acquire again",
         resource=resource,
         token=token,
         newest=newest,

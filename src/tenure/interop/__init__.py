@@ -1,9 +1,9 @@
-"""Ports of other libraries' locks, onto the same keys: a program can share them with theirs.
+"""Ports of other libraries' locks, on the same keys, so that programs can share them.
 
-They hold what those libraries hold, no more. `docs/how-to/interop.md` says of each what is safe,
-and beside which programs. `exclusive_lock` and `effect` keep their locks in Redis, with no queue
-and no fencing token, through a client in the manner of redis-py (``tenure[interop]``). `dflockd` is
-built from tenure's primitives on ``dflockd://``.
+They give the guarantees of those libraries, no more; `docs/how-to/interop.md` lists them.
+`exclusive_lock` and `effect` keep their locks in Redis, without a queue or fencing tokens, through
+a client of redis-py (``tenure[interop]``). `dflockd` is built from tenure's primitives on
+``dflockd://``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tenure.interop` for threads: the same locks, without ``await``.
 
-A `Connection` makes them, and keeps a thread that refreshes what is held until it is closed.
+A `Connection` makes them, and runs a thread that refreshes held locks until it is closed.
 
 Example::
 
@@ -14,8 +14,8 @@ Example::
         with redis.semaphore("pool", limit=4).take(2) as permits:
             work(permits.count)
 
-A thread cannot be cancelled. Long work checks `ExclusiveLock.held` or calls `Permits.check` now and
-then; the block of lost permits raises `LockLost` at its end in any case.
+A thread cannot be cancelled. Long work should check `ExclusiveLock.held` or call `Permits.check`
+from time to time; the block of lost permits raises `LockLost` at its end in any case.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def connect(url: str, **options: Any) -> Connection:
 
 
 class Connection:
-    """A connection to Redis; `connect` makes one. Any number of threads may use it at once."""
+    """A connection to Redis; `connect` makes one. Any number of threads may use it."""
 
     def __init__(self, portal: Portal, program: Program) -> None:
-        """Use the connection `program`, which lives on the portal's loop."""
+        """Use the connection `program`, which belongs to the portal's loop."""
         self._portal = portal
         self._program = program
 
@@ -86,7 +86,8 @@ class Connection:
         """Release the locks that are held, and close the connection. Safe to call twice.
 
         Raises:
-            EngineError: a lock could not be released; it will expire. The connection is closed.
+            EngineError: a lock could not be released; it will expire. The connection is closed
+                nevertheless.
         """
         try:
             self._portal.release(self._program.aclose)
@@ -150,7 +151,7 @@ class ExclusiveLock:
             self._wrapped.release_soon()
 
     def inspect(self) -> Inspection | None:
-        """Return the contents of the key, by any holder. Raises `EngineError`."""
+        """Return the contents of the key, written by any holder. Raises `EngineError`."""
         return self._portal.call(self._inspect)
 
     async def _inspect(self) -> Inspection | None:
@@ -162,7 +163,7 @@ class ExclusiveLock:
         self._portal.release(self._wrapped.release)
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
-        """Have a function called at an event, in the thread that refreshes: it must not block."""
+        """Register a function for an event, called in the refreshing thread; it must not block."""
         return self._wrapped.on(event, listener)
 
 
@@ -179,7 +180,7 @@ class DistributedSemaphore:
 
     @property
     def key(self) -> str:
-        """Its name in the backing."""
+        """Name of the semaphore in the backing."""
         return self._wrapped.key
 
     @property
@@ -190,7 +191,7 @@ class DistributedSemaphore:
     def take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
     ) -> Taking[Permits]:
-        """``with semaphore.take(2) as permits``: wait for them, and hold them for the block."""
+        """Wait for permits, and hold them for the block: ``with semaphore.take(2) as permits``."""
         how: dict[str, Any] = {
             "identifier": identifier,
             "acquired_externally": acquired_externally,
@@ -210,7 +211,7 @@ class DistributedSemaphore:
         return Taking(self._portal, self._program, self._wrapped, take, _perhaps)
 
     def with_permits(self, permits: int, work: Callable[[], T], **how: Any) -> T:
-        """Wait for permits, do the work in this thread, and give them back."""
+        """Wait for permits, do the work in this thread, and release them."""
         with self.take(permits, **how):
             return work()
 
@@ -233,7 +234,8 @@ class DistributedSemaphore:
 class Taking(Generic[P]):
     """Permits for the block of one ``with`` statement.
 
-    A task of their own holds them on the loop, so that their loss interrupts no call of the thread.
+    A separate task holds them on the loop, so that their loss does not interrupt a call of the
+    thread.
     """
 
     def __init__(
@@ -286,7 +288,7 @@ class Taking(Generic[P]):
                 holding.cancel()
                 await asyncio.wait([holding], timeout=UNDO_TIMEOUT)
                 raise
-            holding.result()  # how it failed
+            holding.result()  # the error, if it failed
             raise
 
     async def _hold(self, taken: asyncio.Future[Wrapped]) -> None:
@@ -334,7 +336,7 @@ class Permits:
 
     @property
     def identifier(self) -> str:
-        """Identifier of the holder, with which another program can take the permits over."""
+        """Identifier of the holder, with which another program can take over the permits."""
         return self._wrapped.identifier
 
     @property
@@ -344,7 +346,7 @@ class Permits:
 
     @property
     def loss(self) -> LockLost | None:
-        """Error that says how they were lost, if they were."""
+        """Error that reports the loss of the permits, if they were lost."""
         return self._wrapped.loss
 
     def check(self) -> None:

@@ -18,16 +18,16 @@ __all__ = ["UNDO_TIMEOUT", "Endings", "margin", "over"]
 T = TypeVar("T")
 
 UNDO_TIMEOUT = 2.0
-"""Seconds for which a cancelled attempt waits until what it obtained has been released."""
+"""Seconds for which a cancelled attempt waits for the release of what it obtained."""
 
 
 def margin(ttl: float) -> float:
-    """Return the seconds before its expiry from which a key is no longer relied on."""
+    """Return the seconds before its expiry during which a key is no longer relied on."""
     return min(max(0.05 * ttl, 0.1), ttl / 4)
 
 
 async def over(task: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task that is about to end, even if it takes a cancellation."""
+    """Wait for the end of a task that is about to end, even if it suppresses a cancellation."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -39,7 +39,7 @@ async def over(task: asyncio.Task[Any]) -> None:
 
 
 class Endings:
-    """The tasks of one owner, which `wait`s for them in the end."""
+    """Tasks of one owner, which finally `wait`s for them."""
 
     def __init__(self) -> None:
         """Start without tasks."""
@@ -76,13 +76,13 @@ class Endings:
         """Wait for an attempt to obtain something.
 
         If the caller is cancelled, the attempt continues, and its result, if any, is released.
-        Further attempts wait for that, because the release could take away what they obtain. The
-        cancellation proceeds after the release, since the program may be about to end. After
+        Further attempts wait for the release, which could otherwise take away what they obtain. The
+        cancellation proceeds after the release, since the program may be about to exit. After
         `UNDO_TIMEOUT`, or a second cancellation, the release continues in the background.
 
-        An attempt that failed is undone likewise, since its answer may be all that was lost; unless
-        `halfway` is false. `abandoned` notifies an attempt that need not continue; an attempt that
-        has not begun never begins.
+        A failed attempt is also released, since only its answer may be lost, unless `halfway` is
+        false. `abandoned` notifies an attempt that it need not continue; an attempt that has not
+        begun never begins.
         """
         try:
             while self._undoing:

@@ -1,19 +1,18 @@
 """The lock of Node.js's ``exclusive-lock``, on the same keys of Redis or KeyDB.
 
-One key, ``prefix:name``, set by the first client and kept alive by refreshing it. The original
-never looks whether the key is still its own; this one compares the contents, in a script, before
-it refreshes or deletes. That needs contents of its own, which is the default.
+The lock is one key, ``prefix:name``, set by the holder and refreshed. The original does not check
+whether the key is still its own; this port compares the contents, in a script, before it refreshes
+or deletes. That requires unique contents, which is the default.
 
 Rules:
 
-* `ExclusiveLock.held` is what this program may rely on: it ends before the key can have expired,
-  by this program's own clock.
+* `ExclusiveLock.held` becomes false before the key can have expired, by this program's clock.
 * A key that a cancelled `acquire` may have obtained is deleted. A cancelled `release` continues.
-* Each acquisition has contents of its own, unless they were given: what was sent for an earlier one
-  and comes late, a deletion above all, cannot mean it. Where they were given, acquisitions wait for
-  that. They come one after another, so that the undoing of one cannot take another's key.
-* redis-py may send a command once more when the answer was lost. So an acquisition that finds its
-  own contents has succeeded; if they were given, they may be those of another program.
+* Each acquisition has unique contents by default, so a late command of an earlier acquisition, such
+  as a deletion, cannot affect it. With given contents, acquisitions wait for such commands.
+  Acquisitions are serialised, so that undoing one cannot delete the key of another.
+* redis-py may send a command again when the answer was lost. So an acquisition that finds its own
+  contents has succeeded; given contents may be those of another program.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["Event", "ExclusiveLock", "Inspection"]
 Event: TypeAlias = Literal["acquired", "refreshed", "released", "error"]
 
 MIN_SLACK = 0.5
-"""Seconds by which the time to live is longer than the time between two refreshes, at least."""
+"""Minimum difference between the time to live and the refresh interval, in seconds."""
 
 _ACQUIRE = """
 if redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX') then return 1 end
@@ -65,8 +64,8 @@ class Inspection:
     """Contents and time to live of a lock's key.
 
     Attributes:
-        contents: what its holder wrote there.
-        ttl: seconds until it expires; ``None`` when it does not.
+        contents: the contents, written by the holder.
+        ttl: seconds until it expires; ``None``: it does not expire.
     """
 
     contents: bytes
@@ -74,32 +73,31 @@ class Inspection:
 
 
 class _Gone(LeaseLost):
-    """The key has expired, or is another holder's: there is nothing to release."""
+    """The key has expired, or belongs to another holder: there is nothing to release."""
 
 
 class ExclusiveLock:
-    """One lock, as one program takes it. It belongs to one event loop.
+    """A lock, as used by one program. It belongs to one event loop.
 
     Args:
-        name: what is locked; every run of characters other than letters, digits and ``_`` counts
-            as one ``-``, in the prefix as well.
-        redis: a client of redis-py's, which stays open.
+        name: the name of the lock; every run of characters other than letters, digits and ``_``
+            becomes one ``-``, also in the prefix.
+        redis: a client of redis-py, which stays open.
         lock_ttl: seconds after which the key expires unless it is refreshed.
         lock_refresh: seconds between two refreshes.
-        lock_contents: what is written into the key. By default each acquisition has a word that
-            no other one has. Of those that give the same contents each takes the other's key for
-            its own, once it holds.
-        key_prefix: what the key begins with.
-        clock: where time comes from, for tests.
+        lock_contents: the contents of the key; by default, unique for each acquisition. Holders
+            with the same contents cannot distinguish their keys.
+        key_prefix: prefix of the key.
+        clock: the source of time, for tests.
 
     Attributes:
-        name: what is locked.
+        name: the name of the lock.
         key: the key in Redis.
-        contents: what was written into the key by the last that acquired through this object.
+        contents: the contents that the last acquisition through this object wrote.
 
     Raises:
-        InvalidArgument: there is no name, or less than 0.5 s between refresh and expiry; or
-            something is not of the type that it must be.
+        InvalidArgument: an argument is of a wrong type, the name is empty, or there are less than
+            0.5 s between refresh and expiry.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class ExclusiveLock:
         key_prefix: str = "exclusive-lock",
         clock: Clock | None = None,
     ) -> None:
-        """Describe the lock; nothing is sent to Redis."""
+        """Set the options; nothing is sent to Redis."""
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"the name of a lock is a str, and not empty: {name!r}")
         if not isinstance(key_prefix, str):
@@ -130,7 +128,7 @@ class ExclusiveLock:
         if self._ttl - self._interval < MIN_SLACK:
             raise InvalidArgument(
                 f"lock_ttl ({self._ttl:g} s) is at least {MIN_SLACK:g} s longer than lock_refresh "
-                f"({self._interval:g} s), so that a refresh that is late is not too late",
+                f"({self._interval:g} s), so that a late refresh is still in time",
                 name=name,
             )
         self.name = name
@@ -139,7 +137,7 @@ class ExclusiveLock:
         self.contents = self._new_contents()
         self._redis: Any = redis
         self._clock = clock or SystemClock()
-        # No more than half of what is between a refresh and the expiry, or each would be too late.
+        # At most half of the time between a refresh and the expiry, or each would be too late.
         self._life = self._ttl - min(margin(self._ttl), (self._ttl - self._interval) / 2)
         self._proven = float("-inf")
         self._keeping: asyncio.Task[None] | None = None
@@ -150,7 +148,7 @@ class ExclusiveLock:
         self._turn: asyncio.Lock
 
     def __repr__(self) -> str:
-        """Return the key, and whether the lock is held, for people."""
+        """Return the key, and whether the lock is held."""
         return f"<ExclusiveLock {self.key!r}{' held' if self.held else ''}>"
 
     @property
@@ -159,9 +157,9 @@ class ExclusiveLock:
         return self._keeping is not None and self._clock.now() < self._proven + self._life
 
     async def acquire(self) -> bool:
-        """Acquire the lock if it is free; from then on it is refreshed.
+        """Acquire the lock if it is free, and refresh it from then on.
 
-        False when it is not free, also when it is held through this very object.
+        Return false if it is not free, also if it is held through this object.
 
         Raises:
             EngineError: Redis cannot be reached, or failed.
@@ -185,7 +183,7 @@ class ExclusiveLock:
         return True
 
     async def inspect(self) -> Inspection | None:
-        """Return the contents of the key, by any holder; ``None`` when there is no key.
+        """Return the contents of the key, written by any holder; ``None`` if there is no key.
 
         Raises:
             EngineError: Redis cannot be reached, or failed.
@@ -204,7 +202,7 @@ class ExclusiveLock:
         """Release the lock, if it is held. Safe to call twice.
 
         Raises:
-            EngineError: Redis cannot be reached, or failed; the key will expire, unless a further
+            EngineError: Redis cannot be reached, or failed; the key expires, unless a further
                 `release` or `acquire` of this object deletes it.
             Misuse: the lock is in use on another event loop.
         """
@@ -215,7 +213,7 @@ class ExclusiveLock:
         await self._endings.wait()
 
     def release_soon(self) -> asyncio.Task[None] | None:
-        """Start a release; the lock owns the task that is returned."""
+        """Start a release; the lock owns the returned task."""
         keeping, self._keeping = self._keeping, None
         if keeping is None:
             left = self._left
@@ -223,21 +221,21 @@ class ExclusiveLock:
         return self._endings.start_undoing(self._end(keeping, self.contents))
 
     def on(self, event: Event, listener: Callable[..., object]) -> Callable[[], None]:
-        """Have a function called at an event.
+        """Register a function for an event.
 
-        With the key when it was acquired or released, with the key and the seconds to live when it
-        was refreshed, with an exception at an error.
+        It is called with the key after an acquisition or release, with the key and its time to live
+        in seconds after a refresh, and with an exception after an error.
 
-        An error ends the hold: `LeaseLost` when the key is not ours any more or cannot be relied
-        on, else what Redis said. Unless the key is gone or another's, it is deleted then, and
-        if that fails, there is another error. Without a listener an error is logged.
+        After an error the lock is no longer held: `LeaseLost` if the key is lost or may have
+        expired, else the error from Redis. The key is deleted if it may still be this holder's; if
+        that fails, another error follows. Without a listener an error is logged.
 
         Returns:
-            what ends it; safe to call twice.
+            A function that ends the registration; safe to call twice.
 
         Raises:
-            InvalidArgument: there is no such event, or what is to be called is not a function, or
-                one that has to be awaited.
+            InvalidArgument: there is no such event, or the listener is not a function, or is a
+                coroutine function.
         """
         if event not in get_args(Event):
             raise InvalidArgument(f"the events of a lock are {get_args(Event)}, not {event!r}")
@@ -252,13 +250,13 @@ class ExclusiveLock:
 
         return off
 
-    # On the way to Redis
+    # Commands
 
     async def _obtain(self, contents: bytes) -> bool:
         sent = self._clock.now()
         new = int(self._given is None)
         obtained = await self._eval("acquired", _ACQUIRE, contents, self._px, new)
-        while obtained and self._clock.now() >= sent + self._life:  # that late, it proves nothing
+        while obtained and self._clock.now() >= sent + self._life:  # so late, it proves nothing
             sent = self._clock.now()
             obtained = await self._refresh(contents)
         self._proven = sent
@@ -349,7 +347,7 @@ class ExclusiveLock:
         self._emit("released", self.key)
 
     async def _release_late(self, contents: bytes) -> None:
-        """Release without a caller that waits: the result goes to listeners only."""
+        """Release without a waiting caller: the result goes only to listeners."""
         try:
             await self._delete(contents)
         except EngineError as error:

@@ -1,4 +1,4 @@
-"""Connection of threads to Redis, as the loop's thread serves it."""
+"""Connection of threads to Redis, used by the loop's thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Program"]
 
 
 class Program:
-    """Connection that the loop's thread serves, with the locks and semaphores used on it.
+    """Connection used by the loop's thread, with its locks and semaphores.
 
     It refers weakly to locks and semaphores, held ones included.
     """
@@ -35,7 +35,7 @@ class Program:
             raise SessionClosed("the connection to Redis has been closed")
 
     def hold(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that holds permits until the connection is closed, at the latest."""
+        """Start a task that holds permits, at most until the connection is closed."""
         task = asyncio.get_running_loop().create_task(work, name="tenure-holding-permits")
         self._holding.add(task)
         task.add_done_callback(self._held)
@@ -47,7 +47,7 @@ class Program:
             task.exception()  # raised at the end of the block that holds
 
     async def aclose(self) -> None:
-        """Release what is held, and close the connection."""
+        """Release everything held, and close the connection."""
         if self.closing is None:
             self.closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.wait([self.closing])

@@ -21,7 +21,7 @@ except ImportError as error:
 __all__ = ["FAILURES", "Redis", "check_client", "what_to_do"]
 
 FAILURES = (RedisError, OSError)
-"""Errors by which redis-py reports a failure of Redis or of the connection to it."""
+"""Errors by which redis-py reports a failure of Redis or its connection."""
 
 
 def check_client(client: Any) -> None:
@@ -29,16 +29,16 @@ def check_client(client: Any) -> None:
     blocks = isinstance(client, redis.Redis | redis.RedisCluster)
     if blocks or not callable(getattr(client, "eval", None)):
         raise InvalidArgument(
-            "what reaches Redis is a client for asyncio, a redis.asyncio.Redis, and not a "
+            "the client must be one for asyncio, a redis.asyncio.Redis, not a "
             f"{type(client).__module__}.{type(client).__name__}; for threads, there is "
             "tenure.interop.blocking"
         )
 
 
 def what_to_do(error: Exception) -> str:
-    """Return a hint for an error message, if Redis may be unreachable; else ""."""
+    """Return a hint for an error message if Redis may be unreachable, else ""."""
     unreached = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
-    # redis-py says of a wrong password that it could not connect, because of it.
+    # redis-py reports a wrong password as a failure to connect.
     refused = isinstance(error, AuthenticationError) or isinstance(
         error.__cause__, AuthenticationError
     )

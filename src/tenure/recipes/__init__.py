@@ -1,7 +1,7 @@
 """Recipes: combinations of the primitives. They run on every engine.
 
 Each takes a `tenure.Session` or a `tenure.Client` (its implicit session on ``/default``) and a
-name, and is made of public primitives alone, so that a program can have its own in the same way.
+name. Recipes use only public primitives, so programs can define their own in the same way.
 """
 
 from tenure.public import publish as _publish

@@ -1,21 +1,18 @@
 """A barrier: parties wait until all of them have arrived, round after round.
 
-In the model it is a lasting semaphore whose limit is the number of parties. An arrival is a
-request of count 1. When as many owners as there are parties have not passed yet, the round is
-full, and the last of them to arrive writes the *mark* into the semaphore's data: the fencing
-tokens of all of them. A party that finds its own token in the mark passes, and gives its place
-back. The rules that make this right:
+It is a lasting semaphore whose limit is the number of parties. An arrival is a request of count 1.
+When all places are owned by parties that have not passed yet, the round is full. Then the last
+party to arrive writes the *mark* into the semaphore's data: the fencing tokens of all of them. A
+party that finds its own token in the mark passes, and releases its place. Rules:
 
-* A round becomes full by a grant and nothing else, so only a party that is granted a place
-  has to look.
-* A party keeps its place until it has found itself in the mark. The next round cannot be full
-  before all of this one have left, so no mark is overwritten before all have seen it; a party that
-  comes early for the next round waits in the queue.
-* Looking and marking is one step, under a mutex of the same session. Else a party that looked,
-  was slow, and wrote late could undo the mark of a round that was filled again meanwhile.
-* A party that dies takes its place with it: then the round is not full any more, and the
-  next party that gets the place looks. One that had been marked has arrived, regardless of
-  it later.
+* Only a grant can make a round full, so a party checks only after its own grant.
+* A party keeps its place until it has found itself in the mark. So the next round cannot be full
+  before all have left this one, and no mark is overwritten before all have seen it. A party that
+  arrives early for the next round waits in the queue.
+* Checking and marking are one step, under a mutex of the same session. Otherwise a slow party could
+  overwrite the mark of a round that was filled again meanwhile.
+* When a party dies, its place is released: the round is no longer full, and the next party that
+  gets the place checks again. A party in the mark counts as arrived, even if it dies later.
 """
 
 from __future__ import annotations
@@ -30,23 +27,23 @@ from tenure.recipes.base import Source
 __all__ = ["MOST_PARTIES", "Barrier"]
 
 MOST_PARTIES = 60_000
-"""Of so many parties the fencing tokens fit into a semaphore's data."""
+"""The fencing tokens of so many parties fit into a semaphore's data."""
 
 
 class Barrier:
-    """A barrier on a node, where so many parties wait for each other. It can be used again.
+    """A barrier on a node, where a number of parties wait for each other. It is reusable.
 
-    No party is let through before all have arrived in its round, and a party that comes again is
-    in the next round. More parties than there are for a round wait for the one after it.
+    No party passes before all have arrived in its round. A party that waits again takes part in the
+    next round, and surplus parties wait for the round after it.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
-        name: 1 to 1,016 bytes; a mutex called ``<name>.marking`` is used beside it.
+        name: 1 to 1,016 bytes; the mutex ``<name>.marking`` is used, too.
         parties: the number of parties, 1 to 60,000; the same for all of them.
     """
 
     def __init__(self, source: Source, name: str, parties: int) -> None:
-        """Describe the barrier; nothing is sent to the store."""
+        """Set the options; nothing is sent to the store."""
         self.name = name
         self.parties = parties
         self._places = source.semaphore(name)
@@ -58,28 +55,28 @@ class Barrier:
             )
 
     def __repr__(self) -> str:
-        """Return the name and the number of parties, for people."""
+        """Return the name and the number of parties."""
         return f"<Barrier {self.name!r} of {self.parties} parties>"
 
     async def wait(self, timeout: Duration | None = None) -> int:
         """Wait until all parties have arrived.
 
         A party that is cancelled, or out of time, or dies, before the round is full, leaves it:
-        another must arrive instead. (In the very instant in which it becomes full the others may
-        still count on a party that leaves.)
+        another must arrive instead. (At the instant in which the round becomes full, a leaving
+        party may still be counted.)
 
         Args:
-            timeout: seconds to wait, on the local clock; ``None``: until all are there.
+            timeout: seconds to wait, on the local clock; ``None``: until all have arrived.
 
         Returns:
             The position of this party's arrival in its round: 0 the first, `parties` - 1 the last.
 
         Raises:
-            AcquireTimeout: not all came in time.
-            InvalidArgument: a barrier for another number of parties, or something else, has
-                that name.
-            LeaseLost: the place in the round was lost before all were there.
-            SessionExpired, SessionClosed: the session is over.
+            AcquireTimeout: not all arrived in time.
+            InvalidArgument: a barrier for another number of parties, or another object, has that
+                name.
+            LeaseLost: the place in the round was lost before all had arrived.
+            SessionExpired, SessionClosed: the session has ended.
         """
         limit = timeout_seconds(timeout)
         expiry = asyncio.timeout(limit)
@@ -91,7 +88,7 @@ class Barrier:
                 raise
             raise AcquireTimeout(
                 f"not all {self.parties} parties of the barrier {self.name!r} on "
-                f"{self._places.node} came within {limit:g} s; this one has left it again",
+                f"{self._places.node} arrived within {limit:g} s; this one has left again",
                 node=self._places.node,
                 name=self.name,
             ) from None
@@ -112,12 +109,12 @@ class Barrier:
         async with self._marking.lock():
             described = await self._places.describe(owners=True)
             if self._is_full(described):
-                expiry.reschedule(None)  # all are there
+                expiry.reschedule(None)  # all have arrived
                 tokens = (owner.order_id for owner in described.owners)
                 await self._places.update(" ".join(map(str, tokens)).encode())
 
     def _is_full(self, described: SemaphoreDescription) -> bool:
-        """Return whether all places are taken by parties that have not passed yet."""
+        """Return true if all places are taken by parties that have not passed yet."""
         passed = set(self._marked(described))
         waiting = [owner for owner in described.owners if owner.order_id not in passed]
         return len(waiting) == self.parties
@@ -128,7 +125,7 @@ class Barrier:
             return [int(token) for token in described.data.split()]
         except ValueError:
             raise self._invalid(
-                f"{self.name!r} on {self._places.node} carries data that is no barrier's; use "
+                f"{self.name!r} on {self._places.node} has data that is not a barrier's; use "
                 "another name for one of the two"
             ) from None
 

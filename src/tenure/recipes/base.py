@@ -18,16 +18,16 @@ __all__ = ["Source", "States"]
 T = TypeVar("T")
 
 Source: TypeAlias = "Client | Session"
-"""What a recipe is made from: a session, or a client for its implicit session."""
+"""Source of a recipe's primitives: a session, or a client for its implicit session."""
 
 
 class States(Generic[T]):
     """A stream of a recipe's states: an async iterator and an async context manager.
 
-    It starts with the state now, and a newer one comes after every change. Changes may be
-    merged, but the last state delivered is the true one. It ends with the session's error when
-    that is over. Used in a bare ``async for`` it lives until it is garbage collected; in
-    ``async with`` it ends with the block.
+    It starts with the current state; a newer one follows every change. Changes may be merged, but
+    the last state delivered is the latest. It ends with the session's error when the session ends.
+    In a bare ``async for`` it lives until it is garbage collected; in ``async with`` it ends with
+    the block.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class States(Generic[T]):
         view: Callable[[SemaphoreDescription], T],
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Show each state of `watch` as `view` returns it, after `prepare` has run once."""
+        """Show each state of `watch` through `view`, after `prepare` has run once."""
         self._watch = watch
         self._view = view
         self._prepare = prepare
@@ -75,5 +75,5 @@ class States(Generic[T]):
         return self._view(await anext(self._watch))
 
     def _put_back(self, state: T) -> None:
-        """Give a state again, whose reader was interrupted."""
+        """Return a state to the stream, after its reader was interrupted."""
         put_back(self._watch, state)

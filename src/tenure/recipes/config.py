@@ -1,7 +1,7 @@
-"""A shared configuration: one value that programs publish and subscribe to.
+"""A shared configuration: one value that programs publish and follow.
 
-In the model it is the data of a lasting semaphore of limit 1, created when missing. Empty data
-means that nothing has been published yet.
+It is the data of a lasting semaphore of limit 1, created when missing. Empty data means that
+nothing has been published yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Codec(Protocol[T]):
-    """Conversion of values to bytes and back. What it raises becomes `InvalidArgument`."""
+    """Conversion between values and bytes. Its exceptions become `InvalidArgument`."""
 
     def encode(self, value: T, /) -> bytes:
         """Convert a value to the bytes that the store keeps."""
@@ -33,7 +33,7 @@ class Codec(Protocol[T]):
 
 
 class _Json(Generic[T]):
-    """JSON in UTF-8; equal values are equal bytes, so setting one again notifies no watch."""
+    """JSON in UTF-8. Equal values have equal bytes, so setting one again notifies no watch."""
 
     def __init__(self, dump: Callable[[T], Any], load: Callable[[Any], T]) -> None:
         self._dump = dump
@@ -68,14 +68,13 @@ def dataclass_codec(cls: Callable[..., T]) -> Codec[T]:
     """Values of one dataclass as JSON objects.
 
     Args:
-        cls: a dataclass whose fields hold what JSON can hold; of a dataclass in a field,
-            decoding makes a dict.
+        cls: a dataclass whose fields JSON can represent; a nested dataclass is decoded to a dict.
     """
     return _Json(_fields, lambda fields: cls(**fields))
 
 
 class SharedConfig(Generic[T]):
-    """A value on a node that programs publish and subscribe to.
+    """A value on a node that programs publish and follow.
 
     Example::
 
@@ -85,31 +84,31 @@ class SharedConfig(Generic[T]):
         await limits.set({"workers": 4})
         assert await limits.get() == {"workers": 4}
 
-    The last `set` wins, and it is on its way to every subscriber when it returns. To change a
-    value according to what it was, hold a mutex from the `get` to the `set`.
+    The last `set` wins; when it returns, the value is on its way to every subscriber. For a
+    read-modify-write, hold a mutex from the `get` to the `set`.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
         name: 1 to 1,024 bytes.
-        codec: how the value becomes bytes, at most 1 MiB and not none; JSON unless given.
+        codec: the encoding of the value, to 1 byte to 1 MiB; JSON by default.
     """
 
     def __init__(self, source: Source, name: str, *, codec: Codec[T] = json_codec) -> None:
-        """Describe the configuration; nothing is sent to the store."""
+        """Set the options; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name)
         self._codec = codec
 
     def __repr__(self) -> str:
-        """Return the class and the name, for people."""
+        """Return the class and the name."""
         return f"<SharedConfig {self.name!r}>"
 
     async def get(self) -> T | None:
-        """Return the value now; ``None`` when nothing has been published.
+        """Return the current value; ``None`` when nothing has been published.
 
         Raises:
-            InvalidArgument: what is there cannot be decoded, or is no shared configuration.
-            SessionExpired, SessionClosed: the session is over.
+            InvalidArgument: the value cannot be decoded, or it is not a shared configuration.
+            SessionExpired, SessionClosed: the session has ended.
         """
         try:
             described = await self._semaphore.describe()
@@ -120,22 +119,22 @@ class SharedConfig(Generic[T]):
         return self._decoded(described)
 
     async def set(self, value: T) -> None:
-        """Publish a value; subscribers get it unless it encodes to the bytes that are there.
+        """Publish a value; subscribers get it unless its bytes are the current ones.
 
         Raises:
-            InvalidArgument: the value cannot be encoded, or to more than 1 MiB; or the name is
-                that of a semaphore of another limit, or of a mutex.
-            SessionExpired, SessionClosed: the session is over.
+            InvalidArgument: the value cannot be encoded, or has more than 1 MiB; or a semaphore of
+                another limit, or a mutex, has that name.
+            SessionExpired, SessionClosed: the session has ended.
         """
         data = self._encoded(value)
         await self._create()
         await self._semaphore.update(data)
 
     def watch(self) -> States[T | None]:
-        """Return the value now and every newer one; ``None`` until something has been published.
+        """Return the current value and every newer one; ``None`` before the first.
 
-        A value that cannot be decoded raises `InvalidArgument`, which ends an ``async for`` but
-        not the watch: the next iteration waits for the next value. The watch ends with
+        A value that cannot be decoded raises `InvalidArgument`, which ends the ``async for`` loop
+        but not the watch: the next iteration waits for the next value. The watch ends with
         `SemaphoreNotFound` when the semaphore is deleted.
         """
         return States(self._semaphore.watch(data=True), self._decoded, self._create)
@@ -152,7 +151,9 @@ class SharedConfig(Generic[T]):
         except Exception as error:
             raise self._invalid(f"a value for {self} cannot be encoded: {error}") from error
         if not data:
-            raise self._invalid(f"a value for {self} was encoded to no bytes, which say 'no value'")
+            raise self._invalid(
+                f"a value for {self} was encoded to no bytes: these mean 'no value'"
+            )
         return data
 
     def _decoded(self, described: SemaphoreDescription) -> T | None:
@@ -177,5 +178,5 @@ class SharedConfig(Generic[T]):
         return InvalidArgument(message, node=self._semaphore.node, name=self.name)
 
     def __str__(self) -> str:
-        """Return the name and the node as words for a message."""
+        """Return the name and the node for a message."""
         return f"the shared configuration {self.name!r} on {self._semaphore.node}"

@@ -1,7 +1,7 @@
-"""A group: its members with their data, and the events of joining and leaving.
+"""A group: its members with their data, and events when members join and leave.
 
-In the model it is what a service registry is: requests of count 1 for an ephemeral semaphore,
-whose data is the members'. The changes are computed from the states that a watch sees.
+Like a service registry it is an ephemeral semaphore: a member is a request of count 1, with the
+member's data. The events are computed from the states of a watch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ class Member:
     """A member of a group.
 
     Attributes:
-        data: what it joined with, or updated to since.
+        data: its current data.
         session_id: the session through which it is a member.
-        token: the fencing token of its membership: it identifies the member.
-        since: seconds that it has been a member, where known; two members that differ in
-            nothing else are equal.
+        token: the fencing token of its membership, which identifies the member.
+        since: seconds of its membership, where known; ignored in comparisons.
     """
 
     data: bytes
@@ -40,14 +39,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A member is there that was not."""
+    """A new member."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """A member has changed its data."""
+    """A member with changed data."""
 
     member: Member
     before: bytes
@@ -55,7 +54,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A member is not there any more: it left, or its session ended. As it was last seen."""
+    """A former member, as last seen: it left, or its session ended."""
 
     member: Member
 
@@ -74,61 +73,61 @@ class Group:
         async with workers.join(b"host-1"):
             assert [each.data for each in await workers.members()] == [b"host-1"]
 
-    A membership ends when it is released and when its session ends: with the process on an
-    engine that notices its death, else with the recovery window.
+    A membership ends when it is released or its session ends: with the process on an engine that
+    notices its death, else after the recovery window.
 
-    The oldest member, ``(await group.members())[0]``, is no leader: for a while two programs may
-    see different ones. An election has one.
+    Do not use the oldest member, ``(await group.members())[0]``, as a leader: two programs may
+    temporarily see different ones. Use an election.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
-        name: 1 to 1,024 bytes; it must not be that of a mutex (see `ServiceRegistry`).
+        name: 1 to 1,024 bytes; not the name of a mutex (see `ServiceRegistry`).
     """
 
     def __init__(self, source: Source, name: str) -> None:
-        """Describe the group; nothing is sent to the store."""
+        """Set the name; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name, ephemeral=True)
 
     def __repr__(self) -> str:
-        """Return the class and the name, for people."""
+        """Return the class and the name."""
         return f"<Group {self.name!r}>"
 
     def join(self, data: bytes = b"", *, on_loss: OnLoss | None = None) -> Once[Lease]:
         """Become a member: ``async with group.join(b"host-1") as membership``, or ``await`` it.
 
-        A membership is a lease. Its block raises `LeaseLost` when it is lost, and leaves the
-        group at its end. ``await membership.update(b"busy")`` changes its data in place.
+        A membership is a lease. Its block raises `LeaseLost` when it is lost, and leaves the group
+        at its end. ``await membership.update(b"busy")`` changes its data.
 
         Args:
-            data: what the others see of this member, at most 1 MiB.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            data: the member's data, visible to the others, at most 1 MiB.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name, or the data is too long.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._semaphore.acquire(data=data, on_loss=on_loss)
 
     async def members(self) -> tuple[Member, ...]:
-        """Return the members now, the oldest first.
+        """Return the current members, oldest first.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return _members(await self._semaphore.describe(owners=True))
 
     def watch(self) -> States[tuple[Member, ...]]:
-        """Return the members now, and again after every change, the oldest first."""
+        """Return the current members, and again after every change, oldest first."""
         return States(self._semaphore.watch(owners=True), _members)
 
     def changes(self) -> Changes:
-        """Stream the changes: the current members as `Joined`, then each change as it comes.
+        """Stream the changes: the current members as `Joined`, then each change.
 
-        A program that applies them all knows the members. But changes are merged when
-        they come faster than they are read: a member that joined and left between two reads is
-        not shown at all, and of several updates only the last.
+        A program that applies them all knows the members. Changes are merged when they are faster
+        than the reader: a member that joined and left between two reads is not reported, and of
+        several updates only the last.
         """
         return Changes(self.watch())
 
@@ -171,7 +170,7 @@ class Changes:
         return self._untold.popleft()
 
     def _put_back(self, change: Change) -> None:
-        """Give a change again, whose reader was interrupted."""
+        """Return a change to the stream, after its reader was interrupted."""
         self._untold.appendleft(change)
 
     def _compare(self, members: tuple[Member, ...]) -> None:

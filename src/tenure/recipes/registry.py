@@ -1,7 +1,7 @@
-"""A service registry: where the instances of a service are, as long as they live.
+"""A service registry: the live instances of a service.
 
-In the model it is an ephemeral semaphore: each registration is a request of count 1, and its data
-is the endpoint. A request ends with its session, so no clean-up is needed after a crash.
+It is an ephemeral semaphore: each registration is a request of count 1, and its data is the
+endpoint. A request ends with its session, so no clean-up is needed after a crash.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ class Endpoint:
     """One registered instance of a service.
 
     Attributes:
-        data: what it was registered with, or updated to since: an address.
+        data: its current data, an address.
         session_id: the session through which it is registered.
-        token: the fencing token of its registration; it never changes, and rises with every
-            later one.
-        since: seconds that it has been registered, where known; two endpoints that differ in
-            nothing else are equal.
+        token: the fencing token of its registration; later registrations have greater ones.
+        since: seconds since its registration, where known; ignored in comparisons.
     """
 
     data: bytes
@@ -57,12 +55,11 @@ class ServiceRegistry:
         async with apis.register("10.0.0.7:80"):
             assert [each.text for each in await apis.list()] == ["10.0.0.7:80"]
 
-    A registration disappears when it is released and when its session ends: with the process on
-    an engine that notices its death, else with the recovery window. Until then an instance that
-    is down is still listed, so a client must be ready to try the next one.
+    A registration ends when it is released or its session ends: with the process on an engine that
+    notices its death, else after the recovery window. Until then a crashed instance is still
+    listed, so a client must be prepared to try the next one.
 
-    A mutex and a registry of one name cannot be distinguished; call a registry by the plural of
-    what it lists, a mutex by the work that it guards.
+    A mutex and a registry must not share a name: the store cannot distinguish them.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -70,30 +67,30 @@ class ServiceRegistry:
     """
 
     def __init__(self, source: Source, name: str) -> None:
-        """Describe the registry; nothing is sent to the store."""
+        """Set the name; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name, ephemeral=True)
 
     def __repr__(self) -> str:
-        """Return the class and the name, for people."""
+        """Return the class and the name."""
         return f"<ServiceRegistry {self.name!r}>"
 
     def register(self, endpoint: bytes | str, *, on_loss: OnLoss | None = None) -> Once[Lease]:
         """Register an endpoint: ``async with registry.register("10.0.0.1:80") as registration``.
 
-        A registration is a lease. Its block raises `LeaseLost` when it is lost, and takes it
-        back at its end; one that is not entered lasts until it is released or its session ends.
-        ``await registration.update(b"10.0.0.1:81")`` changes the endpoint in its place.
+        A registration is a lease. Its block raises `LeaseLost` when it is lost, and releases it at
+        its end; without a block, it lasts until it is released or its session ends. ``await
+        registration.update(b"10.0.0.1:81")`` changes the endpoint.
 
         Args:
-            endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may
-                have the same.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may have
+                the same endpoint.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name, or the endpoint is too long, or
-                text that has no encoding.
-            SessionExpired, SessionClosed: the session is over.
+                cannot be encoded.
+            SessionExpired, SessionClosed: the session has ended.
         """
         try:
             data = endpoint.encode() if isinstance(endpoint, str) else endpoint
@@ -108,12 +105,12 @@ class ServiceRegistry:
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return _endpoints(await self._semaphore.describe(owners=True))
 
     def watch(self) -> States[tuple[Endpoint, ...]]:
-        """Return the live endpoints now, and again after every change of them."""
+        """Return the live endpoints, and again after every change."""
         return States(self._semaphore.watch(owners=True), _endpoints)
 
 

@@ -1,7 +1,7 @@
 """A read/write lock: many readers or one writer, in strict FIFO order. It needs no set-up.
 
-In the model it is an ephemeral semaphore: a reader acquires 1 of it, a writer all of it. That is
-the whole recipe; order, fencing and loss are the semaphore's.
+It is an ephemeral semaphore: a reader acquires 1 token, a writer all of them. Order, fencing and
+loss are the semaphore's.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class RWLock:
         async with catalogue.read():
             await work()
 
-    Readers share it, a writer is alone. No request overtakes: a writer that waits holds back the
-    readers that come after it, so that neither side can starve the other. Fencing tokens rise in
-    the order of the queue, for readers and writers alike.
+    Readers share it, a writer is alone. No request overtakes another: readers queue behind a
+    waiting writer, so neither readers nor writers can starve. Fencing tokens rise in the order of
+    the queue, for readers and writers alike.
 
-    To go from writing to reading without letting another writer in between, shrink the lease:
-    ``await lease.update(count=1)``. There is no way from reading to writing: two readers that
-    need it would wait for each other. A task that is inside the lock and waits for it again
-    without a timeout gets `SelfDeadlock` when it is itself in the way; a reader that reads again
-    behind a writer that waits for it is not noticed, so pass the lease on instead.
+    To downgrade from writing to reading atomically, shrink the lease: ``await
+    lease.update(count=1)``. Upgrading is not possible: two readers that upgrade would wait for each
+    other. A task that waits again without a timeout, and is itself the obstacle, gets
+    `SelfDeadlock`. A reader that reads again behind a waiting writer is not detected, so pass the
+    lease on instead.
 
-    A mutex of the same name is one of the writers.
+    A mutex of the same name counts as a writer.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -47,12 +47,12 @@ class RWLock:
     """
 
     def __init__(self, source: Source, name: str) -> None:
-        """Describe the lock; nothing is sent to the store."""
+        """Set the name; nothing is sent to the store."""
         self.name = name
         self._semaphore = source.semaphore(name, ephemeral=True)
 
     def __repr__(self) -> str:
-        """Return the class and the name, for people."""
+        """Return the class and the name."""
         return f"<RWLock {self.name!r}>"
 
     def read(
@@ -67,17 +67,17 @@ class RWLock:
 
         Args:
             data: bytes of the request, which clients see in descriptions of the holders.
-            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
-                granted or the session ends.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after its cancellation; the lease
                 counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling task is inside what it waits for.
-            SessionExpired, SessionClosed: the session is over.
+            SelfDeadlock: the calling task is inside a block that prevents the grant.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._semaphore.acquire(
             1, data=data, timeout=timeout, on_loss=on_loss, stop_time=stop_time

@@ -1,13 +1,13 @@
-"""Acceptance of connections: they are counted, and given a protocol.
+"""Acceptance of connections: counts them, and makes their protocols.
 
 Rules:
 
-* A `Door` owns its sockets, one task for each handshake, and the refused connections whose clients
-  may still read why. `aclose` ends them all.
-* A `Greeting` is a connection's place in `Admission`, from being accepted to its end. Its protocol
-  turns it into a connection that is let in (`let_in`), and gives it back once it is lost (`over`).
-* Each turn of the loop accepts a few connections. A connection over its source's rate is refused
-  at once, without a protocol.
+* A `Door` owns its sockets, one task for each handshake, and the rejected connections whose clients
+  may still read the reason. `aclose` ends them all.
+* A `Greeting` is a connection's entry in `Admission`, from acceptance to its end. The protocol
+  calls `let_in` when the client is admitted, and `over` when the connection is lost.
+* Each iteration of the loop accepts a few connections. A connection above its source's rate is
+  rejected at once, without a protocol.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tenure.server.tls_input import slice_tls
 __all__ = ["Door", "Greeting", "peer_host", "peer_name"]
 
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PAUSE = 1.0  # seconds without accepting, when there are no descriptors left, and none to free
+_PAUSE = 1.0  # seconds without accepting, when no descriptors are left and none can be freed
 _HANDSHAKE = 0.002  # seconds that a TLS handshake takes on the server
 _LEAST_TIME = 0.05
-_SHUTDOWN_TIME = 5.0  # seconds that a TLS connection has for its farewell
+_SHUTDOWN_TIME = 5.0  # seconds for the end of a TLS connection
 _TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
 _LINGERING = 32  # refused connections that wait for that
@@ -44,19 +44,19 @@ _ALERT = b"\x15\x03\x03\x00\x02\x02\x50"  # of TLS, fatal: internal_error
 
 
 class Greeting:
-    """One connection's place among the server's connections.
+    """Entry of one connection among the server's connections.
 
     Args:
-        context: the server's.
+        context: the server's context.
         peer: the client's address, for the log.
-        source: what it is counted by; by default what `peer` names.
+        source: the source that it counts for; by default that of `peer`.
 
     Attributes:
         peer: the client's address, for the log.
-        source: what the connection is counted by.
+        source: the source that the connection counts for.
         deadline: time by which the client must have identified itself.
-        displaced: called, soon, when the connection must yield its slot before that; the protocol
-            sets it in `connection_made`.
+        displaced: scheduled when the connection must yield its slot earlier; the protocol sets it
+            in `connection_made`.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Greeting:
     )
 
     def __init__(self, context: Context, peer: str, source: Source | None = None) -> None:
-        """Count the connection, which has not completed its greeting."""
+        """Count the connection, whose client has not identified itself."""
         self._context = context
         self._stage = "greeting"
         self._identity = ANONYMOUS
@@ -83,14 +83,14 @@ class Greeting:
         context.admission.greet(self)
 
     def let_in(self, identity: Identity = ANONYMOUS, *, returning: bool = False) -> None:
-        """Count the connection as let in. Once it is, this changes nothing.
+        """Count the connection as admitted. Further calls change nothing.
 
         Args:
-            identity: its client's.
-            returning: its program has sessions here, and returns to them.
+            identity: the client's identity.
+            returning: whether its program has sessions on this server.
 
         Raises:
-            LimitReached: there are as many connections as may be; it is a greeting still.
+            LimitReached: the limit is reached; the connection remains a greeting.
         """
         if self._error is not None:
             raise self._error
@@ -112,9 +112,9 @@ class Greeting:
         self.displaced(self._error)
 
     def over(self) -> None:
-        """Count the connection no more: it is lost. Safe to call twice."""
+        """Stop counting the lost connection. Safe to call twice."""
         was, self._stage = self._stage, "over"
-        self.displaced = _nothing  # which ends a cycle of references
+        self.displaced = _nothing  # breaks a reference cycle
         if was == "greeting":
             self._context.admission.stop_greeting(self)
         elif was == "in":
@@ -126,14 +126,14 @@ def _nothing(_: LimitReached) -> None:
 
 
 class Door:
-    """Accepts on bound sockets, and makes a protocol of each connection.
+    """Accepts on bound sockets, and makes a protocol for each connection.
 
     Args:
-        context: the server's.
-        sockets: bound; they are the door's from now on.
+        context: the server's context.
+        sockets: the bound sockets; the door owns them.
         protocol: makes the protocol of one connection.
         tls: for connections that begin with a TLS handshake.
-        refusal: what a refused client is sent, in the listener's protocol.
+        refusal: the rejection to send, in the listener's protocol.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._arriving: dict[asyncio.Task[None], socket.socket] = {}
-        self._cut: set[asyncio.Task[None]] = set()  # of them, those that the server has ended
+        self._cut: set[asyncio.Task[None]] = set()  # those that the server has ended
 
     def open(self) -> None:
         """Begin to accept."""
@@ -165,18 +165,18 @@ class Door:
             self._resume(sock)
 
     def replace(self, sockets: Sequence[socket.socket]) -> None:
-        """Accept on other sockets from now on. Connections stay, and so do handshakes."""
+        """Accept on other sockets from now on. Connections and handshakes continue."""
         former = self._sockets
         self._sockets = list(sockets)
         self.open()
         for sock in former:
             self._stop(sock)
-            with contextlib.suppress(OSError), sock:  # the error says that no more wait
+            with contextlib.suppress(OSError), sock:  # the error says that no more are waiting
                 while True:
                     self._admit(*sock.accept())
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
-        """Begin connections with other certificates; see `tenure.server.listener.Listener`."""
+        """Use other certificates for new connections; see `tenure.server.listener.Listener`."""
         self._tls = tls
         if cut_handshakes:
             self._cut_arriving()
@@ -189,7 +189,7 @@ class Door:
         self._sockets.clear()
 
     async def aclose(self) -> None:
-        """Stop accepting; cut off handshakes and refused connections. Safe to call twice."""
+        """Stop accepting; close handshakes and rejected connections. Safe to call twice."""
         self.close()
         while self._arriving:
             self._cut_arriving()
@@ -208,7 +208,7 @@ class Door:
             paused.cancel()
 
     def _accept(self, sock: socket.socket) -> None:
-        """Accept a few of the connections that wait; the loop calls again while there are any."""
+        """Accept some of the waiting connections; the loop calls again while there are more."""
         for _ in range(_TURN):
             try:
                 connection, address = sock.accept()
@@ -218,10 +218,10 @@ class Door:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._make_room(sock, error)
                     return
-                continue  # it was gone before it was accepted
+                continue  # closed before it was accepted
             try:
                 self._admit(connection, address)
-            except Exception as error:  # this one is sent away; the next may come in
+            except Exception as error:  # this one is rejected; the next may be admitted
                 self._failures.report(error)
                 connection.close()
 
@@ -257,8 +257,8 @@ class Door:
     def _cut_off(self, task: asyncio.Task[None], _: LimitReached | None = None) -> None:
         """End a connection that has no protocol yet.
 
-        Its task is not cancelled: a protocol that was made in this turn of the loop would never get
-        its `connection_lost`.
+        Its task is not cancelled: a protocol made in this iteration of the loop would never get its
+        `connection_lost`.
         """
         connection = self._arriving.get(task)
         if connection is not None:
@@ -267,11 +267,11 @@ class Door:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self, connection: socket.socket, error: LimitReached) -> None:
-        """Say why, and close the connection a moment later: at once, the client might not read it.
+        """Send the reason, and close the connection a moment later, so that the client can read it.
 
         Closing with unread input would reset the connection.
         """
-        with contextlib.suppress(OSError):  # the client is gone already
+        with contextlib.suppress(OSError):  # the client has disconnected
             connection.send(self._refusal(error))
             connection.shutdown(socket.SHUT_WR)
         if not self._refused:
@@ -300,7 +300,7 @@ class Door:
             slice_tls(transport, self._context.budget, greeting.source)
 
     async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
-        """Wait until the client has begun a handshake, and it is the turn of its source."""
+        """Wait until the client has begun a handshake, and its source is next."""
         ready = self._loop.create_future()
         self._loop.add_reader(connection, _set, ready)
         try:
@@ -314,10 +314,10 @@ class Door:
         Share(self._context.budget, greeting.source, partial(_set, turn), _HANDSHAKE).queue()
         await turn
         if asyncio.current_task() in self._cut:
-            raise ConnectionAbortedError("the server has ended it")  # an answer would be wasted
+            raise ConnectionAbortedError("the server has ended it")  # an answer would be useless
 
     def _time_left(self, greeting: Greeting) -> float:
-        """Return the seconds left to identify itself; a late handshake gets a short time more."""
+        """Return the seconds left to identify itself; a late handshake gets a short extension."""
         return max(_LEAST_TIME, greeting.deadline - self._context.clock.now())
 
     def _arrived(
@@ -328,11 +328,11 @@ class Door:
         self._cut.discard(task)
         reason = None if task.cancelled() else task.exception()
         if reason is None and not task.cancelled():
-            return  # the protocol has it now
+            return  # the protocol owns it now
         greeting.over()
         connection.close()
         if reason is not None and not cut:
-            # uvloop's errors have no words.
+            # uvloop's errors have no messages.
             why = (
                 str(reason) or "the client has ended it; perhaps it does not trust the certificate"
             )
@@ -347,7 +347,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def _alert(_: LimitReached) -> bytes:
-    """Refuse a client that begins with a TLS handshake."""
+    """Reject a client that begins with a TLS handshake."""
     return _ALERT
 
 
@@ -358,7 +358,7 @@ def peer_host(peer: str) -> str | None:
 
 
 def peer_name(address: object) -> str:
-    """Return the origin of a connection, in words."""
+    """Return the origin of a connection as text."""
     if isinstance(address, tuple) and len(address) >= 2:
         host, port = address[:2]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

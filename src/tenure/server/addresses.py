@@ -1,4 +1,4 @@
-"""Addresses of ``--listen`` URLs: protocol, place, and TLS.
+"""Addresses of ``--listen`` URLs: protocol, host and port or path, and TLS.
 
     tenure://127.0.0.1:7070             tenure's own protocol
     tenures://0.0.0.0:7070              the same inside TLS
@@ -8,9 +8,9 @@
     dflockd://127.0.0.1:6388            dflockd's line protocol
     dflockds://0.0.0.0:6388             the same inside TLS
 
-A missing host means all of this machine's addresses, a missing port the protocol's own, and port 0
-any free one. ``?tls-cert=FILE&tls-key=FILE&tls-client-ca=FILE`` are for one listener what the
-settings of these names are for all; ``?mode=0660`` lets a Unix socket's group connect too.
+A missing host means all of this machine's addresses, a missing port the protocol's default, and
+port 0 any free one. ``?tls-cert=FILE&tls-key=FILE&tls-client-ca=FILE`` override the settings of
+these names for one listener; ``?mode=0660`` lets a Unix socket's group connect, too.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "dflockd": ("dflockd", False),
     "dflockds": ("dflockd", True),
 }
-"""Which protocol a scheme means, and whether it is inside TLS."""
+"""Protocol of each scheme, and whether it uses TLS."""
 
 _PORTS: dict[Protocol, int] = {"tenure": 7070, "ydb": 2136, "dflockd": 6388}
 
 TLS_FILES = ("tls-cert", "tls-key", "tls-client-ca", "tls-client-crl")
-"""The settings that a URL can have as parameters."""
+"""Settings that a URL can have as parameters."""
 
 _MODES = {"0600": 0o600, "0660": 0o660, "0666": 0o666}
 
 _LONGEST_PATH = 100
-"""Bytes of a Unix socket's path: what every system takes."""
+"""Maximum bytes of a Unix socket's path on all systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A URL, understood.
+    """A parsed URL.
 
     Attributes:
-        given: the URL as it was given.
-        url: without its parameters.
-        protocol: of its clients.
-        tls: whether inside TLS.
-        host: a name or an IP address; empty for all of this machine's.
-        port: 0 for any free one.
-        path: of a Unix socket, absolute; empty for a port.
+        given: the original URL.
+        url: the URL without its parameters.
+        protocol: the protocol.
+        tls: whether it uses TLS.
+        host: a name or an IP address; empty for all addresses of this machine.
+        port: the port; 0 for any free one.
+        path: the absolute path of a Unix socket; empty for a port.
         mode: the permissions of a Unix socket.
         files: its own TLS files, by the names of the settings.
     """
@@ -81,12 +81,12 @@ class Address:
 
 
 def parse(url: str) -> Address:
-    """Understand a URL.
+    """Parse a URL.
 
     Raises:
-        InvalidArgument: a listener cannot use it; the message shows what a usable one looks like.
+        InvalidArgument: a listener cannot use it; the message shows a valid example.
     """
-    if "@" in url:  # first of all, because every other message shows the URL
+    if "@" in url:  # first, because every other message shows the URL
         raise InvalidArgument(
             "an address to listen at has no user and no token; tokens are in --auth-token-file"
         )
@@ -94,7 +94,7 @@ def parse(url: str) -> Address:
     scheme = scheme.lower()
     if not separator or scheme not in SCHEMES:
         raise InvalidArgument(
-            f"{url!r} is no address to listen at; write for example tenure://127.0.0.1:7070. There "
+            f"{url!r} is not an address to listen at; an example is tenure://127.0.0.1:7070. There "
             "are: " + ", ".join(f"{each}://" for each in SCHEMES)
         )
     protocol, tls = SCHEMES[scheme]

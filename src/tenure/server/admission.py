@@ -1,21 +1,21 @@
-"""Admission of connections: how many each source may have, and which one yields its slot.
+"""Admission of connections: the limits of each source, and the displacement of connections.
 
-A *source* is an IPv4 address, an IPv6 network of 64 bits (one subscriber has at least that much),
-or the user of a Unix socket. A connection is a *greeting* from being accepted, TLS handshake
-included, until its client has identified itself; then it is *let in*.
+A *source* is an IPv4 address, an IPv6 network of 64 bits (the smallest of a subscriber), or the
+user of a Unix socket. A connection is a *greeting* from its acceptance, including the TLS
+handshake, until its client has identified itself; then it is *let in*.
 
 Rules:
 
-* **Greetings** are never refused. When there are too many, the oldest one of the source with the
-  most yields its slot. A client that greets at once keeps its slot however many silent connections
-  others open, and a source that opens many displaces its own.
-* **Unix sockets** have slots of their own, for greetings and for connections: no number of
-  connections over the network keeps the local administrator out.
-* **Connections** are let in up to the limit. Beyond it, slots are reserved for programs whose
-  sessions are here, for Unix sockets, and for sources and identities that have few connections.
+* **Greetings** are never rejected. When there are too many, the oldest one of the source with the
+  most yields its slot. So silent connections of other sources do not displace a client that greets
+  at once, and a source that opens many displaces its own.
+* **Unix sockets** have separate slots for greetings and connections, so that network connections
+  never exclude the local administrator.
+* **Connections** are let in up to the limit. Beyond it, slots are reserved for programs with
+  sessions on this server, for Unix sockets, and for sources and identities with few connections.
 * **Rates** are limited for each source and each identity, but not for the loopback addresses. A
-  refused connection costs little.
-* Each operation takes constant time, however many sources there are.
+  rejected connection costs little.
+* Each operation takes constant time, regardless of the number of sources.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 ]
 
 LOCAL = 64
-"""Connections through Unix sockets beyond the limit, and greetings at the least."""
+"""Minimum number of slots for Unix sockets beyond the limit, and for greetings."""
 
-_RESERVED = 8  # connections for each one that is reserved for sources with few
+_RESERVED = 8  # connections for each slot reserved for sources with few
 _FEW = 100  # a source with less than this part of the connections has few
 _OTHER_FILES = 64  # open files that are not connections of clients: the store's, the loop's
 _COUNTED = frozenset({"token", "certificate"})  # kinds of identities that are not sources already
@@ -56,12 +56,13 @@ _REMEMBERED = 4096  # sources whose rates are remembered before old ones are for
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a connection, as far as connections are counted by it.
+    """The origin of a connection, for counting connections.
 
     Attributes:
         name: an address, a network, or a user.
-        local: it came through a Unix socket.
-        shared: it is this machine's own address, which users who do not trust each other share.
+        local: whether it uses a Unix socket.
+        shared: whether it is this machine's own address, which users share without trusting each
+            other.
     """
 
     name: str
@@ -90,13 +91,13 @@ def source_at(host: str) -> Source:
 
 
 def local_source(connection: socket.socket) -> Source:
-    """Return the source of a Unix socket's connection: its user, where the system reports it."""
+    """Return the source of a Unix socket's connection: its user, if the system reports it."""
     uid = uid_of(connection)
     return Source("a local socket" if uid is None else f"uid {uid}", local=True)
 
 
 class PendingConnection(Protocol):
-    """One greeting, as `Admission` sees it."""
+    """A greeting, as seen by `Admission`."""
 
     @property
     def source(self) -> Source:
@@ -104,11 +105,11 @@ class PendingConnection(Protocol):
         ...
 
     def displace(self, error: LimitReached) -> None:
-        """Close the connection, because its slot is needed; it is not counted any more."""
+        """Close the connection, whose slot is needed; it is no longer counted."""
 
 
 class _Greetings:
-    """Greetings by source, each source's oldest first, and sources by how many they have."""
+    """Greetings by source, oldest first, and sources by their number of greetings."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -117,7 +118,7 @@ class _Greetings:
         self._size = 0
 
     def add(self, pending: PendingConnection) -> PendingConnection | None:
-        """Add a greeting; returns the one that yields its slot, removed already, if one must."""
+        """Add a greeting; if one must yield its slot, remove and return it."""
         pendings = self._sources.setdefault(pending.source, {})
         pendings[pending] = None
         self._move(pending.source, len(pendings) - 1, len(pendings))
@@ -154,12 +155,12 @@ class _Greetings:
 
 
 class _Rates:
-    """So many events a second of each origin, and so many at once."""
+    """Rate limit of events per origin, with a burst."""
 
     def __init__(self, limit: str, per_second: float, at_once: float) -> None:
         self._limit = limit
         self._per_second = per_second
-        self._window = at_once / per_second  # seconds after which all that may come at once may
+        self._window = at_once / per_second  # seconds after which a full burst is allowed again
         self._due: dict[Hashable, float] = {}  # when the events so far would be within the rate
         self._most = _REMEMBERED
 
@@ -167,7 +168,7 @@ class _Rates:
         """Count an event.
 
         Raises:
-            LimitReached: it is one too many; it is not counted.
+            LimitReached: the rate is exceeded; the event is not counted.
         """
         due = max(self._due.get(origin, now), now) + 1 / self._per_second
         if due - now > self._window:
@@ -183,13 +184,13 @@ class _Rates:
 
 
 class Admission:
-    """The connections of one server by source and identity, over all of its listeners.
+    """Connections of one server by source and identity, over all of its listeners.
 
     Args:
-        limits: the server's.
-        connections: counts those that are let in.
-        greetings: counts those that are not yet.
-        clock: the engine's.
+        limits: the server's limits.
+        connections: counts the admitted connections.
+        greetings: counts the greetings.
+        clock: the engine's clock.
     """
 
     def __init__(self, limits: Limits, connections: Count, greetings: Count, clock: Clock) -> None:
@@ -211,41 +212,41 @@ class Admission:
         """Count a new connection's arrival.
 
         Raises:
-            LimitReached: its source opens connections too fast. That is no reason where users who
-                do not trust each other share the source: one of them would keep the others out.
+            LimitReached: its source opens connections too fast. This does not apply to a source
+                that users share without trusting each other: one of them could exclude the others.
         """
         if not source.shared:
             self._rates.count(source, source.name, self._clock.now())
 
     def greet(self, pending: PendingConnection) -> None:
-        """Count a greeting; another one may lose its slot to it."""
+        """Count a greeting; another one may yield its slot to it."""
         self._greetings.take_anyway()
         displaced = self._greetings_of(pending.source).add(pending)
         if displaced is not None:
             self._displace(displaced)
 
     def make_room(self) -> bool:
-        """Displace a greeting to free a resource; return false if there is no greeting."""
+        """Displace a greeting to free a resource; return false if there is none."""
         displaced = self._of_network.pop() or self._of_unix.pop()
         if displaced is not None:
             self._displace(displaced)
         return displaced is not None
 
     def stop_greeting(self, pending: PendingConnection) -> None:
-        """Count a greeting no more: it is over, and was not displaced."""
+        """Stop counting a greeting that has ended, and was not displaced."""
         self._greetings_of(pending.source).remove(pending)
         self._greetings.release()
 
     def let_in(self, source: Source, identity: Identity, *, returning: bool) -> None:
-        """Count a connection.
+        """Count an admitted connection.
 
         Args:
-            source: its origin.
+            source: the connection's origin.
             identity: its client's.
             returning: its program has sessions here, and returns to them.
 
         Raises:
-            LimitReached: there are as many as may be; it is not counted.
+            LimitReached: the limit is reached; the connection is not counted.
         """
         if not returning:
             self._check(source, identity)
@@ -255,7 +256,7 @@ class Admission:
             self._let_in[each] = self._let_in.get(each, 0) + 1
 
     def leave(self, source: Source, identity: Identity) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         self._connections.release()
         self._local -= source.local
         for each in _keys(source, identity):
@@ -294,7 +295,7 @@ def _reserve(connections: int) -> int:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may; returns the limit."""
+    """Raise this process's limit of open files as far as possible, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return _number(soft)
@@ -310,15 +311,15 @@ def _number(files: int) -> int:
 
 
 def fitted(limits: Limits, files: int) -> Limits:
-    """Return limits under which connections leave open files for the rest of the server.
+    """Return limits whose connections leave open files for the rest of the server.
 
     Args:
-        limits: as they are set.
-        files: that this process may have open.
+        limits: the limits as set.
+        files: the number of files that this process may open.
     """
     room = max(files - _OTHER_FILES - 2 * LOCAL, 16)
     greetings = min(limits.greetings, room // 6)
-    left = room - 2 * greetings  # those of Unix sockets are apart
+    left = room - 2 * greetings  # slots of Unix sockets are separate
     connections = limits.connections
     if connections + _reserve(connections) > left:
         connections = max(1, left * _RESERVED // (_RESERVED + 1))

@@ -2,9 +2,9 @@
 
 Rules:
 
-* The store is opened first and closed last, when no listener has a session on it any more: closing
-  a store ends the sessions that are attached to it, and the end of a server must end none.
-* What is refused is refused before anything is bound, as far as that can be known.
+* The store is opened first, and closed last, when no listener has a session on it: closing a store
+  ends the sessions that are attached to it, and the end of a server must end none.
+* Invalid settings are rejected before anything is bound, as far as possible.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _LISTENERS = {
     "ydb": ("tenure.server.ydb", "YdbListener"),
     "dflockd": ("tenure.server.dflockd.listener", "DflockdListener"),
 }
-"""Modules of the listeners by protocol; each is imported on first use, because it imports much."""
+"""Modules of the listeners by protocol; imported on first use, because they are slow to import."""
 
 
-_LOOK_AGAIN = 60.0  # seconds between two looks at the time of day, while a token is to expire
+_LOOK_AGAIN = 60.0  # seconds between two readings of the time of day, while a token will expire
 
 
 class Server:
     """One store on the network. It belongs to one event loop.
 
     Args:
-        settings: what it is to do.
-        passed: sockets that the service manager has opened; the server owns them.
+        settings: the server's settings.
+        passed: sockets opened by the service manager; the server owns them.
 
     Raises:
-        Wrong: files that the settings name are not what they should be.
-        InvalidArgument, Unsupported: the store's URL is wrong, or there is no engine for it; or
-            the audit log cannot be opened.
+        Wrong: files in the settings are invalid.
+        InvalidArgument, Unsupported: the store's URL is wrong or has no engine, or the audit log
+            cannot be opened.
 
     Attributes:
-        audit: the audit log, which its owner closes last of all.
+        audit: the audit log, which its owner closes last.
     """
 
     def __init__(self, settings: Settings, passed: list[socket.socket]) -> None:
@@ -90,7 +90,7 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses at which it can be reached, once it is open."""
+        """Addresses at which it can be reached, once it is open."""
         return [listener.address for listener in self._listeners]
 
     async def open(self) -> None:
@@ -100,10 +100,10 @@ class Server:
             EngineUnavailable: the store or an address cannot be used.
             Unsupported: the package of a listener is missing; nothing has been opened.
             Unsupported, AuthenticationFailed, EngineError: the store cannot be used.
-            InvalidArgument: an address is not one for its listener.
+            InvalidArgument: an address is invalid for its listener.
         """
         for address in self._settings.listen:
-            _factory(address)  # a missing package is an error before a store is created
+            _factory(address)  # a missing package is reported before a store is created
         self._is_open = True
         await self._engine.open()
         can = self._engine.capabilities
@@ -148,7 +148,7 @@ class Server:
             )
 
     def _fitted_limits(self) -> Limits:
-        """Return limits that this process has the open files for."""
+        """Return limits for which this process has enough open files."""
         requested = self._settings.limits
         files = raise_file_limit()
         limits = fitted(requested, files)
@@ -165,12 +165,12 @@ class Server:
         return limits
 
     async def drain(self) -> None:
-        """Accept no client any more, and send the connected ones to other servers."""
+        """Accept no more clients, and send the connected ones to other servers."""
         for listener in self._listeners:
             await listener.drain()
 
     async def aclose(self) -> None:
-        """Cut all clients off, then close the store. No session ends."""
+        """Disconnect all clients, then close the store. No session ends."""
         self._is_open = False
         await self._reloader.aclose()
         if self._expiry is not None:
@@ -190,12 +190,12 @@ class Server:
         await self._engine.aclose()
 
     def reload(self, done: Callable[[], object]) -> None:
-        """Read all files again, and end the connections that they do not allow any more.
+        """Read all files again, and end the connections that they no longer allow.
 
-        Where a file is wrong, everything stays as it is. See `tenure.server.reloading`.
+        If a file is wrong, nothing changes. See `tenure.server.reloading`.
 
         Args:
-            done: is called afterwards, unless there was another call by then.
+            done: called afterwards, unless there was another call meanwhile.
         """
         self._reloader.request(done)
 
@@ -228,13 +228,13 @@ class Server:
         self._await_expiry()
 
     def _await_expiry(self) -> None:
-        """Have the connections of the next token that expires ended at that moment."""
+        """End the connections of the next token that expires, at that time."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
         at = self._tokens.next_expiry
         if at is not None and self._is_open:
-            # The time of day may be set meanwhile, so the timer looks again now and then.
+            # The time of day may be set meanwhile, so the timer reads it repeatedly.
             delay = min(max((at - datetime.now(UTC)).total_seconds(), 0.0), _LOOK_AGAIN)
             loop = asyncio.get_running_loop()
             self._expiry = loop.call_later(delay + 0.1, self._look_for_expiry, at)
@@ -248,7 +248,7 @@ class Server:
     def _start_ending(
         self, verdicts: list[tuple[Listener, Verdict]], *, reloaded: bool = False
     ) -> None:
-        """Have connections ended, after those of a former call."""
+        """Start to end connections, after those of a former call."""
         task = asyncio.get_running_loop().create_task(self._end(verdicts, reloaded))
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
@@ -265,7 +265,7 @@ class Server:
 
 
 def _distrusting(verdict: Verdict) -> Verdict:
-    """Return a verdict that lets no connection with a client certificate go on."""
+    """Return a verdict that ends all connections with a client certificate."""
 
     def decide(identity: Identity | None, peer: Peer) -> str | None:
         if peer.certificate is not None:
@@ -285,7 +285,7 @@ def make_listener(
     """Return the listener of an address; it is not open.
 
     Raises:
-        Unsupported: what it needs is not installed.
+        Unsupported: a required package is not installed.
         InvalidArgument: its address or its settings are invalid.
     """
     more: dict[str, Any] = {}

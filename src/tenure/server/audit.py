@@ -1,17 +1,17 @@
-"""Audit log: administrative actions, refused logins and changed credentials.
+"""Audit log: administrative actions, rejected logins and changed credentials.
 
 Each record is a JSON object on one line: ``time``, ``event``, ``identity``, ``kind`` (of the
-identity), ``source`` (the client's address), and the object of the action. Records go to a file of
-their own or, without one, to the server's log.
+identity), ``source`` (the client's address), and the object of the action. Records go to a separate
+file or, without one, to the server's log.
 
 Rules:
 
-* Recording never blocks and never fails: a file is written by a thread (`LogWriter`), and what it
-  cannot take is dropped and counted.
-* An action is recorded when its outcome is known. If its client is gone by then, or the server is
-  closed, the outcome is ``unknown``: the store may have done it.
-* Refused logins and actions that fail, which a client without rights can repeat without end, are
-  recorded a few times for each source and then counted: no client can fill the disk.
+* Recording never blocks and never fails: a thread writes the file (`LogWriter`); records that do
+  not fit in its queue are dropped and counted.
+* An action is recorded when its outcome is known. If the client disconnects before, or the server
+  is closed, the outcome is ``unknown``: the store may have carried it out.
+* Rejected logins and failed actions, which any client can repeat without end, are recorded a few
+  times for each source and then only counted, so that no client can fill the disk.
 * A record contains no token and no data of a semaphore.
 """
 
@@ -32,7 +32,7 @@ from tenure.server.log_writer import LogWriter
 
 __all__ = ["Audit"]
 
-_OFTEN = 20  # failures of one source that are recorded in a period
+_OFTEN = 20  # recorded failures of one source in a period
 _PERIOD = 10.0  # seconds
 _SOURCES = 1000  # sources that are counted apart in a period
 _LONGEST = 1000  # characters of one value
@@ -43,8 +43,8 @@ class Audit:
     """Audit log of one server.
 
     Args:
-        logger: takes the records where there is no file, and what is wrong with the file.
-        path: of the file, which is created with mode 0600 if it is missing.
+        logger: gets the records if there is no file, and the errors of the file.
+        path: the path of the file, which is created with mode 0600 if it is missing.
 
     Raises:
         InvalidArgument: the file cannot be opened.
@@ -64,19 +64,20 @@ class Audit:
 
     @property
     def dropped(self) -> int:
-        """Records that were dropped."""
+        """Number of dropped records."""
         return 0 if self._writer is None else self._writer.dropped
 
     def record(
         self, event: str, identity: Identity | None, source: str | None, /, **facts: object
     ) -> None:
-        """Record that something happened.
+        """Record an event.
 
         Args:
-            event: its name in the audit log.
-            identity: that did it; ``None`` for the server itself and for a stranger.
+            event: the name of the event.
+            identity: the identity that caused it; ``None`` for the server itself and for an unknown
+                client.
             source: the client's address; ``None`` for the server itself.
-            facts: the object, and what belongs to it; ``None`` is left out.
+            facts: the object of the action and its details; ``None`` is omitted.
         """
         entry: dict[str, object] = {
             "identity": None if identity is None else identity.name,
@@ -94,10 +95,10 @@ class Audit:
     def action(
         self, event: str, identity: Identity | None, source: str | None, /, **facts: object
     ) -> Iterator[dict[str, object]]:
-        """Record an action of a client when the block ends, with its outcome.
+        """Record an action of a client with its outcome, at the end of the block.
 
-        The block may add to the facts; with ``outcome`` set to ``None`` nothing is recorded,
-        because nothing was done.
+        The block may add facts. If it sets ``outcome`` to ``None``, because nothing was done,
+        nothing is recorded.
         """
         facts["outcome"] = "done"
         try:
@@ -105,7 +106,7 @@ class Audit:
         except Exception as error:
             facts.update(outcome="failed", why=str(error))
             raise
-        except BaseException:  # cancelled: the store may have done it
+        except BaseException:  # cancelled: the store may have carried it out
             facts["outcome"] = "unknown"
             raise
         finally:
@@ -117,12 +118,12 @@ class Audit:
                 self.record(event, identity, source, **facts)
 
     def refused_login(self, source: str, why: object, **facts: object) -> None:
-        """Record a client that was not let in."""
+        """Record a rejected client."""
         if self._is_seldom("more logins refused", None, source):
             self.record("login refused", None, source, why=str(why), **facts)
 
     def _is_seldom(self, event: str, identity: Identity | None, source: str | None) -> bool:
-        """Return true if a failure is to be recorded by itself; else it is counted, for `event`."""
+        """Return true if a failure is to be recorded individually; else count it for `event`."""
         now = time.monotonic()
         if now - self._counting_since >= _PERIOD:
             self._record_counts()
@@ -140,19 +141,19 @@ class Audit:
                 self.record(event, identity, host, count=count - _OFTEN)
 
     def reopen(self) -> None:
-        """Go on in the file of that name, which may have been renamed.
+        """Continue in the file of that name, which may have been renamed.
 
         Raises:
-            InvalidArgument: it cannot be opened; the former file is kept.
+            InvalidArgument: it cannot be opened; the former file is used.
         """
         if self._path is not None:
             file = _open(self._path)
-            # The writer's descriptor stays the same, so a write under way is not disturbed.
+            # The writer's descriptor stays the same, so a concurrent write is not disturbed.
             os.dup2(file, self._file, inheritable=False)
             os.close(file)
 
     def close(self) -> None:
-        """Write what waits, which takes a bounded time. Safe to call twice."""
+        """Write the queued records, in bounded time. Safe to call twice."""
         self._record_counts()
         if self._writer is not None and self._writer.close() and self._file >= 0:
             os.close(self._file)
@@ -165,7 +166,7 @@ def _host(source: str | None) -> str | None:
 
 
 def _short(value: object) -> object:
-    """Cut a text that a client may have made long."""
+    """Shorten a text that a client may have made long."""
     if isinstance(value, str) and len(value) > _LONGEST:
         return value[:_LONGEST] + "..."
     return value
@@ -173,7 +174,7 @@ def _short(value: object) -> object:
 
 def _open(path: str) -> int:
     try:
-        # Not blocking: a pipe that no process reads is an error instead of a stop.
+        # Not blocking: a pipe without a reader raises an error instead of blocking.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         return os.open(path, flags, 0o600)
     except OSError as error:

@@ -1,19 +1,19 @@
 """A budget for each iteration of the event loop, shared by all connections of a server.
 
-A client must not block the event loop, for any input. So a connection handles what it has read
-in small units, and its `Share` says after each of them whether it may go on. What is left waits in
-a queue, and the connection is not read from meanwhile. Rules:
+No input of a client may block the event loop. So a connection handles its input in small units, and
+its `Share` says after each of them whether it may continue. The rest is queued, and the connection
+is not read meanwhile. Rules:
 
 * **Time.** All connections together use `ITERATION` seconds of an iteration, one connection
-  `QUANTUM`, in however many reads. A unit is bounded by its protocol: a message, a few frames, a
-  few kilobytes.
-* **Light connections first.** A connection that has used little of the loop lately, such as one
-  that renews a lease now and then, is handled at once, or before all heavy ones. Credit for this
-  accrues from the greeting on, so that new connections are no way around it.
+  `QUANTUM`, regardless of the number of reads. Each protocol bounds its units: a message, a few
+  frames, a few kilobytes.
+* **Light connections first.** A connection that has used little of the loop recently, such as one
+  that only renews leases, is handled at once, or before all heavy ones. Credit accrues from the
+  greeting, so that new connections do not circumvent this.
 * **Sources in turn.** The queue is a round robin of the sources (`tenure.server.admission`), and of
-  the connections of each of them. A source with many connections gets no more than another one.
-* **No cost while there is little to do.** A few short reads in a row are handled without a look at
-  the clock. A long read, and one of several units, is never among them.
+  the connections of each source. A source with many connections gets no more time than another one.
+* **No cost while there is little to do.** A few short reads in a row are handled without reading
+  the clock. Long reads, and reads of several units, are always measured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tenure.background import Failures
 __all__ = ["ITERATION", "QUANTUM", "LoopBudget", "Share"]
 
 ITERATION = 0.010
-"""Seconds of an iteration in which queued connections are handled."""
+"""Seconds of an iteration for queued connections."""
 
 QUANTUM = 0.002
-"""Seconds of an iteration that one connection has, beyond its first unit."""
+"""Seconds of an iteration for one connection, beyond its first unit."""
 
-_AT_ONCE = 2 * ITERATION  # seconds of an iteration in which what arrives is handled at once
+_AT_ONCE = 2 * ITERATION  # seconds of an iteration for input that is handled at once
 _FREE = 64  # reads that are handled without a look at the clock
 _SHORT = 1024  # bytes of the longest of these
 _CREDIT = 0.005  # seconds that a light connection may use at a time
@@ -48,13 +48,13 @@ class Share:
     """The share of one connection.
 
     Args:
-        budget: of the server.
-        source: where the connection comes from.
-        work: continues with what was read; called by the budget.
-        causes: seconds of the loop's time that one call of `work` takes after it has returned.
+        budget: the server's budget.
+        source: the origin of the connection.
+        work: handles more of the input; called by the budget.
+        causes: seconds of the loop's time that a call of `work` causes after it has returned.
 
     Attributes:
-        queued: `work` will be called.
+        queued: whether `work` will be called.
         now: the clock, in seconds.
     """
 
@@ -80,14 +80,14 @@ class Share:
         work: Callable[[], None],
         causes: float = 0.0,
     ) -> None:
-        """Start without credit; `work` carries out what is queued."""
+        """Start without credit; `work` handles queued input."""
         self.source = source
         self.causes = causes
         self.queued = False
         self.now = budget.now
         self._budget = budget
         self._work = work
-        self._began = 0.0  # when the current work began; 0 where it is not measured
+        self._began = 0.0  # start of the current work; 0 if it is not measured
         self._spent = 0.0  # seconds of what arrived in `_iteration`, and was handled at once
         self._iteration = 0
         self._credit = 0.0
@@ -117,7 +117,7 @@ class Share:
             self._iteration = budget.iteration
             self._spent = 0.0
         elif self._spent >= QUANTUM:
-            return False  # one read after the other, with no iteration in between
+            return False  # reads that follow each other, with no iteration in between
         self._began = self.now()
         return True
 
@@ -128,11 +128,11 @@ class Share:
         if self._began:
             return now - self._began >= QUANTUM
         self._began = now
-        self._budget.free = 0  # it had a unit for nothing, and has more
+        self._budget.free = 0  # its first unit was free, and it has more
         return False
 
     def end(self) -> None:
-        """Note that the connection has handled what it may for now."""
+        """Record that the connection has handled what it may for now."""
         if self._began:
             took = self.now() - self._began
             self._charge(took)
@@ -140,19 +140,19 @@ class Share:
             self._began = 0.0
 
     def queue(self) -> None:
-        """Have `work` called in a later iteration. Safe to call twice."""
+        """Schedule `work` for a later iteration. Safe to call twice."""
         if not self.queued and not self._closed:
             self.queued = True
             self._budget.put(self)
 
     def close(self) -> None:
-        """Have `work` not called any more. Safe to call twice."""
+        """Cancel the scheduled `work`. Safe to call twice."""
         self.queued = False
         self._closed = True
-        self._work = _nothing  # which ends a cycle of references: the collector has nothing to do
+        self._work = _nothing  # breaks a reference cycle
 
     def run(self) -> None:
-        """Call `work`; by the budget."""
+        """Call `work`. Called by the budget."""
         self.queued = False
         self._began = self.now()
         try:
@@ -162,7 +162,7 @@ class Share:
 
     @property
     def light(self) -> bool:
-        """True if the connection has used little of the loop lately."""
+        """True if the connection has used little of the loop recently."""
         self._accrue()
         return self._credit > 0.0
 
@@ -180,7 +180,7 @@ class Share:
 
 
 class _RoundRobin:
-    """Shares in the order in which they are served: the sources in turn, and theirs in turn."""
+    """Shares in the order of service: a round robin of the sources, and of each source's shares."""
 
     __slots__ = ("_sources", "length")
 
@@ -193,7 +193,7 @@ class _RoundRobin:
         self.length += 1
 
     def take(self) -> Share:
-        """Remove the next one; there is one."""
+        """Remove and return the next share."""
         source = next(iter(self._sources))
         shares = self._sources.pop(source)
         share = shares.popleft()
@@ -208,11 +208,11 @@ class LoopBudget:
 
     Args:
         now: the clock, in seconds.
-        logger: of the server.
+        logger: the server's logger.
 
     Attributes:
-        free: short reads that may be handled without a look at the clock.
-        iteration: the number of the current one, among those in which there is much to do.
+        free: number of short reads that may be handled without reading the clock.
+        iteration: the number of the current iteration, counting only busy ones.
     """
 
     __slots__ = ("_armed", "_ends", "_failures", "_heavy", "_light", "free", "iteration", "now")
@@ -224,23 +224,24 @@ class LoopBudget:
         self.iteration = 0
         self._light = _RoundRobin()
         self._heavy = _RoundRobin()
-        self._armed = False  # `_iterate` will be called at the beginning of the next iteration
+        # Whether `_iterate` will be called at the beginning of the next iteration.
+        self._armed = False
         self._ends = 0.0  # when nothing more is handled at once in this iteration
         self._failures = Failures("carrying out what a client sent", logger)
 
     @property
     def waiting(self) -> int:
-        """Connections in the queue."""
+        """Number of queued connections."""
         return self._light.length + self._heavy.length
 
     def put(self, share: Share) -> None:
-        """Queue a share; by `Share.queue`."""
+        """Queue a share. Called by `Share.queue`."""
         (self._light if share.light else self._heavy).put(share)
         self.free = 0
         self._arm()
 
     def has_room(self, share: Share) -> bool:
-        """Return true if a connection may handle at once what has arrived."""
+        """Return true if a connection may handle new input at once."""
         self._arm()
         if self.now() >= self._ends:
             return False
@@ -257,7 +258,7 @@ class LoopBudget:
             asyncio.get_running_loop().call_soon(self._iterate)
 
     def _iterate(self) -> None:
-        """Handle queued connections; at the beginning of an iteration."""
+        """Handle queued connections, at the beginning of an iteration."""
         self._armed = False
         begun = self.now()
         caused = 0.0
@@ -265,7 +266,7 @@ class LoopBudget:
             if self.now() - begun + caused >= ITERATION:
                 break
             caused += self._run(self._light.take())
-        for _ in range(self._heavy.length):  # one of them at least
+        for _ in range(self._heavy.length):  # at least one of them
             caused += self._run(self._heavy.take())
             if self.now() - begun + caused >= ITERATION:
                 break

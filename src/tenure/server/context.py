@@ -2,10 +2,10 @@
 
 These are the store, the limits and the counts against them, authentication, and the log. Rules:
 
-* One `Context` belongs to one server and to the event loop on which its engine was opened. All of
-  it is used on that loop alone.
-* What is taken from a count is released once, in every case.
-* What a client sends is never logged, and no token either; its address and what was wrong are.
+* One `Context` belongs to one server and to the event loop on which its engine was opened. It is
+  used only on that loop.
+* Everything taken from a count is released exactly once.
+* The data and tokens of clients are never logged; their addresses and mistakes are.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class Counts:
 
 
 class Context:
-    """State that every listener gets.
+    """State shared by all listeners.
 
     Args:
-        engine: the store, opened; the server that opened it closes it, after the listeners.
-        limits: what clients may make the server hold.
+        engine: the open store; the server closes it, after the listeners.
+        limits: the limits of clients.
         authenticator: decides which clients may connect.
         logger: the logger of the server.
-        arrived: called whenever something has arrived from a client.
+        arrived: called whenever a client has sent something.
         audit: the audit log; by default it is part of the log.
 
     Attributes:
-        counts: what there is at the moment.
+        counts: the current counts.
         admission: the connections by source.
         budget: shares the event loop among the connections.
-        session_keys: keys of the sessions whose clients show none.
-        reads: turns of costly reads.
+        session_keys: keys of the sessions whose clients send none.
+        reads: the schedule of costly reads.
         engine: the store, for the server's own operations.
         guard: the store as each identity may use it, for operations of clients.
-        shared: what the listeners of one protocol share, by its kind, while one of them is open.
+        shared: state shared by the listeners of one protocol, by type, while one of them is open.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Context:
         arrived: Callable[[], None] = lambda: None,
         audit: Audit | None = None,
     ) -> None:
-        """Create what the listeners of one server share."""
+        """Create the shared state of the listeners of one server."""
         self.engine = engine
         self.limits = limits
         self.authenticator = authenticator
@@ -93,7 +93,7 @@ class Context:
 
     @property
     def clock(self) -> Clock:
-        """The engine's."""
+        """The engine's clock."""
         return self.engine.clock
 
     def log(self, level: int, event: str, **facts: object) -> None:

@@ -1,6 +1,6 @@
 """Examination of the settings, for `tenure serve --check` and for a start.
 
-Nothing listens for it, and no store is made: one that is not there yet is left so.
+It binds no address, and does not create a missing store.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tenure.server.tls import TlsFiles, certificate_of, server_context
 __all__ = ["examine_files", "examine_store"]
 
 _SOON = timedelta(days=14)
-"""A certificate that ends within this time is worth a warning."""
+"""Remaining validity of a certificate below which a warning is given."""
 
 _SOON_FOR_LISTS = timedelta(days=1)
-"""A revocation list that ends within this time is worth a warning."""
+"""Remaining validity of a revocation list below which a warning is given."""
 
 _TIMEOUT = 10.0
-"""Seconds after which a store does not answer."""
+"""Timeout of the store's answer in seconds."""
 
 
 def examine_files(settings: Settings) -> Iterator[Finding]:
-    """Tokens, certificates and addresses: what is wrong, or dangerous, or fine. Raises nothing."""
+    """Report on tokens, certificates and addresses: errors, warnings and facts. Raises nothing."""
     yield from _tokens(settings)
     yield from _audit_log(settings)
     for address, files in settings.tls.items():
@@ -133,11 +133,11 @@ def _revocation_lists(path: str) -> Iterator[Finding]:
 
 
 async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
-    """Examine whether the store can be opened, and is one for a server. Raises nothing."""
+    """Check that the store can be opened, and is suitable for a server. Raises nothing."""
     absent = broken = False
     try:
         engine = connect_engine(settings.store, SystemClock())
-        # In a thread, because a request to a server runs an event loop of its own.
+        # In a thread, because a request to a server runs its own event loop.
         for finding in await asyncio.to_thread(lambda: list(diagnose(settings.store))):
             absent = absent or finding.absent
             broken = broken or finding.level == "failure"
@@ -159,7 +159,7 @@ async def examine_store(settings: Settings) -> AsyncIterator[Finding]:
             async with asyncio.timeout(_TIMEOUT):
                 await engine.open()
                 nodes = await engine.list_nodes()
-            durable = engine.capabilities.durable  # those of another server are known by now
+            durable = engine.capabilities.durable  # nodes of another server are known by now
         finally:
             await engine.aclose()
         if not durable:

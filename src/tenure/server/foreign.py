@@ -1,7 +1,7 @@
 """Clients of other protocols: browsers, and TLS clients at a port without TLS.
 
-A page of any site can have a browser send a request to a port of its user's machine. The lines of
-its body would be commands of a protocol of lines, so the connection is closed at the first line.
+Any web page can make a browser send a request to a port of its user's machine. The lines of the
+body could be commands of a line protocol, so the connection is closed at the first line.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ _METHODS = frozenset(
 
 
 def foreign(start: bytes) -> Foreign | None:
-    """Return the protocol whose connections begin with these bytes, if four of them show that."""
+    """Return the protocol whose connections begin with these bytes, if four of them identify it."""
     if start[:2] == b"\x16\x03":
         return "TLS"
     return "HTTP" if start[:4] in _METHODS else None
 
 
 def is_http(line: str) -> bool:
-    """Return whether a line is the first one of an HTTP request."""
+    """Return true if a line is the first line of an HTTP request."""
     return line.rpartition(" ")[2].startswith("HTTP/")
 
 
 def explain(found: Foreign) -> str:
-    """Return the words of the log for a client that uses another protocol."""
+    """Return the log text for a client that uses another protocol."""
     if found == "TLS":
         return "a TLS client at a port without TLS"
     return "an HTTP client at a port that does not serve HTTP"
 
 
 def answer(found: Foreign, protocol: str) -> bytes:
-    """Return the last words for a client that uses another protocol than the port's.
+    """Return the last reply to a client that uses another protocol than the port's.
 
     Args:
-        found: its protocol.
-        protocol: the port's, for people.
+        found: the client's protocol.
+        protocol: the port's protocol, for people.
     """
     if found == "TLS":
-        return _ALERT  # its library reports an error of TLS, and not a closed connection
+        return _ALERT  # so that its library reports a TLS error, and not a closed connection
     text = f"This port of a tenure server is for {protocol}. It does not serve HTTP.\n".encode()
     head = (
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"

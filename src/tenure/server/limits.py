@@ -1,8 +1,7 @@
-"""Limits of what a client can make the server hold or do.
+"""Limits on the resources that clients can use.
 
-Every limit has one name: in this class, in the configuration, in the refusal that a client gets
-and in the line that is logged. Counts are for this server: another one on the same store counts
-its own.
+Every limit has the same name in this class, in the configuration, in a client's error and in the
+log. Counts are for one server: another server on the same store counts separately.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ __all__ = ["NO_LIMIT", "Count", "LimitReached", "Limits"]
 NO_LIMIT = 2**31 - 1
 """The value of a limit that is switched off."""
 
-_ENVELOPE = 64 * 1024  # what a message has beside the data that it carries, at the most
+_ENVELOPE = 64 * 1024  # maximum size of a message without its data
 
 
 class LimitReached(EngineError):
-    """A limit of the server is reached. The operation was not carried out, and may be tried again.
+    """A limit of the server is reached. The operation was not carried out, and may be retried.
 
     Attributes:
         limit: the limit's name, as in `Limits`.
@@ -42,7 +41,7 @@ def _limit(default: Any, meaning: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one server. The fields' metadata have what each one means (``meaning``).
+    """Limits of one server. The fields' metadata contain their description (``meaning``).
 
     Raises:
         InvalidArgument: a limit is not a positive number, or two of them contradict each other.
@@ -59,10 +58,10 @@ class Limits:
     )
     greetings: int = _limit(
         2_000,
-        "connections at a time that have not yet said who they are, TLS handshakes included; with "
+        "connections at a time that are not yet identified, TLS handshakes included; with "
         "more, the oldest one of the source with the most is closed",
     )
-    greeting_time: float = _limit(10.0, "seconds from connecting to having said who one is")
+    greeting_time: float = _limit(10.0, "seconds from connecting to being identified")
     sessions: int = _limit(100_000, "sessions at a time")
     sessions_per_connection: int = _limit(1_000, "sessions at a time through one connection")
     semaphores: int = _limit(
@@ -82,20 +81,20 @@ class Limits:
     queue_length: int = _limit(10_000, "requests, waiting or owning, for one semaphore")
     watches_per_session: int = _limit(1_000, "watches of one session")
     data_bytes: int = _limit(
-        rules.DATA_BYTES, "bytes of data on a semaphore or a request; 1 MiB is the model's limit"
+        rules.DATA_BYTES, "bytes of data on a semaphore or a request, at most 1 MiB"
     )
     message_bytes: int = _limit(4 * 1024 * 1024, "bytes of one message from a client")
     operations_in_flight: int = _limit(
-        1_024, "unanswered operations of one connection; beyond them it is not read from"
+        1_024, "unanswered operations of one connection; beyond them it is not read"
     )
     kept_answers: int = _limit(
-        2_048, "answers of one session that are kept until its client says that it has them"
+        2_048, "answers of one session that are kept until its client acknowledges them"
     )
     output_bytes: int = _limit(
-        16 * 1024 * 1024, "bytes that wait for a client to read them; then it is cut off"
+        16 * 1024 * 1024, "unread bytes of a client's output; then it is cut off"
     )
     output_time: float = _limit(
-        30.0, "seconds that a client may leave unread what waits for it; then it is cut off"
+        30.0, "seconds that a client may leave its output unread; then it is cut off"
     )
 
     def __post_init__(self) -> None:
@@ -127,15 +126,15 @@ class Limits:
 
 
 class Count:
-    """Count of something, and its limit.
+    """A count with its limit.
 
     Args:
-        limit: the name of the limit that says so.
-        most: its value.
-        where: whose count it is, for the refusal.
+        limit: the name of the limit.
+        most: the limit's value.
+        where: the owner of the count, for the error.
 
     Attributes:
-        taken: how many there are.
+        taken: the current count.
     """
 
     __slots__ = ("limit", "most", "taken", "where")
@@ -151,23 +150,23 @@ class Count:
         """Count one more; each is released once.
 
         Raises:
-            LimitReached: there are as many as may be.
+            LimitReached: the limit is reached.
         """
         if self.taken >= self.most:
             raise self.reached(node=node, name=name)
         self.taken += 1
 
     def take_anyway(self) -> None:
-        """One more that cannot be refused, because it exists already."""
+        """Count one that already exists, regardless of the limit."""
         self.taken += 1
 
     def release(self) -> None:
-        """One less."""
+        """Count one less."""
         assert self.taken > 0, f"more {self.limit} released than were taken"
         self.taken -= 1
 
     def reached(self, *, node: str | None = None, name: str | None = None) -> LimitReached:
-        """Return the refusal."""
+        """Return the error."""
         return LimitReached(
             f"{self.where} has reached its limit {self.limit} = {self.most}; try again later, or "
             "have the server's limit raised",

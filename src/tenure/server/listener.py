@@ -1,8 +1,8 @@
-"""Listener: one way into the server.
+"""Listener: one address of the server.
 
-A listener is made without I/O, then opened, drained and closed by the server that runs it. It
-binds the address in its URL, where port 0 means any free port, or serves the sockets that it is
-given, which are bound already (socket activation).
+A listener is created without I/O; then the server opens, drains and closes it. It binds the address
+in its URL, where port 0 means any free port, or serves given sockets that are already bound (socket
+activation).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tenure.server.context import Context
 
 __all__ = ["Endable", "Listener", "ListenerFactory", "end_in_slices"]
 
-_ENDED, _SEEN = 16, 1024  # connections that are ended, and looked at, in one turn of the loop
+_ENDED, _SEEN = 16, 1024  # connections that are checked and ended in one iteration of the loop
 
 
 class Endable(Protocol):
     """A connection that can be ended."""
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
-        """End it if it may not go on, and return whether it was ended."""
+        """End it if it may not continue, and return whether it was ended."""
         ...
 
 
 async def end_in_slices(connections: Iterable[Endable], verdict: Verdict) -> int:
-    """End the connections that may not go on, a few in each turn of the loop."""
+    """End the connections that may not continue, a few in each iteration of the loop."""
     total = ended = 0
     for seen, connection in enumerate(list(connections), start=1):
         ended += connection.end_unless_valid(verdict)
@@ -41,11 +41,11 @@ async def end_in_slices(connections: Iterable[Endable], verdict: Verdict) -> int
 
 
 class Listener(Protocol):
-    """One way into the server."""
+    """One address of the server."""
 
     @property
     def address(self) -> str:
-        """A URL with the host and port at which it can be reached, once it is open."""
+        """URL with the host and port at which it can be reached, once it is open."""
         ...
 
     async def open(self) -> None:
@@ -53,38 +53,39 @@ class Listener(Protocol):
 
         Raises:
             EngineUnavailable: the address cannot be bound; the message says why.
-            InvalidArgument: it is not an address for this kind of listener.
+            InvalidArgument: the address is invalid for this kind of listener.
         """
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
-        """Use other certificates, for the connections that come from now on.
+        """Use other certificates for new connections.
 
         Args:
             tls: the context with the new certificates.
-            cut_handshakes: end those that are under way, whose client may not come in any more.
+            cut_handshakes: whether to end handshakes in progress, whose clients may no longer be
+                trusted.
         """
 
     async def end_connections(self, verdict: Verdict) -> int:
-        """End every connection that may not go on, and return their number.
+        """End every connection that may not continue, and return their number.
 
-        Their sessions are detached: each lives on for its recovery window. Other connections have
-        their turns in between; one that comes meanwhile is judged by its greeting. A call that is
-        cancelled has ended some.
+        Their sessions are detached, and survive for their recovery windows. Other connections are
+        served in between; new ones are checked by their greetings. A cancelled call may have ended
+        some.
         """
         ...
 
     async def drain(self) -> None:
         """Stop accepting, and send connected clients to other servers.
 
-        It does not wait until they have gone, and it ends no session.
+        It does not wait until they have disconnected, and ends no session.
         """
 
     async def aclose(self) -> None:
-        """Cut off connected clients; their sessions live on in the store. Safe to call twice.
+        """Disconnect all clients; their sessions survive in the store. Safe to call twice.
 
-        It may wait for the store. A caller that cannot wait any longer cancels it; then nothing of
-        the listener runs any more. After a cancellation or a failure, sessions may still be
-        attached. The store must not be closed in order then: that would end them.
+        It may wait for the store. A caller may cancel it; then the listener is stopped, too. After
+        a cancellation or a failure, sessions may still be attached. Then the store must not be
+        closed, because that would end them.
 
         Raises:
             EngineError: sessions could not be detached in the store.
@@ -102,15 +103,15 @@ class ListenerFactory(Protocol):
         tls: ssl.SSLContext | None = None,
         sockets: Sequence[socket.socket] = (),
     ) -> Listener:
-        """Make one, without I/O.
+        """Create one, without I/O.
 
         Args:
-            context: what the listeners of one server share.
-            url: as given to ``--listen``.
-            tls: if the URL's scheme requires TLS; ``None`` otherwise.
-            sockets: bound and perhaps listening already; the listener owns them from now on.
+            context: the state shared by the server's listeners.
+            url: the URL given to ``--listen``.
+            tls: the TLS context if the URL's scheme requires it, else ``None``.
+            sockets: bound sockets, perhaps already listening; the listener owns them.
 
         Raises:
-            InvalidArgument: the URL is wrong; the message says in what.
+            InvalidArgument: the URL is wrong; the message says why.
         """
         ...

@@ -1,7 +1,6 @@
-"""Files that the settings name, read at the start and on each SIGHUP.
+"""Files in the settings, read at the start and on each SIGHUP.
 
-`load_files` reads all of them before anything changes, so that a file that is wrong leaves the
-server as it was.
+`load_files` reads all of them before anything changes, so that a wrong file changes nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class LoadedFiles:
     """Content of all files.
 
     Attributes:
-        credentials: what opens the server; ``None`` where nothing is required.
-        tls: of each address with TLS.
-        revoked: client certificates that their authorities have revoked.
-        authorities: the trusted signers, of each address whose clients need a certificate.
+        credentials: the accepted credentials; ``None`` if none are required.
+        tls: the TLS context of each address with TLS.
+        revoked: the revoked client certificates.
+        authorities: the trusted authorities of each address whose clients need a certificate.
     """
 
     credentials: Credentials | None
@@ -41,12 +40,12 @@ class LoadedFiles:
     authorities: Mapping[Address, frozenset[bytes]] = field(default_factory=dict)
 
     def distrusted(self, address: Address, before: LoadedFiles) -> bool:
-        """Return true if an authority of this address was trusted before and is no more."""
+        """Return true if an authority of this address is no longer trusted."""
         former = before.authorities.get(address, frozenset())
         return bool(former - self.authorities.get(address, frozenset()))
 
     def changes(self, before: LoadedFiles) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield what has changed since `before`, as events and facts of the audit log."""
+        """Yield the changes since `before`, as events and facts of the audit log."""
         if self.credentials is not None and before.credentials is not None:
             yield from _changed_credentials(self.credentials, before.credentials)
         if self.revoked != before.revoked:
@@ -69,7 +68,7 @@ def load_files(settings: Settings) -> LoadedFiles:
     """Read all files, and log warnings about them.
 
     Raises:
-        InvalidArgument: a file is not what it should be; `Wrong` lists everything.
+        InvalidArgument: a file is invalid; `Wrong` lists all mistakes.
     """
     faults = []
     for finding in examine_files(settings):

@@ -1,14 +1,13 @@
-"""Log of the server: one line for each event, for people or for machines.
+"""Log of the server: one line for each event, as text or JSON.
 
 An event is a few fixed words, and *facts*: names with values. ``log_event(log, level, "listening",
 address=...)`` writes
 
     2026-11-22T10:00:00.123Z info     listening  address=tenure://127.0.0.1:7070
 
-or, as JSON, an object on one line with ``time``, ``level``, ``event`` and the facts. What clients
-have sent is quoted and escaped, so that no client can forge a line; what they could make the server
-say a thousand times a second, it says a few times and then how often (``unsaid``). No secret is
-ever a fact.
+or, as JSON, an object on one line with ``time``, ``level``, ``event`` and the facts. Text from
+clients is quoted and escaped, so that no client can forge a line. Events that clients can cause in
+any number are logged a few times and then counted (``unsaid``). Facts never contain secrets.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 LOGGER = logging.getLogger("tenure.server")
-"""The server's; each listener has a child of it."""
+"""The server's logger; each listener has a child of it."""
 
 _OFTEN = 20
-"""Lines of one event that are said in a period."""
+"""Lines of one event that are logged in a period."""
 
 _PERIOD = 10.0
-"""Seconds after which the count starts again."""
+"""Length of that period in seconds."""
 
 
 def log_event(log: logging.Logger, level: int, event: str, /, **facts: object) -> None:
-    """Say that something happened.
+    """Log an event.
 
     Args:
         log: the logger.
         level: as in `logging`.
-        event: fixed words; what varies is a fact.
-        facts: anything; a string is escaped, ``None`` left out.
+        event: a constant text; variable parts are facts.
+        facts: values of any type; strings are escaped, ``None`` is omitted.
     """
     if log.isEnabledFor(level):
         log.log(level, event, extra={"facts": facts})
 
 
 def set_up(form: LogFormat, level: LogLevel, file: int) -> logging.Handler:
-    """Have everything that is logged in this process written to a file descriptor, in that form.
+    """Write all log records of this process to a file descriptor, in that form.
 
     Logging never blocks: lines that cannot be written in time are dropped and counted.
 
     Returns:
-        the handler. `logging.Handler.close` waits a bounded time for the last lines.
+        The handler. `logging.Handler.close` waits a bounded time for the last lines.
     """
     handler = _Handler(_Json() if form == "json" else _Text(), file)
     handler.addFilter(_Seldom())
@@ -70,7 +69,7 @@ def set_up(form: LogFormat, level: LogLevel, file: int) -> logging.Handler:
 
 
 def log_uncaught() -> None:
-    """Log what Python itself would write to stderr, which would block with it.
+    """Log what Python itself would write to stderr, which could block.
 
     These are warnings, the errors of threads, and those that no caller can catch.
     """
@@ -92,7 +91,7 @@ def _log_error(event: str, error: BaseException | None) -> None:
 
 
 class _Handler(logging.Handler):
-    """Gives lines to a `LogWriter`."""
+    """Handler that passes lines to a `LogWriter`."""
 
     def __init__(self, formatter: logging.Formatter, file: int) -> None:
         super().__init__()
@@ -102,7 +101,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self._line(record)
-        except Exception as error:  # of what is logged; logging's own answer would be to stderr
+        except Exception as error:  # errors of logging itself would be written to stderr
             line = self._line(_record("a log line cannot be written", why=repr(error)))
         self._writer.put(line)
 
@@ -124,7 +123,7 @@ def _record(event: str, **facts: object) -> logging.LogRecord:
 
 
 class _Seldom(logging.Filter):
-    """Lets an event through so many times a period, then counts."""
+    """Filter that passes so many lines of an event per period, then counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class _Seldom(logging.Filter):
             return True
         key = record.name, str(record.msg)
         since, times = self._seen.get(key, (record.created, 0))
-        # A wall clock that jumps back must not silence anything for long.
+        # A wall clock that is set back must not suppress events for long.
         if not 0 <= record.created - since < _PERIOD:
             if times > _OFTEN:
                 record.unsaid = times - _OFTEN
@@ -170,7 +169,7 @@ class _Json(logging.Formatter):
 
 
 def _content(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """Return the words and the facts; a line of another library is words, and says whose it is."""
+    """Return the event and the facts; the text of another library is an event, with its logger."""
     facts: dict[str, object] = {
         name: value for name, value in getattr(record, "facts", {}).items() if value is not None
     }

@@ -3,9 +3,9 @@
 A reader of the log that stops reading, or a disk that stalls, blocks the write. Rules:
 
 * `LogWriter.put` never blocks and never fails. What does not fit in the queue is dropped.
-* Dropped lines are counted, and the count is written as soon as writing works again.
-* The thread writes to the file descriptor itself. A thread that was stuck inside Python's own
-  buffer of stderr would abort the process at its end.
+* Dropped lines are counted, and the count is written when writing works again.
+* The thread writes directly to the file descriptor: a thread stuck in Python's buffered stderr
+  would abort the process at exit.
 * The owner closes the writer, which waits a bounded time for the last lines.
 """
 
@@ -22,7 +22,7 @@ from tenure.background import BackgroundThread
 __all__ = ["LogWriter", "open_standard_files"]
 
 MOST_BYTES = 1024 * 1024
-"""Bytes of lines that wait to be written, at the most."""
+"""Maximum bytes of queued lines."""
 
 _BATCH = 64 * 1024  # bytes of one write
 _LAST_TIME = 2.0  # seconds for the last lines to be written
@@ -35,8 +35,8 @@ class LogWriter:
 
     Args:
         file: the descriptor; it stays open.
-        dropped_line: makes the line with the number of dropped ones.
-        most: bytes of lines that may wait.
+        dropped_line: makes the line with the number of dropped lines.
+        most: maximum bytes of queued lines.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LogWriter:
         self._dropped_line = dropped_line
         self._most = most
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
-        # Each counter is written by one thread alone: no lock could block the other.
+        # Each counter is written by only one thread, so no lock is needed.
         self._put = 0  # bytes
         self._taken = 0  # bytes
         self._refused = 0  # lines that did not fit
@@ -58,11 +58,11 @@ class LogWriter:
 
     @property
     def dropped(self) -> int:
-        """Lines that were dropped."""
+        """Number of dropped lines."""
         return self._refused + self._failed
 
     def put(self, line: bytes) -> None:
-        """Have a line written, or drop it if too much waits."""
+        """Queue a line, or drop it if the queue is full."""
         if self._closed or self._put - self._taken + len(line) > self._most:
             self._refused += 1
             return
@@ -71,7 +71,7 @@ class LogWriter:
         self._start()
 
     def close(self) -> bool:
-        """Write what waits, and end; false if that is stuck. Safe to call twice."""
+        """Write the queued lines, and end; false if the write is stuck. Safe to call twice."""
         if self._closed:
             return self._thread.join(0)
         self._closed = True
@@ -80,7 +80,7 @@ class LogWriter:
         return self._thread.join(_LAST_TIME)
 
     def _start(self) -> None:
-        # Without a thread left in the system, the next line tries again.
+        # If the system has no more threads, the next line tries again.
         with contextlib.suppress(RuntimeError, MemoryError):
             self._thread.start()
 
@@ -113,13 +113,13 @@ class LogWriter:
             self._failed += lines
 
     def _write(self, data: bytes) -> bool:
-        """Write all of it, however long that takes; false if it cannot be written."""
+        """Write everything, without a timeout; return false if it cannot be written."""
         rest = memoryview(data)
         try:
             while rest:
                 try:
                     rest = rest[os.write(self._file, rest) :]
-                except BlockingIOError:  # another process has set the file so
+                except BlockingIOError:  # another process has made the file non-blocking
                     waiting = select.poll()
                     waiting.register(self._file, select.POLLOUT)
                     waiting.poll()
@@ -131,11 +131,11 @@ class LogWriter:
 def open_standard_files() -> None:
     """Open the null device for each of stdin, stdout and stderr that is closed.
 
-    Otherwise a socket or the store's file would get that number, and what a library writes to
-    stderr would go there.
+    Otherwise a socket or the store's file would get that number, and libraries that write to stderr
+    would write there.
     """
     for file in range(3):
         try:
             os.fstat(file)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one

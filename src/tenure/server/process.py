@@ -2,11 +2,10 @@
 
 Rules:
 
-* The first SIGTERM or SIGINT starts an end in order, which has ``drain-time``. What is not done
-  by then, or when the second comes, is left as after a kill: sessions
-  live on in the store.
-* `_serve` owns all tasks. Only an end by force leaves some behind; then the process must end
-  without waiting for them.
+* The first SIGTERM or SIGINT starts an orderly shutdown, with the timeout ``drain-time``. After the
+  timeout, or a second signal, the rest is left as after a kill: sessions survive in the store.
+* `_serve` owns all tasks. Only a forced end leaves some running; then the process must exit without
+  waiting for them.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """End of a server's run.
+    """Result of a server's run.
 
     Attributes:
-        in_order: all that had to be done was done; else something is left that still runs, and the
-            process must end without waiting for it.
-        signal: the one that ended it at once, 0 when time ran out.
+        in_order: whether the shutdown was complete; otherwise something still runs, and the process
+            must exit without waiting for it.
+        signal: the signal that forced the end; 0 after the timeout.
     """
 
     in_order: bool = True
@@ -56,7 +55,7 @@ class Ending:
 
 
 async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
-    """Examine what the settings name, and the store.
+    """Check the settings' files and the store.
 
     Raises nothing.
     """
@@ -64,7 +63,7 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
     try:
         engine = connect_engine(settings.store, SystemClock())
     except TenureError:
-        pass  # that is the store's to say
+        pass  # the check of the store reports it
     else:
         context = Context(engine, settings.limits, Authenticator(), LOGGER)
         for address in settings.listen:
@@ -80,7 +79,7 @@ async def examine(settings: Settings) -> tuple[list[Finding], list[Finding]]:
 
 
 def _tls_of(address: Address) -> ssl.SSLContext | None:
-    """Return a placeholder for an address's TLS, for checks without connections."""
+    """Return a placeholder for an address's TLS context, for checks without connections."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if address.tls else None
 
 
@@ -90,14 +89,14 @@ def _refused(what: str, error: TenureError) -> Finding:
 
 
 def run(settings: Settings, environment: MutableMapping[str, str]) -> Ending:
-    """Serve until a signal ends it. After an ending that is not in order, call `os._exit`.
+    """Serve until a signal ends it. After an end that is not in order, call `os._exit`.
 
     Args:
         settings: the settings of the server.
-        environment: where the service manager's variables are.
+        environment: the service manager's variables.
 
     Raises:
-        as `Server` and `Server.open`; nothing runs any more then.
+        as `Server` and `Server.open`; nothing is left running.
     """
     runner = asyncio.Runner(loop_factory=loop_factory(settings))
     ending = Ending()
@@ -170,7 +169,7 @@ async def _live(server: Server, notifier: Notifier, signals: _Signals) -> None:
             opening.result()
             where = " ".join(server.addresses)
             log_event(LOGGER, logging.INFO, "ready", store=server.store, addresses=where)
-            # What exists by now lives as long as the process: the collector need not look at it.
+            # All current objects live as long as the process, so the collector can ignore them.
             gc.collect()
             gc.freeze()
             notifier.ready(f"serving {server.store} at {where}")
@@ -188,7 +187,7 @@ async def _either(*futures: asyncio.Future[Any], timeout: float | None = None) -
 
 
 async def _signs_of_life(notifier: Notifier) -> None:
-    """Notify the service manager as long as the loop turns."""
+    """Notify the service manager while the loop iterates."""
     while notifier.watchdog is not None:
         notifier.alive()
         await asyncio.sleep(notifier.watchdog)
@@ -216,7 +215,7 @@ class _Signals:
     """First and second signal to end.
 
     Attributes:
-        first, second: their numbers, when they come.
+        first, second: futures of their numbers.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -226,7 +225,7 @@ class _Signals:
 
     @contextlib.contextmanager
     def listening(self, reload: Callable[[], None]) -> Iterator[None]:
-        """Handle signals while inside; SIGHUP starts a reload."""
+        """Handle signals inside the block; SIGHUP starts a reload."""
         for number in _ENDING:
             self._loop.add_signal_handler(number, self._receive, number)
         self._loop.add_signal_handler(signal.SIGHUP, reload)

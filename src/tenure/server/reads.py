@@ -1,17 +1,17 @@
-"""Turns of costly reads: lists, descriptions with owners and waiters, statistics.
+"""Schedule of costly reads: lists, descriptions with owners and waiters, statistics.
 
-The price of such a read grows with what the store holds, and a request of a few bytes causes it.
-Each one is therefore carried out in *slices* of a few milliseconds, and a slice waits for its turn:
+The cost of such a read grows with the size of the store, and a request of a few bytes causes it. So
+each read is carried out in *slices* of a few milliseconds, which are scheduled:
 
 * **One at a time.** A connection carries out one costly read at a time (`Reader.lock`), and a
-  client one slice at a time, on all its connections. A client is an identity, or a
-  source where connections show none (`reader_of`).
-* **In turn.** Clients take turns, and the connections of a client take turns.
+  client one slice at a time, on all its connections. A client is an identity, or a source if
+  connections have none (`reader_of`).
+* **Round robin.** Clients take turns, and the connections of a client take turns.
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
-  after a pause as long as that iteration took. All other work has the rest of the time.
-* **Cancelled** reads leave their place.
+  after a pause as long as that iteration. The rest of the time is for other work.
+* **Cancelled** reads leave the queue.
 
-A slice may wait for the store; meanwhile those of other clients go on.
+A slice may wait for the store; meanwhile slices of other clients run.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 SLICE = 200
-"""Sessions, semaphores or requests of one slice: about two milliseconds on a slow machine."""
+"""Sessions, semaphores or requests in a slice: about two milliseconds on a slow machine."""
 
 PRICE = 16
-"""Operations for which a costly read counts, among those of its connection that are under way."""
+"""Number of pending operations that a costly read counts for."""
 
-_ATTACHING = 32  # sessions that a connection attaches at a time, before others take turns
+_ATTACHING = 32  # sessions that a connection attaches before others take turns
 _BEGINNING = 16  # sessions that a server begins at a time, on all connections
 _LOOKING_UP = 8  # sessions that a server looks up at a time, on all connections
 _GUESSING = object()  # the place of all connections of a client that were refused a session
@@ -60,31 +60,31 @@ _Waiting: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"  # by t
 
 
 class Reads:
-    """The turns of one server's costly reads.
+    """Schedule of one server's costly reads.
 
     Attributes:
-        beginning: the sessions that are about to begin (`Reader.beginning`).
-        looking_up: the sessions that are being looked up (`Reader.looking_up`).
+        beginning: limits the sessions that are being opened (`Reader.beginning`).
+        looking_up: limits the sessions that are being looked up (`Reader.looking_up`).
     """
 
     def __init__(self) -> None:
-        """Start with no reads waiting."""
+        """Start without waiting reads."""
         self.beginning = asyncio.Semaphore(_BEGINNING)
         self.looking_up = asyncio.Semaphore(_LOOKING_UP)
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
-        self._busy: dict[Hashable, _Waiting] = {}  # clients with a slice under way
+        self._busy: dict[Hashable, _Waiting] = {}  # clients with a slice in progress
         self._free_at = 0.0
         self._granting: asyncio.Handle | None = None
 
     @property
     def waiting(self) -> int:
-        """Number of slices that wait for their turn."""
+        """Number of waiting slices."""
         lines = [*self._waiting.values(), *self._busy.values()]
         turns = [turn for line in lines for each in line.values() for turn in each]
         return sum(not turn.done() for turn in turns)
 
     async def begin(self, client: Hashable, connection: object) -> None:
-        """Return when a slice may begin; `end` is to be called after it."""
+        """Return when a slice may begin; the caller then calls `end`."""
         loop = asyncio.get_running_loop()
         if not self._waiting and client not in self._busy and loop.time() >= self._free_at:
             self._take(client, OrderedDict(), loop)
@@ -103,7 +103,7 @@ class Reads:
             raise
 
     def end(self, client: Hashable) -> None:
-        """End a slice of this client, and let its next one wait for its turn."""
+        """End a slice of this client, and schedule its next one."""
         line = self._busy.pop(client)
         if line:
             self._waiting[client] = line
@@ -112,7 +112,7 @@ class Reads:
     def _take(self, client: Hashable, line: _Waiting, loop: asyncio.AbstractEventLoop) -> None:
         self._busy[client] = line
         begun = loop.time()
-        self._free_at = begun + _LONGEST_PAUSE  # until it is known how long this iteration takes
+        self._free_at = begun + _LONGEST_PAUSE  # until the duration of this iteration is known
         loop.call_soon(self._measure, begun, loop)
 
     def _measure(self, begun: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -129,7 +129,7 @@ class Reads:
             self._granting = loop.call_at(max(self._free_at, loop.time()), self._grant, loop)
 
     def _grant(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin the slice whose turn it is."""
+        """Begin the next slice."""
         self._granting = None
         while self._waiting:
             client, line = self._waiting.popitem(last=False)
@@ -142,7 +142,7 @@ class Reads:
 
 
 def _next(line: _Waiting) -> asyncio.Future[None] | None:
-    """Take the next turn out of a client's line; its connection goes behind the others."""
+    """Take the next slice of a client; its connection moves behind the others."""
     while line:
         connection, turns = line.popitem(last=False)
         turn = turns.popleft()
@@ -160,7 +160,7 @@ class Reader:
 
     Args:
         reads: the server's.
-        client: whose connection it is (`reader_of`).
+        client: the client of the connection (`reader_of`).
 
     Attributes:
         lock: held during a read.
@@ -179,19 +179,19 @@ class Reader:
 
     @asynccontextmanager
     async def beginning(self) -> AsyncIterator[None]:
-        """Begin a session: few at a time on each connection, and on all of them."""
+        """Open a session: few at a time on each connection, and on all of them."""
         async with self._beginning, self._reads.beginning:
             yield
 
     @asynccontextmanager
     async def attaching(self) -> AsyncIterator[None]:
-        """Attach a session that exists: at once if few others are, and none was refused.
+        """Attach an existing session: at once if few are being attached and none was rejected.
 
-        Otherwise it begins with a turn, because a connection may guess ids and keys without end.
+        Otherwise it takes a turn, because a connection may guess ids and keys without end.
         """
         if self._refused:
             async with self._guess():
-                pass  # what follows is in the same step, and so counts for this turn
+                pass  # the rest of this step counts for this turn
         elif self._attaching >= _ATTACHING:
             async with self:
                 pass
@@ -208,15 +208,15 @@ class Reader:
     async def looking_up(self) -> AsyncIterator[None]:
         """Look up a session of the store, which may exist: few at a time on all connections.
 
-        The store may answer one after the other, and the operations of others wait behind them. A
-        client that was refused a session looks up one at a time, in its turns.
+        The store may process look-ups one after the other, ahead of the operations of other
+        clients. A client whose attach was rejected looks up one session at a time, in its turns.
         """
         async with self._guess() if self._refused else self._reads.looking_up:
             yield
 
     @asynccontextmanager
     async def _guess(self) -> AsyncIterator[None]:
-        """Take a turn that all connections of the client share which were refused a session."""
+        """Take a turn, shared by all connections of the client with a rejected attach."""
         await self._reads.begin(self._client, _GUESSING)
         try:
             yield
@@ -224,7 +224,7 @@ class Reader:
             self._reads.end(self._client)
 
     def refused(self) -> None:
-        """Note that a session could not be attached."""
+        """Record that a session could not be attached."""
         self._refused = True
 
     async def __aenter__(self) -> None:
@@ -248,12 +248,12 @@ def reader_of(reads: Reads, identity: Identity, source: Source) -> Reader:
 
 
 async def session_by_id(engine: Engine, node: str, number: int) -> SessionDescription | None:
-    """Return a session of the store, without a list of all where the store can do that.
+    """Return a session of the store, without listing all sessions if possible.
 
-    Raises what the store raises.
+    Raises errors of the store.
     """
     if not 0 < number < 1 << 63:
-        return None  # no store numbers a session so
+        return None  # no store has such an id
     pages = engine.pages()
     if pages is None:
         found = await engine.list_sessions(node)
@@ -267,7 +267,7 @@ async def pages_of_sessions(
 ) -> AsyncGenerator[Sequence[SessionDescription], None]:
     """Yield a node's sessions, each page read in a slice.
 
-    Raises what the store raises.
+    Raises errors of the store.
     """
     pages, after = engine.pages(), 0
     if pages is None:
@@ -290,8 +290,8 @@ async def pages_of_semaphores(
 ) -> AsyncGenerator[Sequence[SemaphoreDescription], None]:
     """Yield a node's semaphores, each page read in a slice.
 
-    A page has fewer of them than of sessions: each takes several queries where a store has tables.
-    Raises what the store raises.
+    A page has fewer semaphores than sessions, because a store with tables needs several queries for
+    each. Raises errors of the store.
     """
     pages, after = engine.pages(), ""
     if pages is None:
@@ -316,7 +316,7 @@ async def _parts(found: Sequence[T], reader: Reader) -> AsyncGenerator[Sequence[
     for start in range(0, len(found), SLICE):
         if start:
             async with reader:
-                pass  # the caller looks through the part in this step
+                pass  # the caller processes the part in this step
         yield found[start : start + SLICE]
 
 

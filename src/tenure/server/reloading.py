@@ -1,13 +1,13 @@
-"""Reloads: reading of files on a thread, and applying of what was read on the event loop.
+"""Reloads: read the files on a thread, and apply the result on the event loop.
 
 Rules:
 
-* Reading and parsing take place on a daemon thread: a large file, or a file system that does not
-  answer, stops neither the event loop nor the end of the process.
-* One reload at a time. A request that comes during a reload is followed by another one, because
-  the files may have changed after they were read. Several such requests are one.
-* A reload that fails is reported to its callback and changes nothing; the next one is carried out.
-* **Cancel.** `aclose` leaves a thread to itself, and applies nothing of what it reads.
+* Reading and parsing take place on a daemon thread, so a large file or a hanging file system blocks
+  neither the event loop nor the end of the process.
+* One reload at a time. A request during a reload causes another one, because the files may have
+  changed after they were read. Several such requests are merged.
+* A failed reload is reported to its callback and changes nothing; the next one is carried out.
+* **Cancel.** `aclose` does not wait for the thread, and discards its result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Reloader(Generic[T]):
 
     Args:
         read: reads the files, on a thread.
-        apply: applies what was read, on the event loop.
-        failed: is called on the event loop with the error of a reload.
+        apply: applies the result, on the event loop.
+        failed: called on the event loop with the error of a reload.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Reloader(Generic[T]):
         self._is_closed = False
 
     def request(self, idle: Callable[[], object]) -> None:
-        """Have the files read, and applied.
+        """Schedule a reload.
 
         Args:
-            idle: is called afterwards, unless there was another request by then.
+            idle: called afterwards, unless there was another request meanwhile.
         """
         self._requested = True
         self._idle = idle
@@ -81,7 +81,7 @@ class Reloader(Generic[T]):
             self._task = None
 
     async def _read_on_a_thread(self) -> T:
-        """Read the files. Raises what reading raises."""
+        """Read the files. Raises the errors of reading."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 

@@ -16,7 +16,7 @@ from tenure.server.reads import Reader, Reads, pages_of_semaphores
 
 __all__ = ["Semaphores"]
 
-_RECOUNT_AFTER = 10.0  # seconds between two countings of the store's semaphores, at the least
+_RECOUNT_AFTER = 10.0  # minimum seconds between two counts of the store's semaphores
 
 
 class _Queue:
@@ -24,22 +24,22 @@ class _Queue:
 
     def __init__(self, ephemeral: bool, account: Account | None) -> None:
         self.ephemeral = ephemeral
-        self.account = account  # that the semaphore counts for, if it is ephemeral
+        self.account = account  # the account of an ephemeral semaphore
         self.length = 0
 
 
 class Semaphores:
-    """The semaphores that this server knows of, and how many requests its sessions have for each.
+    """Semaphores known to this server, and the number of its sessions' requests for each.
 
-    An ephemeral semaphore counts while a session of this server has a request for it; a lasting
-    one since it was created here or counted in the store. Before one is refused the store is
-    counted again, at most every ten seconds, for others may have deleted some.
+    An ephemeral semaphore counts while a session of this server has a request for it; a lasting one
+    since it was created here or counted in the store. Before a semaphore is rejected the store is
+    counted again, at most every ten seconds, because other programs may have deleted some.
 
-    A semaphore counts for the account whose client created it or had the first request for it. An
-    identity beside others gets its reserved share (`tenure.server.auth.accounts`) also when there
-    are as many as may be.
+    A semaphore counts for the account whose client created it or sent the first request for it.
+    Each of several identities gets its reserved share (`tenure.server.auth.accounts`), even when
+    the limit is reached.
 
-    The first counting, before a client is let in, also reports the present nodes and data to the
+    The first count, before a client is admitted, also reports the existing nodes and data to the
     guard.
     """
 
@@ -54,13 +54,13 @@ class Semaphores:
         self._engine = engine
         self._guard = guard
         self._reader = Reader(reads or Reads(), "this server")
-        self._changes: dict[tuple[str, str], bool] = {}  # since a counting began
+        self._changes: dict[tuple[str, str], bool] = {}  # created since a count began
         self._most = limits.semaphores
         self._queue_length = limits.queue_length
         self._queues: dict[tuple[str, str], _Queue] = {}
         self._ephemeral = 0
         self._lasting: dict[tuple[str, str], Account | None] = {}
-        self._creating: Counter[tuple[str, str]] = Counter()  # attempts under way
+        self._creating: Counter[tuple[str, str]] = Counter()  # attempts in progress
         self._unproven: set[tuple[str, str]] = set()  # of these: counted, and may not exist
         self._counted_at: float | None = None
 
@@ -75,7 +75,7 @@ class Semaphores:
             await self.count()
 
     async def count(self) -> None:
-        """Count the lasting semaphores in the store. What the engine raises passes through."""
+        """Count the lasting semaphores in the store. Errors of the engine propagate."""
         first = self._counted_at is None and self._guard is not None
         self._counted_at = self._engine.clock.now()
         async with self._reader.lock:
@@ -98,7 +98,7 @@ class Semaphores:
 
         Args:
             node: the path of the node.
-            first: the guard counts the node and the data.
+            first: whether the guard counts the node and the data.
         """
         guard = self._guard if first else None
         if guard is not None:
@@ -117,12 +117,12 @@ class Semaphores:
     ) -> AsyncIterator[None]:
         """Count a lasting semaphore that the body creates.
 
-        It counts before the operation is sent, and no longer if the store refuses it. If the body
-        is cancelled, or fails without saying what the store did, the semaphore may exist: it counts
-        until the store is counted again.
+        It counts before the operation is sent, until the store rejects it. If the body is
+        cancelled, or its error leaves the outcome open, the semaphore may exist: it counts until
+        the store is counted again.
 
         Raises:
-            LimitReached: there are as many as may be, and this is not one of them.
+            LimitReached: the limit is reached, and this semaphore does not exist.
         """
         key = node, name
         if key not in self._lasting:
@@ -149,7 +149,7 @@ class Semaphores:
                     self._forget(key)
 
     async def _make_room(self, node: str, name: str, account: Account | None) -> None:
-        """Check that there may be another one; count the store again before it is refused."""
+        """Check that another one is allowed; before it is rejected, count the store again."""
         try:
             self._check(node, name, account)
         except LimitReached:
@@ -181,10 +181,10 @@ class Semaphores:
     def join(
         self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
     ) -> None:
-        """Count a request that a session is about to make for this semaphore.
+        """Count a request that a session is about to send for this semaphore.
 
         Raises:
-            LimitReached: the queue is as long as may be, or the semaphore would be one too many.
+            LimitReached: the limit of the queue or of semaphores is reached.
         """
         queue = self._queues.get((node, name))
         if queue is None:
@@ -205,7 +205,7 @@ class Semaphores:
     def rejoin(
         self, node: str, name: str, *, ephemeral: bool, account: Account | None = None
     ) -> None:
-        """Count a request for this semaphore that a session has already."""
+        """Count a request for this semaphore that a session already has."""
         queue = self._queues.get((node, name))
         if queue is None:
             self._queues[node, name] = queue = _Queue(ephemeral, account)
@@ -225,7 +225,7 @@ class Semaphores:
                 queue.account.semaphores.release()
 
     def _check(self, node: str, name: str, account: Account | None) -> None:
-        """Raise `LimitReached` if there must not be another one for this account."""
+        """Raise `LimitReached` if this account may not have another one."""
         if (account is None or account.semaphores.alone) and self.taken >= self._most:
             raise self._reached(node, name)
         if account is not None:

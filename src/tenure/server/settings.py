@@ -3,8 +3,8 @@
 Every setting has one name. As an option it is ``--max-connections``, in the environment
 ``TENURE_SERVE_MAX_CONNECTIONS``, in the file (TOML) ``max-connections``; `sources` reads them.
 
-A setting that would have no effect (a certificate, and no listener with TLS) is an error: its
-author expects an effect.
+A setting without effect (a certificate without a TLS listener) is an error, because it was set for
+a purpose.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Loop: TypeAlias = Literal["auto", "asyncio", "uvloop"]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that can be set.
+    """A setting.
 
     Attributes:
-        name: as an option and in the file.
-        kind: what its value is; ``texts`` are several, ``file`` is a path.
-        metavar: what stands for the value in a help text.
-        about: what it does, in a line or two.
-        default: the value if it is not given; ``None`` if it has no default.
-        choices: of the kind ``choice``.
-        limit: the limit that it is (`tenure.server.limits`), or empty.
+        name: the name, as an option and in the file.
+        kind: the type of its value; ``texts`` is a list, ``file`` a path.
+        metavar: the placeholder of the value in a help text.
+        about: a description of one or two lines.
+        default: the default value, or ``None``.
+        choices: the values of the kind ``choice``.
+        limit: the limit that it sets (`tenure.server.limits`), or empty.
     """
 
     name: str
@@ -76,14 +76,14 @@ SETTINGS: tuple[Setting, ...] = (
         "store",
         "text",
         "URL",
-        "The store that is put on the network. By default an SQLite file of your own, on which "
+        "The store to serve. By default your own SQLite file, in which "
         "every grant is on disk before it is reported.",
     ),
     Setting(
         "listen",
         "texts",
         "URL",
-        "An address to listen at, several times for several: tenure://HOST:PORT, tenures:// "
+        "An address to listen at; may be repeated: tenure://HOST:PORT, tenures:// "
         "(TLS), tenure+unix:///PATH, ydb://HOST:PORT, ydbs:// (TLS), dflockd://HOST:PORT, "
         "dflockds:// (TLS). Port 0 is any free one.",
         ("tenure://127.0.0.1:7070",),
@@ -106,15 +106,15 @@ SETTINGS: tuple[Setting, ...] = (
         "auth-token-file",
         "file",
         "FILE",
-        "The tokens of which a client must show one: as 'tenure token' writes them, or one on "
+        "The tokens of clients: as 'tenure token' writes them, or one on "
         "each line. Read again on SIGHUP.",
     ),
     Setting(
         "audit-log",
         "file",
         "FILE",
-        "Administrative actions and refused logins, one JSON object on each line. Opened again on "
-        "SIGHUP. Without it they are in the log.",
+        "Log of administrative actions and rejected logins, one JSON object per line. Reopened on "
+        "SIGHUP. Without it they are in the server's log.",
     ),
     Setting(
         "database",
@@ -127,20 +127,20 @@ SETTINGS: tuple[Setting, ...] = (
         "advertise",
         "text",
         "HOST:PORT",
-        "For YDB's clients: where they reach this server, when it is not where it listens.",
+        "For YDB's clients: the address of this server, if it differs from --listen.",
     ),
     Setting(
         "dflockd-node",
         "text",
         "PATH",
-        "For dflockd's clients: the node on which their locks are; created if it is missing.",
+        "For dflockd's clients: the node of their locks; created if it is missing.",
         "/dflockd",
     ),
     Setting(
         "drain-time",
         "seconds",
         "S",
-        "How long an end may take, after SIGTERM or Ctrl-C, before it is forced.",
+        "Timeout of the shutdown after SIGTERM or Ctrl-C; then it is forced.",
         10.0,
     ),
     Setting(
@@ -163,7 +163,7 @@ SETTINGS: tuple[Setting, ...] = (
         "log-format",
         "choice",
         "FORMAT",
-        "How the log is written, to stderr.",
+        "The format of the log, on stderr.",
         "text",
         ("text", "json"),
     ),
@@ -171,7 +171,7 @@ SETTINGS: tuple[Setting, ...] = (
         "log-level",
         "choice",
         "LEVEL",
-        "The least that is logged.",
+        "The lowest level that is logged.",
         "info",
         ("debug", "info", "warning", "error"),
     ),
@@ -180,10 +180,10 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 class Wrong(InvalidArgument):
-    """The settings are wrong.
+    """Error: the settings are wrong.
 
     Attributes:
-        faults: what is, one thing each.
+        faults: the mistakes.
     """
 
     def __init__(self, faults: list[str]) -> None:
@@ -209,8 +209,8 @@ class Settings:
     """Settings of one server.
 
     Attributes:
-        given: every setting's value by its name, with its origin.
-        tokens: valid beside those in the file, each with its holder's name in the log.
+        given: the value of every setting by name, with its origin.
+        tokens: further valid tokens, each with its name in the log.
     """
 
     store: str
@@ -243,17 +243,17 @@ class Settings:
 
     @property
     def legible(self) -> tuple[Address, ...]:
-        """The addresses at which tokens travel where others can read them."""
+        """Addresses at which tokens are sent unencrypted over a network."""
         if self.auth_token_file is None and not self.tokens:
             return ()
         return tuple(each for each in self.listen if not each.local and not each.tls)
 
 
-# What they amount to
+# Interpretation
 
 
 def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | None:
-    """Return the settings that the values give; on faults, add these to the list: ``None``."""
+    """Return the settings given by the values; on mistakes, add these to the list: ``None``."""
     addresses = list(_addresses(given["listen"], faults))
     tls: dict[Address, TlsFiles] = {}
     for address in addresses:
@@ -306,7 +306,7 @@ def _addresses(listen: Given, faults: list[str]) -> Iterator[Address]:
 
 def _tls_files(address: Address, given: Mapping[str, Given], faults: list[str]) -> TlsFiles | None:
     own = dict(address.files)
-    # A key goes with its certificate: the two come from one place.
+    # A key belongs to its certificate, so both come from one source.
     pair = own if "tls-cert" in own or "tls-key" in own else {}
     cert = pair.get("tls-cert") if pair else given["tls-cert"].value
     key = pair.get("tls-key") if pair else given["tls-key"].value
@@ -325,7 +325,7 @@ def _tls_files(address: Address, given: Mapping[str, Given], faults: list[str]) 
 
 
 def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: list[str]) -> None:
-    """Report settings that would have no effect."""
+    """Report settings without effect."""
     if not any(address.tls for address in addresses):
         faults += (
             f"{given[name].origin}: {name} is set, and no listener has TLS; write tenures://, "

@@ -1,7 +1,7 @@
-"""The sockets that listeners accept on: ports, Unix sockets, and those that systemd passes.
+"""Sockets that listeners accept on: ports, Unix sockets, and those passed by systemd.
 
-A socket file outlives its server. Whether one is stale is found out by connecting to it: only what
-refuses is replaced, and a file that is no socket never.
+A socket file outlives its server. To detect a stale file, a connection to it is tried: only a
+socket that refuses connections is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure.server.addresses import Address
 __all__ = ["SocketFile", "bind_ports", "bind_unix", "claim"]
 
 _TIMEOUT = 1.0
-"""Seconds in which a server that lives accepts a connection on its Unix socket."""
+"""Timeout in seconds for connecting to a live server's Unix socket."""
 
 
 async def bind_ports(address: Address) -> list[socket.socket]:
@@ -51,7 +51,7 @@ def _bind_all(
             try:
                 made = socket.socket(family, kind, protocol)
             except OSError:
-                continue  # a family that this machine has not
+                continue  # an address family that this machine does not have
             bound.append(made)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -71,16 +71,16 @@ def _bind_all(
 class SocketFile:
     """File of a Unix socket that a listener has bound.
 
-    Others can delete it, as a cleaner of temporary files does. The socket lives on then, and no
-    client finds it.
+    Another program, such as a cleaner of temporary files, may delete it. The socket then still
+    exists, but no client can connect.
 
     Args:
-        path: where it is bound.
-        mode: its permissions.
+        path: the path.
+        mode: the permissions.
     """
 
     def __init__(self, path: str, mode: int) -> None:
-        """Name the file; nothing is bound yet."""
+        """Set the path; nothing is bound yet."""
         self.path = path
         self._mode = mode
         self._bound: tuple[int, int] | None = None  # device and inode
@@ -103,16 +103,16 @@ class SocketFile:
         return bound
 
     def is_gone(self) -> bool:
-        """Return whether the path has no file, or another one."""
+        """Return true if the file is missing, or was replaced."""
         try:
             return self._found() != self._bound
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
-            return False  # it cannot be known
+            return False  # it cannot be determined
 
     def remove(self) -> None:
-        """Remove the file, unless the path has another one."""
+        """Remove the file, unless it was replaced."""
         with contextlib.suppress(OSError):
             if self._found() == self._bound:
                 os.unlink(self.path)
@@ -155,7 +155,7 @@ def _remove_stale(path: str, timeout: float) -> None:
     except OSError as error:
         raise _cannot(path, error.strerror or str(error)) from None
     if not stat.S_ISSOCK(mode):
-        raise _cannot(path, "there is a file that is no socket; remove it, or take another path")
+        raise _cannot(path, "the file is not a socket; remove it, or use another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         trial.settimeout(timeout)
         try:
@@ -178,7 +178,7 @@ def _cannot(path: str, why: str) -> EngineUnavailable:
 
 
 def claim(passed: list[socket.socket], address: Address) -> Sequence[socket.socket]:
-    """Take those of the passed sockets that are bound to an address out of the list."""
+    """Remove and return the passed sockets that are bound to an address."""
     mine = [each for each in passed if _is_at(each, address)]
     for each in mine:
         passed.remove(each)

@@ -1,7 +1,7 @@
 """Sources of the settings' values: options, the environment, a file of TOML.
 
-An option counts more than the environment, that more than the file, that more than the default.
-`load` reads them all, and says all at once what is wrong with them.
+An option overrides the environment, which overrides the file, which overrides the default. `load`
+reads them all, and reports all mistakes at once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 def load(
     options: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
 ) -> Settings:
-    """Return the settings, from everywhere.
+    """Return the settings from all sources.
 
     Args:
-        options: what the command line says, by the settings' names.
-        environment: of which the variables that begin with `PREFIX` count.
-        file: the TOML file; without one, the one that ``TENURE_SERVE_CONFIG`` names.
+        options: the command line's options, by setting.
+        environment: the environment, whose variables that begin with `PREFIX` are used.
+        file: the TOML file; by default, the one in ``TENURE_SERVE_CONFIG``.
 
     Raises:
-        Wrong: something is.
+        Wrong: there are mistakes.
     """
     faults: list[str] = []
     given = {setting.name: Given(setting.default) for setting in SETTINGS}
@@ -55,7 +55,7 @@ def _default_store(environment: Mapping[str, str]) -> str:
     return f"sqlite:///{quote(os.path.join(home, 'tenure', 'server.db'))}?durability=full"
 
 
-# Where values come from
+# Sources of values
 
 
 def _from_file(file: str, faults: list[str]) -> Iterator[tuple[str, Given]]:
@@ -65,7 +65,7 @@ def _from_file(file: str, faults: list[str]) -> Iterator[tuple[str, Given]]:
     except OSError as error:
         faults.append(f"the file {file} cannot be read: {error.strerror}")
         return
-    except (ValueError, RecursionError) as error:  # also of numbers and lists without end
+    except (ValueError, RecursionError) as error:  # also from endless numbers and lists
         faults.append(f"{file} is not TOML: {error}")
         return
     for name, value in read.items():
@@ -78,7 +78,7 @@ def _from_file(file: str, faults: list[str]) -> Iterator[tuple[str, Given]]:
         except ValueError as error:
             faults.append(f"{file}: {name} {error}")
             continue
-        if setting.kind == "file":  # as the file is moved about, so are its neighbours
+        if setting.kind == "file":  # relative to the file, which may be moved together with them
             checked = os.path.join(os.path.dirname(os.path.abspath(file)), checked)
         yield name, Given(checked, file)
 
@@ -121,11 +121,11 @@ def _instead(wrong: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {near[0]}?" if near else "; 'tenure serve --help' lists all"
 
 
-# What values are
+# Conversion of values
 
 
 def _of_its_type(setting: Setting, value: object) -> Any:
-    """Return the value, when it is one of the setting's; ValueError says what would be."""
+    """Return the value if it is valid; otherwise the ValueError says which values are."""
     match setting.kind:
         case "texts":
             if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
@@ -157,7 +157,7 @@ def _of_its_type(setting: Setting, value: object) -> Any:
 
 
 def _read(setting: Setting, text: str) -> Any:
-    """Return the value that a text means."""
+    """Convert the text of a value."""
     value: object = text
     if setting.kind == "texts":
         value = text.split()

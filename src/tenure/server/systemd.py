@@ -1,4 +1,4 @@
-"""Protocols of systemd, without a library: notifications, and sockets that it passes.
+"""Protocols of systemd, without a library: notifications, and passed sockets.
 
 A notification is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it, none is sent.
 Sockets that systemd has opened (``LISTEN_FDS``) can be taken once, and belong to the taker.
@@ -14,18 +14,18 @@ from collections.abc import Mapping, MutableMapping
 __all__ = ["FIRST_DESCRIPTOR", "Notifier", "passed_sockets"]
 
 FIRST_DESCRIPTOR = 3
-"""The first descriptor that is passed; the others follow it."""
+"""The first passed descriptor; the others follow it."""
 
 
 class Notifier:
     """Sender of notifications to the service manager.
 
     Args:
-        environment: where its variables are.
+        environment: the environment with its variables.
 
     Attributes:
-        watchdog: seconds between two signs of life, ``None`` when none are requested. It is half of
-            the time after which the manager takes the server for hung.
+        watchdog: seconds between two watchdog notifications, ``None`` if none are requested. It is
+            half of the manager's timeout.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -38,7 +38,7 @@ class Notifier:
         self._send("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self, now: float) -> None:
-        """Report that the server reads its files again; `ready` ends this.
+        """Report that the server reads its files again, until `ready` is called.
 
         Args:
             now: the monotonic clock, which systemd compares with its own.
@@ -50,7 +50,7 @@ class Notifier:
         self._send("STOPPING=1", f"STATUS={_line(status)}")
 
     def alive(self) -> None:
-        """Send a sign of life."""
+        """Send a watchdog notification."""
         self._send("WATCHDOG=1")
 
     def _send(self, *facts: str) -> None:
@@ -58,7 +58,7 @@ class Notifier:
             return
         # "@" stands for the NUL byte of Linux's abstract namespace.
         address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
-        # A manager that is gone, or does not read, is no reason to stop serving.
+        # A manager that does not exist, or does not read, is no reason to stop serving.
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way,

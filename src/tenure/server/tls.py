@@ -1,8 +1,7 @@
-"""The server's end of TLS: which files, and whether they are right.
+"""The server's TLS contexts, and the checks of their files.
 
-At least TLS 1.2. With a file of client authorities, a client must show a certificate that one of
-them has signed, and that none of the revocation lists revokes. That comes on top of tokens, and
-does not replace them.
+The minimum is TLS 1.2. With a file of client authorities, a client needs a certificate that one of
+them has signed, and that is not revoked. Certificates do not replace tokens.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ __all__ = ["Certificate", "TlsFiles", "certificate_of", "server_context"]
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of one listener, all PEM.
+    """Files of one listener, all PEM.
 
     Attributes:
-        cert: the server's certificate, followed by those of the authorities in between.
+        cert: the server's certificate, followed by intermediate certificates.
         key: its private key, not encrypted.
-        client_ca: authorities, one of which must have signed a client's certificate; ``None``: a
-            client needs none.
+        client_ca: the authorities of client certificates; ``None``: clients need no certificate.
         client_crl: revocation lists of these authorities; ``None``: nothing is revoked.
     """
 
@@ -42,8 +40,8 @@ class Certificate:
     """Facts about a certificate, for people.
 
     Attributes:
-        names: the hosts that it is for; without them, its subject.
-        ends: until when it counts.
+        names: its host names; without any, its subject.
+        ends: the end of its validity.
     """
 
     names: tuple[str, ...]
@@ -54,8 +52,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a listener's TLS context.
 
     Raises:
-        InvalidArgument: a file cannot be read or is not what it should be, or certificate and
-            key do not belong together.
+        InvalidArgument: a file cannot be read or is invalid, or certificate and key do not match.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -86,7 +83,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
     if files.client_crl is not None:
-        read_revoked(files.client_crl)  # else OpenSSL might take it for another authority
+        read_revoked(files.client_crl)  # otherwise OpenSSL might use it as another authority
         try:
             context.load_verify_locations(files.client_crl)
         except ssl.SSLError as error:
@@ -98,7 +95,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 class _Encrypted(Exception):
-    """A key that is encrypted, and needs a password."""
+    """Error: the key is encrypted, and needs a password."""
 
 
 def _no_password() -> str:
@@ -125,17 +122,16 @@ def _fault(files: TlsFiles, error: ssl.SSLError) -> str:
 
 
 def certificate_of(files: TlsFiles) -> Certificate:
-    """Return what a client is shown, found out by a handshake in memory.
+    """Return the certificate that a client gets, determined by a handshake in memory.
 
     Raises:
-        InvalidArgument: as `server_context`; or no client could accept it, because it has
-            expired or does not count yet.
+        InvalidArgument: as `server_context`; or the certificate has expired or is not valid yet.
     """
-    # What clients must have is not the question here.
+    # Requirements for clients are not checked here.
     server = server_context(TlsFiles(files.cert, files.key))
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it as it is, by any signer
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it regardless of its issuer
     client.load_verify_locations(files.cert)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (

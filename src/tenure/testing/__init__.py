@@ -13,7 +13,7 @@ from tenure.testing.clock import Deadlock, VirtualClock, VirtualLoop, run
 
 __all__ = ["Deadlock", "VirtualClock", "VirtualLoop", "run"]
 
-# The suites use plain assertions. Have pytest rewrite them, so that their failures are explained.
+# The suites use plain assertions. pytest must rewrite them, so that failures are explained.
 if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
         "tenure.testing.conformance", "tenure.testing.random_histories"

@@ -1,8 +1,8 @@
-"""Virtual time: it passes when a test advances it, or when the event loop is idle.
+"""Virtual time, which advances when a test advances it, or when the event loop is idle.
 
-`VirtualClock` is a clock that stands still; `VirtualLoop` is an event loop that uses it. When no
-callback is ready, the loop does not wait for its next timer: it advances the clock to it. So an
-hour costs nothing, a timer is never late, and a test runs the same way every time.
+`VirtualClock` is a stopped clock; `VirtualLoop` is an event loop that uses it. When no callback is
+ready, the loop does not wait for its next timer, but advances the clock to it. So an hour costs
+nothing, a timer is never late, and a test is deterministic.
 
 Example::
 
@@ -19,13 +19,13 @@ Example::
     clock = VirtualClock()
     run(expires(), clock)
 
-`asyncio.sleep`, `asyncio.timeout`, `call_later` and everything built on them work unchanged.
-When no callback is ready *and* no timer is set, nothing can ever happen again: `run` raises
-`Deadlock`, which names the waiting tasks and the lines at which they wait.
+`asyncio.sleep`, `asyncio.timeout`, `call_later` and everything built on them work unchanged. When
+no callback is ready *and* no timer is set, the loop can make no progress: `run` raises `Deadlock`,
+which names the waiting tasks and the lines at which they wait.
 
-By default the loop does not wait for anything outside itself, such as threads, or sockets that are
-served by other threads: it could not know whether to wait for them or to advance time. With
-`real_wait` it waits for them for that many real seconds before each jump.
+By default the loop does not wait for threads, or for sockets served by other threads, because it
+could not know whether to wait for them or to advance time. With `real_wait` it waits that many real
+seconds for them before each jump.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 HORIZON = 7 * 24 * 3600.0
-"""Seconds of virtual time after which a loop assumes that it waits for ever."""
+"""Seconds of virtual time after which a loop assumes that it is stuck."""
 
 
 class Deadlock(RuntimeError):
@@ -53,7 +53,7 @@ class Deadlock(RuntimeError):
 
 
 class VirtualClock:
-    """`tenure.clock.Clock` that moves only when it is advanced or set.
+    """`tenure.clock.Clock` that changes only when it is advanced or set.
 
     Args:
         now: the first reading of `now`, in seconds.
@@ -68,7 +68,7 @@ class VirtualClock:
         self._ahead = wall - now
 
     def __repr__(self) -> str:
-        """Return both readings, for people."""
+        """Return both readings."""
         return f"<VirtualClock now={self.now():g} wall={self.wall():f}>"
 
     def now(self) -> float:
@@ -102,7 +102,7 @@ class VirtualClock:
 
 
 class _Selector(selectors.PollSelector):
-    """Selector that never waits for a timer: it has the loop advance time instead."""
+    """Selector that never waits for a timer, but lets the loop advance time."""
 
     def __init__(self, idle: Callable[[float | None], None], real_wait: float) -> None:
         super().__init__()
@@ -124,14 +124,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         clock: the clock, which the loop advances whenever it is idle.
         real_wait: real seconds to wait for threads and sockets before time jumps. Without it,
             `run_in_executor` and `asyncio.to_thread` raise `RuntimeError`.
-        horizon: virtual seconds that may pass before the loop raises `Deadlock`. A timer that
-            repeats for ever must not hide that everything else is stuck.
+        horizon: virtual seconds that may pass before the loop raises `Deadlock`. An endlessly
+            repeated timer must not hide that everything else is stuck.
     """
 
     def __init__(
         self, clock: VirtualClock, *, real_wait: float = 0.0, horizon: float = HORIZON
     ) -> None:
-        """Start at the clock's present time; see the class for the arguments."""
+        """Start at the clock's current time; see the class for the arguments."""
         self.clock = clock
         self._real_wait = real_wait
         self._horizon = clock.now() + horizon
@@ -197,7 +197,7 @@ def run(
     real_wait: float = 0.0,
     horizon: float = HORIZON,
 ) -> T:
-    """Run a coroutine to its end in virtual time, on a loop of its own, as `asyncio.run` does.
+    """Run a coroutine to its end in virtual time, on a new loop, like `asyncio.run`.
 
     Args:
         coroutine: the coroutine.

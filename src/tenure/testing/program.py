@@ -63,7 +63,7 @@ class ProgramRequest:
         name: the name of the semaphore.
         answer: the answer of `enqueue`, or the future of it.
         order_id: its place in the queue, once known.
-        withdrawn: true once the program has withdrawn it.
+        withdrawn: whether the program has withdrawn it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ProgramRequest:
             self._note(answer)
 
     def __repr__(self) -> str:
-        """Return the request and its standing, for people."""
+        """Return the request and its standing."""
         of = f"of session {self.program.id} on {self.name!r}"
         return f"<request {self.request_id} {of}: {self.standing}>"
 
@@ -103,7 +103,7 @@ class ProgramRequest:
 
     @property
     def standing(self) -> Standing:
-        """Place of the request by all that the program has received."""
+        """State of the request, according to the answers and events received so far."""
         recorder = self.program.recorder
         if self.withdrawn or self.program.over or self.request_id in recorder.removals:
             return Standing.GONE
@@ -154,7 +154,7 @@ class Watching:
         self._called.set()
 
     async def called(self) -> None:
-        """Wait until the watch has been called since this last returned."""
+        """Wait until the watch has been called since the last return."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 while self.calls == self._taken:
@@ -206,7 +206,7 @@ class Program:
         return self.left or self.recorder.end is not None
 
     def next_request_id(self) -> int:
-        """Return a request id that no request of this session has had."""
+        """Return an unused request id of this session."""
         return next(self._holds)
 
     def send(
@@ -319,8 +319,8 @@ class Program:
     async def fence(self, writer: Program) -> None:
         """Wait until this program has received the events of all earlier actions of `writer`.
 
-        The program watches a change of a semaphore that is reserved for this. So an event that
-        *must not* happen can be distinguished from one that has not arrived yet.
+        It watches a change of a semaphore reserved for this purpose. So an unwanted event can be
+        distinguished from one that has not arrived yet.
         """
         if self._fencing is None:
             await self.session.create_semaphore(_FENCE, 1, b"", exist_ok=True)
@@ -393,7 +393,7 @@ class raises(Generic[E]):  # noqa: N801  it reads as a word of the sentence arou
         if isinstance(error, self._kind):
             self.error = error
             return True
-        # Errors that are not an engine's pass through, and `Unsupported`, which skips the test.
+        # `Unsupported`, which skips the test, and errors of other libraries propagate.
         if isinstance(error, Unsupported) or not isinstance(error, TenureError | None):
             return False
         expected = f"{self._what}: expected {self._kind.__name__}"

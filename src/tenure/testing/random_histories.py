@@ -1,9 +1,9 @@
 """Comparison of two engines on random histories of operations.
 
-`histories` returns a Hypothesis state machine that plays one random history on two stores, the
-reference's and another engine's. It compares everything that can be observed: answers, errors,
-grants and removals, the order of the queues, descriptions, and the final states of watches. A
-difference is reported as the shortest history that shows it::
+`histories` returns a Hypothesis state machine that runs one random history on two stores, of the
+reference and of another engine. It compares everything observable: answers, errors, grants and
+removals, the order of the queues, descriptions, and the final states of watches. A difference is
+reported as the shortest history that shows it::
 
     TestMyStore = histories(MEMORY, MY_STORE).TestCase
     TestMyStore.settings = settings(max_examples=50, stateful_step_count=40)
@@ -13,12 +13,12 @@ Rules of the comparison:
 * Ids are not compared. Each session and request has a label, the same on both sides, and every id
   that an engine returns is replaced by the label it was first seen with. Order ids must rise on
   each side separately.
-* Times are not compared, and no step waits for time to pass: timeouts are 0 or none.
-* A fact that one of the engines does not know is equal to anything.
+* Times are not compared, and no step waits for time to pass: timeouts are 0 or ``None``.
+* A fact unknown to one of the engines is equal to anything.
 * Events and watches are compared after every step, once they have settled: when each program
   agrees with the store.
 
-It needs Hypothesis; nothing else in `tenure.testing` does.
+It is the only module of `tenure.testing` that needs Hypothesis.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Histories(Sessions):
     """State machine of a random history on two stores; `histories` derives one for two engines."""
 
     compare_withdrawals = True
-    """True to compare the answers of withdrawals; a lost answer may change one to ``True``."""
+    """Whether to compare the answers of withdrawals; a lost answer may change one to ``True``."""
 
     @initialize(limit=LIMITS.filter(bool))
     def begin(self, limit: int) -> None:
@@ -354,9 +354,9 @@ def histories(
     Time is virtual if both engines support virtual time.
 
     Args:
-        reference: the stores of the one engine.
-        other: the stores of the other.
-        compare_withdrawals: true to compare the answers of withdrawals. If answers are lost, an
+        reference: the stores of the reference engine.
+        other: the stores of the other engine.
+        compare_withdrawals: whether to compare the answers of withdrawals. If answers are lost, an
             engine may answer ``True`` for a request that was never in the queue.
     """
     compared = {"stores": (reference, other), "compare_withdrawals": compare_withdrawals}

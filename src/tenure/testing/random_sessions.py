@@ -1,7 +1,7 @@
 """Steps of a random history on nodes and sessions: attaching, leaving and takeover.
 
 `Sessions` is the base of the state machine of `random_histories`, without the steps on semaphores.
-It plays each step on both sides, and selects the session or request of the next step.
+It runs each step on both stores, and selects the session or request of the next step.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Sessions(RuleBasedStateMachine):
         return self._runner.run(coroutine)
 
     def _both(self, operation: Callable[[int, Side], Awaitable[object]]) -> None:
-        """Run an operation on both sides, and compare the outcomes."""
+        """Run an operation on both stores, and compare the outcomes."""
 
         async def both() -> list[object]:
             return [
@@ -190,7 +190,7 @@ class Sessions(RuleBasedStateMachine):
     )
     @rule(who=ANY, connection=CONNECTION, key=KEYS, node=st.none() | st.none() | NODES)
     def take_over(self, who: int, connection: int, key: bytes, node: str | None) -> None:
-        """Take over a session on either connection, with any key; it may be over already."""
+        """Take over a session on either connection, with any key; it may have ended."""
         former = choose(self._attached, who)
         programs: list[Program] = []
 

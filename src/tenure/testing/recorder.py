@@ -1,7 +1,7 @@
 """Recorder of the events of one session, in order, with a method to wait for more.
 
-A `Recorder` is the `SessionEvents` of a test. It also checks the contract's rules for pushed
-events; violations are in `broken`.
+A `Recorder` is the `SessionEvents` of a test. It also checks the contract's rules for pushes;
+violations are in `broken`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 TIMEOUT = 30.0
-"""Seconds after which a test stops waiting for an event. An idle machine needs milliseconds; the
-rest is for a busy one."""
+"""Seconds after which a test stops waiting for an event. An idle machine needs milliseconds; a busy
+one may need much more."""
 
 
 class Proven(NamedTuple):
@@ -82,11 +82,11 @@ class Recorder:
     Attributes:
         said: all events, in order.
         proofs: the instants of the `Proven` events, in order.
-        grants: the order ids of the holds that were granted by an event.
+        grants: the order ids of requests that were granted by an event, by request id.
         removals: the reasons of removal, by request id.
         found: the requests that the session had when it was taken over, in order.
         end: the error with which the store ended the session.
-        broken: the violations of the contract by the engine, in words.
+        broken: descriptions of the engine's violations of the contract.
     """
 
     def __init__(self) -> None:
@@ -104,11 +104,11 @@ class Recorder:
         self._changed = asyncio.Event()
 
     def sending(self, request_id: int) -> None:
-        """Note that `enqueue` is about to be called for a request."""
+        """Record that `enqueue` is about to be called for a request."""
         self._answers[request_id] = None
 
     def answered(self, request_id: int, answer: Answer[Enqueued]) -> None:
-        """Note the answer of `enqueue` for a request: a value, or the future of one."""
+        """Record the answer of `enqueue` for a request: a value, or the future of one."""
         self._answers[request_id] = answer
 
     async def wait_for(
@@ -137,7 +137,7 @@ class Recorder:
     # SessionEvents
 
     def proven(self, at: float) -> None:
-        """Record a proof; it may come from any thread."""
+        """Record a proof; called from any thread."""
         self._record(Proven(at))
         self.proofs.append(at)
         if threading.get_ident() != self._thread:
@@ -148,7 +148,7 @@ class Recorder:
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Record the recovered requests; a second call is a violation."""
         if any(isinstance(word, Resumed) for word in self.said):
-            self.broken.append("what a session recovers was said twice")
+            self.broken.append("recovered requests were reported twice")
         self.found = tuple(requests)
         self._record(Resumed(self.found))
         for request in requests:
@@ -183,7 +183,7 @@ class Recorder:
         self._wake()
 
     def attached(self) -> None:
-        """Record the return of contact."""
+        """Record re-established contact."""
         self._record(Attached())
         self._wake()
 
@@ -195,9 +195,9 @@ class Recorder:
 
     def _record(self, said: Said) -> None:
         if self.end is not None:
-            self.broken.append(f"{said} was said after the end")
+            self.broken.append(f"{said} was reported after the end")
         if threading.get_ident() != self._thread and not isinstance(said, Proven):
-            self.broken.append(f"{said} was said on another thread than the loop's")
+            self.broken.append(f"{said} was reported on another thread than the loop's")
         self.said.append(said)
 
     def _check_answered(self, request_id: int, what: str) -> None:

@@ -1,8 +1,8 @@
-"""Two stores side by side, with descriptions in terms that mean the same on both.
+"""Two stores, with descriptions in terms that mean the same on both.
 
-A session, a request or a watch of a comparison exists twice: on the side of the reference
-and on the side of the other engine. It has one label for both sides. Every id that an engine
-returns is replaced by the label of the session or request that has this id.
+A session, a request or a watch of a comparison exists twice: on the side of the reference and on
+the side of the other engine. It has one label for both sides. Every id returned by an engine is
+replaced by the label of its session or request.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 T = TypeVar("T")
 
 CONNECTIONS = 2
-"""Number of connections to each store, each with sessions of its own."""
+"""Number of connections to each store, each with its own sessions."""
 
 
 class Unknown:
-    """Fact that an engine does not know: equal to every fact of another engine."""
+    """Fact unknown to an engine: equal to every fact of another engine."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -81,7 +81,7 @@ class TwinSession:
         return self.label
 
     def over(self, number: int) -> bool:
-        """Return whether the session has ended on one side."""
+        """Return true if the session has ended on one side."""
         return self.sides[number].over
 
 
@@ -112,7 +112,7 @@ class TwinWatch:
     stopped: bool = False
 
     async def settle(self, number: int, side: Side) -> None:
-        """Wait until the state that it has shown on one side is the true state."""
+        """Wait until the state shown on one side is the true state."""
         watching, program = self.sides[number], self.session.sides[number]
         while True:
             if self.read[number] != watching.calls:
@@ -158,7 +158,7 @@ class Side:
     def _place(self, found: SemaphoreDescription) -> None:
         """Read from a description the order ids of requests whose programs do not know them.
 
-        A session's requests for a name are in the queue in the order in which it made them.
+        A session's requests for a name are in the queue in the order of their creation.
         """
         for each in (*found.owners, *found.waiters):
             if each.order_id in self.requests:

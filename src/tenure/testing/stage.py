@@ -1,7 +1,7 @@
 """Fixture of the suites: an empty store, connections to it, and programs with one session each.
 
-Every connection is an `Engine` of its own, so two programs on two connections interact like two
-processes. A program relies on the answers and events that it received. `Stage.settle` waits until
+Every connection is a separate `Engine`, so programs on two connections interact like two processes.
+A program's state follows from the answers and events that it received. `Stage.settle` waits until
 every program agrees with the store.
 """
 
@@ -26,10 +26,10 @@ from tenure.testing.recorder import TIMEOUT, Recorder
 __all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
 
 WINDOW = 4 * TIMEOUT
-"""Recovery window of a session that must not expire although it is not renewed, in seconds."""
+"""Recovery window in seconds of a session that must not expire although it is not renewed."""
 
 RENEWAL = 20
-"""Number of looks at a program that disagrees with the store, from one renewal to the next."""
+"""Number of checks of a program that disagrees with the store, between two renewals."""
 
 _KEY = b"a key of a test"
 
@@ -39,12 +39,12 @@ class Stores:
     """Factory of stores of one kind, and of engines that connect to them.
 
     Attributes:
-        empty: called for every single test; returns a context manager that gives the URL of a new,
-            empty store and removes the store at the end.
-        connector: returns an engine for a URL, as in the entry points; if omitted, the installed
+        empty: called for every test; returns a context manager that yields the URL of a new, empty
+            store and removes the store at the end.
+        connector: returns an engine for a URL, like the entry points; by default, the installed
             connector of the URL's scheme.
-        virtual: true if the engine uses only the clock that it is given and the timers of its
-            event loop, and no threads. Then it is tested in virtual time.
+        virtual: whether the engine uses only the given clock and the timers of its event loop, and
+            no threads. Then it is tested in virtual time.
     """
 
     empty: Callable[[], AbstractContextManager[str]]
@@ -121,7 +121,7 @@ class Stage:
         return engine
 
     async def disconnect(self, engine: Engine) -> None:
-        """Close a connection, and note that its programs have left their sessions."""
+        """Close a connection, and record that its programs have left their sessions."""
         for program in self._programs:
             program.left |= program.engine is engine
         await engine.aclose()
@@ -139,7 +139,7 @@ class Stage:
         assume_dead: bool = False,
         adopt: bool = False,
     ) -> Program:
-        """Attach and return a new program, with a connection of its own unless `engine` is given.
+        """Attach and return a new program, with a separate connection unless `engine` is given.
 
         With `resume` it takes over the session of another program. By default, all sessions of
         liveness ``"window"`` have the same key.
@@ -164,11 +164,11 @@ class Stage:
         return program
 
     async def programs(self, number: int, node: str = DEFAULT_NODE) -> list[Program]:
-        """Return a number of new programs, each with a connection of its own."""
+        """Return a number of new programs, each with its own connection."""
         return [await self.program(node) for _ in range(number)]
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Poll until a condition is true, for changes that cause no event.
+        """Poll until a condition is true, for changes without an event.
 
         Raises:
             AssertionError: the condition did not become true in time.
@@ -191,7 +191,7 @@ class Stage:
                 )
         return [], []
 
-    # The state of the store, and the beliefs of the programs
+    # State of the store, and of the programs
 
     def _sees(self, program: Program) -> bool:
         """Return true if the store can list the requests of this program."""
@@ -200,13 +200,13 @@ class Stage:
     async def settle(self) -> None:
         """Wait until every program agrees with the store on its requests.
 
-        Programs that still disagree with the store renew their sessions meanwhile, as every client
-        does: an engine may look at a renewal for changes without a message of its store. If the
-        engine cannot list owners and waiters, only the rules for pushed events are checked.
+        Programs that still disagree with the store renew their sessions meanwhile, like every
+        client, because an engine may check for changes at a renewal. If the engine cannot list
+        owners and waiters, only the rules for pushes are checked.
 
         Raises:
             AssertionError: a program and the store still disagree after `TIMEOUT` seconds, or an
-                engine broke a rule for pushed events.
+                engine violated a rule for pushes.
         """
         for program in self._programs:
             try:
@@ -227,7 +227,7 @@ class Stage:
                     f"it received {program.recorder.said}"
                 ) from None
         broken = [word for program in self._programs for word in program.recorder.broken]
-        assert not broken, f"rules for the events of an engine were broken: {broken}"
+        assert not broken, f"the engine violated rules for events: {broken}"
 
 
 Beliefs = Counter[tuple[str, int | None, Standing]]

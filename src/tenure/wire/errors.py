@@ -1,8 +1,8 @@
 """Encoding of errors that the server sends to a client.
 
 The client raises an error of the class that was sent, with its message, its node and name, and the
-attributes that this class adds. A class that the client does not know becomes an `EngineError`.
-The text of an error that is not tenure's own is never sent: it may contain internals of the server.
+attributes that this class adds. A class that the client does not know becomes an `EngineError`. The
+text of other errors is never sent: it may contain internals of the server.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _KINDS: dict[str, type[TenureError]] = {
 
 
 class WireError(Struct, array_like=True, frozen=True):
-    """An error as it is sent.
+    """An encoded error.
 
     Attributes:
         kind: the name of its class in `tenure.errors`.
-        limit: of a `SemaphoreExists`, the limit of the one that exists, where known.
-        taken_over: of a `SessionExpired`, whether another process took the session over.
+        limit: of a `SemaphoreExists`, the limit of the existing semaphore, where known.
+        taken_over: of a `SessionExpired`, whether another process took over the session.
     """
 
     kind: str

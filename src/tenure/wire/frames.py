@@ -1,8 +1,8 @@
 """Framing of messages: four bytes of length in big-endian order, then the message.
 
-Both ends write with a `FrameWriter`, which puts many messages into one buffer, and read with a
-`FrameReader`. A frame that is longer than the reader accepts is an error before any of its message
-is buffered. This bounds the memory that a peer can make the reader use.
+Both ends write with a `FrameWriter`, which collects messages in one buffer, and read with a
+`FrameReader`. Too long a frame is rejected before its message is buffered, which bounds the memory
+that a peer can make the reader use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BadFrame(DecodeError):
 
 
 class FrameTooLong(BadFrame):
-    """Announced frame with more bytes than the reader accepts.
+    """Announced frame that is longer than the reader accepts.
 
     Attributes:
         length: bytes of the announced message.
@@ -32,16 +32,15 @@ class FrameTooLong(BadFrame):
 
     def __init__(self, length: int, largest: int) -> None:
         """Keep the announced length in bytes."""
-        super().__init__(f"a message of {length} bytes was announced, and {largest} are the most")
+        super().__init__(f"a message of {length} bytes was announced; {largest} are the maximum")
         self.length = length
 
 
 class FrameReader:
-    """Splitter of received data, in pieces of any size, into frames.
+    """Splitter of received data, in chunks of any size, into frames.
 
     Args:
-        largest: the most bytes that a frame may have, without its length; it may be changed
-            between two pieces.
+        largest: maximum bytes of a frame, without its length; it may be changed between two chunks.
     """
 
     __slots__ = ("_needed", "_rest", "largest")
@@ -54,14 +53,14 @@ class FrameReader:
 
     @property
     def kept(self) -> int:
-        """Bytes of a frame whose end has not arrived."""
+        """Number of buffered bytes of an incomplete frame."""
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
-        """Return the frames that this piece completes, in order.
+        """Return the frames that this chunk completes, in order.
 
-        The caller reads the iterator to its end before it feeds the next piece, unless it drops
-        the connection. `largest` is read for every frame, so the caller may change it between two.
+        The caller reads the iterator to its end before feeding the next chunk, unless it drops the
+        connection. `largest` is read for every frame, so the caller may change it between two.
 
         Raises:
             FrameTooLong: a frame is longer than `largest`; the frames before it have been returned.
@@ -72,7 +71,7 @@ class FrameReader:
             and 0 <= length <= self.largest
             and _LENGTH.unpack_from(data)[0] == length
         ):
-            return iter((memoryview(data)[HEADER_BYTES:],))  # the usual case: exactly one frame
+            return iter((memoryview(data)[HEADER_BYTES:],))  # the common case: exactly one frame
         return self._cut(data)
 
     def _cut(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
@@ -104,7 +103,7 @@ class FrameWriter:
     """Buffer of outgoing messages, one frame each, that is sent as a whole.
 
     Args:
-        largest: the most bytes that a frame may have, without its length; it may be changed.
+        largest: maximum bytes of a frame, without its length; it may be changed.
     """
 
     __slots__ = ("_buffer", "_encode", "largest")
@@ -120,11 +119,11 @@ class FrameWriter:
         return len(self._buffer)
 
     def add(self, message: Struct) -> int:
-        """Append a message; return the bytes that its frame takes.
+        """Append a message; return the size of its frame in bytes.
 
         Raises:
-            BadFrame: it is longer than `largest`; nothing is added.
-            UnicodeEncodeError, OverflowError: it has text or a number that cannot be sent;
+            BadFrame: the frame is longer than `largest`; nothing is added.
+            UnicodeEncodeError, OverflowError: it contains text or a number that cannot be encoded;
                 nothing is added.
         """
         buffer = self._buffer
@@ -134,7 +133,7 @@ class FrameWriter:
             self._encode(message, buffer, start)
             length = len(buffer) - start
             if length > self.largest:
-                raise BadFrame(f"a message of {length} bytes; {self.largest} are the most")
+                raise BadFrame(f"a message of {length} bytes; {self.largest} are the maximum")
         except BaseException:
             del buffer[before:]
             raise

@@ -1,6 +1,6 @@
 """Parser for addresses in URLs: a host and a port, or the path of a socket.
 
-The parsing functions take the URL in a form without secrets, for the messages of their errors.
+The parsing functions take the URL without secrets, for error messages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
     """Parse ``host:port``; a missing host is "", a missing port the default.
 
     Raises:
-        InvalidArgument: the text is no host and port.
+        InvalidArgument: the text is not a host and port.
     """
     if "/" in place or "#" in place:
-        raise InvalidArgument(f"{url!r}: nothing follows the port, apart from parameters")
+        raise InvalidArgument(f"{url!r}: only parameters may follow the port")
     if place.startswith("["):
         host, bracket, after = place[1:].partition("]")
         try:
@@ -35,7 +35,7 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
             bracket = ""
         if not bracket or (after and not after.startswith(":")):
             raise InvalidArgument(
-                f"{url!r}: in brackets stands an IPv6 address, as in [::1]:{default}"
+                f"{url!r}: brackets are for an IPv6 address, as in [::1]:{default}"
             )
         port = after[1:]
     else:
@@ -50,7 +50,7 @@ def host_and_port(url: str, place: str, default: int, *, lowest: int = 1) -> tup
         return host, default
     is_number = port.isascii() and port.isdigit() and len(port) <= _DIGITS
     if not (is_number and lowest <= int(port) < 1 << 16):
-        raise InvalidArgument(f"{url!r}: {port!r} is no port; a port is {lowest} to 65535")
+        raise InvalidArgument(f"{url!r}: {port!r} is not a port; a port is {lowest} to 65535")
     return host, int(port)
 
 
@@ -81,7 +81,7 @@ def socket_path(url: str, place: str) -> str:
 
 
 def is_local(host: str, path: str) -> bool:
-    """Return whether the host, or the socket if there is a path, is on this machine."""
+    """Return true if the host, or the socket if there is a path, is on this machine."""
     if path or host.lower() == "localhost":
         return True
     try:
@@ -94,13 +94,12 @@ def parameters(url: str, query: str, known: Mapping[str, str]) -> dict[str, str]
     """Return the decoded values of the query parameters, by their names.
 
     Args:
-        url: in a form without secrets, for errors.
-        query: the text behind the question mark.
-        known: the names of the parameters, by each spelling that is accepted; hyphens are
-            underscores there.
+        url: the URL without secrets, for errors.
+        query: the text after the question mark.
+        known: the names of the parameters, by each accepted spelling; with underscores for hyphens.
 
     Raises:
-        InvalidArgument: one of them is unknown, empty, or there twice.
+        InvalidArgument: one of them is unknown, empty, or repeated.
     """
     found: dict[str, str] = {}
     for part in filter(None, query.split("&")):
@@ -119,7 +118,7 @@ def parameters(url: str, query: str, known: Mapping[str, str]) -> dict[str, str]
 
 
 def _unknown(written: str, spelling: str, known: Mapping[str, str]) -> str:
-    from difflib import get_close_matches  # for mistakes alone
+    from difflib import get_close_matches  # only needed for mistakes
 
     near = get_close_matches(spelling, known, n=1)
     names = list(dict.fromkeys(known.values()))

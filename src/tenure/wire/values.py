@@ -1,7 +1,7 @@
-"""Descriptions that messages carry, and their counterparts in `tenure.model`.
+"""Descriptions in messages, and their counterparts in `tenure.model`.
 
-On the wire each is an array: fields are added at the end, with a default, and a peer that does not
-know them ignores them.
+Each is encoded as an array: new fields are added at the end, with a default, and a peer that does
+not know them ignores them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Value(Struct, Generic[T], array_like=True, frozen=True):
-    """Value with the fields of one of the model, some of them at least."""
+    """Value with some or all fields of a class of the model."""
 
     counterpart: ClassVar[Any]
 
@@ -169,7 +169,7 @@ class Found(_Value[Recovered], array_like=True, frozen=True):
 
 
 class Abilities(_Value[Capabilities], array_like=True, frozen=True):
-    """`Capabilities`, of the server's store as its clients see it."""
+    """`Capabilities` of the server's store, as its clients see it."""
 
     counterpart = Capabilities
     fencing: bool = True

@@ -1,7 +1,7 @@
-"""Messages of YDB's coordination service, and of the discovery and login that lead to it.
+"""Messages of YDB's coordination service, and of its discovery and login.
 
 The schema below declares the fields that tenure uses. protobuf skips the others. The messages have
-a descriptor pool of their own, so that YDB's SDK can be used in the same process.
+their own descriptor pool, so that YDB's SDK can be used in the same process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 Message: TypeAlias = Any
-"""A message; its class is made at run time."""
+"""A message, whose class is made at run time."""
 
-# Enumerations are numbers here, which is how they are encoded.
+# Enumerations are declared as numbers, which is how they are encoded.
 _SCHEMA = """
 Any
   string type_url = 1, bytes value = 2
@@ -172,7 +172,7 @@ class Status(IntEnum):
 
 
 def _described(schema: str) -> FileDescriptorProto:
-    """Return the schema as protobuf takes it."""
+    """Return the schema in protobuf's form."""
     file = FileDescriptorProto(name="tenure/ydb.proto", package="Ydb", syntax="proto3")
     scopes: dict[str, Any] = {}
     name = ""

@@ -296,7 +296,7 @@ def test_a_file_that_is_mounted_elsewhere_is_refused_there(tmp_path: Path) -> No
     if "permission" in done.stderr.lower():
         pytest.skip("may not mount anything here")
     assert "is mounted by itself" in done.stderr
-    assert "Mount the folder" in done.stderr
+    assert "Mount its folder" in done.stderr
 
 
 # Who could put something in its place

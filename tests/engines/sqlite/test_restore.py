@@ -238,7 +238,7 @@ async def test_the_longest_window_that_was_ever_given_counts(url: str, file: Pat
     done = again(url, file)
     assert (done.quarantine, done.reason) == (
         45.0,
-        "the longest recovery window that the replaced store ever gave",
+        "the longest recovery window of any session in the replaced store",
     )
 
 

@@ -522,7 +522,7 @@ async def test_a_session_outlives_a_reboot(url: str, monkeypatch: pytest.MonkeyP
         clock.time += 19.9
         successor = await resume(engine, former)
         assert [each.granted for each in successor.heard.found] == [True, True]
-        with pytest.raises(SessionExpired, match="is over"):
+        with pytest.raises(SessionExpired, match="has ended"):
             await resume(engine, mortal)
         (owner,) = (
             await successor.session.describe_semaphore("n", owners=True, waiters=False)
@@ -545,7 +545,7 @@ async def test_a_reboot_does_not_make_sessions_immortal(
     clock.time = 3.0
     async with opened(url, clock) as engine:
         clock.time += 20.1
-        with pytest.raises(SessionExpired, match="is over"):
+        with pytest.raises(SessionExpired, match="has ended"):
             await resume(engine, former)
 
 

@@ -147,7 +147,7 @@ def test_long_replies_count_for_as_long_as_they_exist() -> None:
     assert len(held) == 4
     held.pop()
     assert not replies.why_not(100)
-    assert "the most" in replies.why_not(LONGEST + 1)
+    assert "the maximum" in replies.why_not(LONGEST + 1)
 
 
 async def test_a_client_that_reads_slowly_sees_its_ping_late_and_is_not_timed_out() -> None:

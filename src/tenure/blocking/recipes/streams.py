@@ -17,10 +17,10 @@ T = TypeVar("T")
 class States(Stream[T]):
     """A stream of a recipe's states: an iterator and a context manager.
 
-    It starts with the state now, and a newer one comes after every change. Changes may be
-    merged, but the last state delivered is the true one. It ends with the session's error when
-    that is over. Used in a bare ``for`` it lives until it is garbage collected; in
-    ``with`` it ends with the block.
+    It starts with the current state; a newer one follows every change. Changes may be merged, but
+    the last state delivered is the latest. It ends with the session's error when the session ends.
+    In a bare ``for`` it lives until it is garbage collected; in ``with`` it ends with
+    the block.
     """
 
     __slots__ = ()

@@ -37,17 +37,17 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         with catalogue.read():
             work()
 
-    Readers share it, a writer is alone. No request overtakes: a writer that waits holds back the
-    readers that come after it, so that neither side can starve the other. Fencing tokens rise in
-    the order of the queue, for readers and writers alike.
+    Readers share it, a writer is alone. No request overtakes another: readers queue behind a
+    waiting writer, so neither readers nor writers can starve. Fencing tokens rise in the order of
+    the queue, for readers and writers alike.
 
-    To go from writing to reading without letting another writer in between, shrink the lease:
-    ``lease.update(count=1)``. There is no way from reading to writing: two readers that
-    need it would wait for each other. A thread that is inside the lock and waits for it again
-    without a timeout gets `SelfDeadlock` when it is itself in the way; a reader that reads again
-    behind a writer that waits for it is not noticed, so pass the lease on instead.
+    To downgrade from writing to reading atomically, shrink the lease: ``lease.update(count=1)``.
+    Upgrading is not possible: two readers that upgrade would wait for each
+    other. A thread that waits again without a timeout, and is itself the obstacle, gets
+    `SelfDeadlock`. A reader that reads again behind a waiting writer is not detected, so pass the
+    lease on instead.
 
-    A mutex of the same name is one of the writers.
+    A mutex of the same name counts as a writer.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -77,17 +77,17 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
 
         Args:
             data: bytes of the request, which clients see in descriptions of the holders.
-            timeout: seconds to wait, on the local clock; 0 tries; ``None`` waits until
-                granted or the session ends.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
             stop_time: seconds that the work needs to stop after the loss; the lease
                 counts as lost that much earlier.
 
         Raises:
             AcquireTimeout: not granted in time.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling thread is inside what it waits for.
-            SessionExpired, SessionClosed: the session is over.
+            SelfDeadlock: the calling thread is inside a block that prevents the grant.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
             Lease,
@@ -149,7 +149,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
 
 
 class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
-    """A value on a node that programs publish and subscribe to.
+    """A value on a node that programs publish and follow.
 
     Example::
 
@@ -159,13 +159,13 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
         limits.set({"workers": 4})
         assert limits.get() == {"workers": 4}
 
-    The last `set` wins, and it is on its way to every subscriber when it returns. To change a
-    value according to what it was, hold a mutex from the `get` to the `set`.
+    The last `set` wins; when it returns, the value is on its way to every subscriber. For a
+    read-modify-write, hold a mutex from the `get` to the `set`.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
         name: 1 to 1,024 bytes.
-        codec: how the value becomes bytes, at most 1 MiB and not none; JSON unless given.
+        codec: the encoding of the value, to 1 byte to 1 MiB; JSON by default.
     """
 
     __slots__ = ()
@@ -180,29 +180,29 @@ class SharedConfig(SyncWrapper["async_recipes.SharedConfig[T]"], Generic[T]):
         return self._wrapped.name
 
     def get(self) -> T | None:
-        """Return the value now; ``None`` when nothing has been published.
+        """Return the current value; ``None`` when nothing has been published.
 
         Raises:
-            InvalidArgument: what is there cannot be decoded, or is no shared configuration.
-            SessionExpired, SessionClosed: the session is over.
+            InvalidArgument: the value cannot be decoded, or it is not a shared configuration.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.get)
 
     def set(self, value: T) -> None:
-        """Publish a value; subscribers get it unless it encodes to the bytes that are there.
+        """Publish a value; subscribers get it unless its bytes are the current ones.
 
         Raises:
-            InvalidArgument: the value cannot be encoded, or to more than 1 MiB; or the name is
-                that of a semaphore of another limit, or of a mutex.
-            SessionExpired, SessionClosed: the session is over.
+            InvalidArgument: the value cannot be encoded, or has more than 1 MiB; or a semaphore of
+                another limit, or a mutex, has that name.
+            SessionExpired, SessionClosed: the session has ended.
         """
         self._portal.call(self._wrapped.set, value)
 
     def watch(self) -> States[T | None]:
-        """Return the value now and every newer one; ``None`` until something has been published.
+        """Return the current value and every newer one; ``None`` before the first.
 
-        A value that cannot be decoded raises `InvalidArgument`, which ends an ``for`` but
-        not the watch: the next iteration waits for the next value. The watch ends with
+        A value that cannot be decoded raises `InvalidArgument`, which ends the ``for`` loop
+        but not the watch: the next iteration waits for the next value. The watch ends with
         `SemaphoreNotFound` when the semaphore is deleted.
         """
         return States(self._portal, self._wrapped.watch())
@@ -219,12 +219,11 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
         with apis.register("10.0.0.7:80"):
             assert [each.text for each in apis.list()] == ["10.0.0.7:80"]
 
-    A registration disappears when it is released and when its session ends: with the process on
-    an engine that notices its death, else with the recovery window. Until then an instance that
-    is down is still listed, so a client must be ready to try the next one.
+    A registration ends when it is released or its session ends: with the process on an engine that
+    notices its death, else after the recovery window. Until then a crashed instance is still
+    listed, so a client must be prepared to try the next one.
 
-    A mutex and a registry of one name cannot be distinguished; call a registry by the plural of
-    what it lists, a mutex by the work that it guards.
+    A mutex and a registry must not share a name: the store cannot distinguish them.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -245,19 +244,19 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
     def register(self, endpoint: bytes | str, *, on_loss: OnLoss | None = None) -> Lease:
         """Register an endpoint: ``with registry.register("10.0.0.1:80") as registration``.
 
-        A registration is a lease. Its block raises `LeaseLost` when it is lost, and takes it
-        back at its end; one that is not entered lasts until it is released or its session ends.
-        ``registration.update(b"10.0.0.1:81")`` changes the endpoint in its place.
+        A registration is a lease. Its block raises `LeaseLost` when it is lost, and releases it at
+        its end; without a block, it lasts until it is released or its session ends.
+        ``registration.update(b"10.0.0.1:81")`` changes the endpoint.
 
         Args:
-            endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may
-                have the same.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may have
+                the same endpoint.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name, or the endpoint is too long, or
-                text that has no encoding.
-            SessionExpired, SessionClosed: the session is over.
+                cannot be encoded.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
             Lease, undo_acquire, self._wrapped.register, endpoint, on_loss=on_loss
@@ -268,12 +267,12 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.list)
 
     def watch(self) -> States[tuple[Endpoint, ...]]:
-        """Return the live endpoints now, and again after every change of them."""
+        """Return the live endpoints, and again after every change."""
         return States(self._portal, self._wrapped.watch())
 
 
@@ -288,15 +287,15 @@ class Group(SyncWrapper[async_recipes.Group]):
         with workers.join(b"host-1"):
             assert [each.data for each in workers.members()] == [b"host-1"]
 
-    A membership ends when it is released and when its session ends: with the process on an
-    engine that notices its death, else with the recovery window.
+    A membership ends when it is released or its session ends: with the process on an engine that
+    notices its death, else after the recovery window.
 
-    The oldest member, ``(group.members())[0]``, is no leader: for a while two programs may
-    see different ones. An election has one.
+    Do not use the oldest member, ``(group.members())[0]``, as a leader: two programs may
+    temporarily see different ones. Use an election.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
-        name: 1 to 1,024 bytes; it must not be that of a mutex (see `ServiceRegistry`).
+        name: 1 to 1,024 bytes; not the name of a mutex (see `ServiceRegistry`).
     """
 
     __slots__ = ()
@@ -307,57 +306,57 @@ class Group(SyncWrapper[async_recipes.Group]):
 
     @property
     def name(self) -> str:
-        """1 to 1,024 bytes; it must not be that of a mutex (see `ServiceRegistry`)."""
+        """1 to 1,024 bytes; not the name of a mutex (see `ServiceRegistry`)."""
         return self._wrapped.name
 
     def join(self, data: bytes = b"", *, on_loss: OnLoss | None = None) -> Lease:
         """Become a member: ``with group.join(b"host-1") as membership``.
 
-        A membership is a lease. Its block raises `LeaseLost` when it is lost, and leaves the
-        group at its end. ``membership.update(b"busy")`` changes its data in place.
+        A membership is a lease. Its block raises `LeaseLost` when it is lost, and leaves the group
+        at its end. ``membership.update(b"busy")`` changes its data.
 
         Args:
-            data: what the others see of this member, at most 1 MiB.
-            on_loss: what a loss does beside being raised; the session's default if ``None``.
+            data: the member's data, visible to the others, at most 1 MiB.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name, or the data is too long.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(Lease, undo_acquire, self._wrapped.join, data, on_loss=on_loss)
 
     def members(self) -> tuple[Member, ...]:
-        """Return the members now, the oldest first.
+        """Return the current members, oldest first.
 
         Raises:
             InvalidArgument: a lasting semaphore has that name.
-            SessionExpired, SessionClosed: the session is over.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.members)
 
     def watch(self) -> States[tuple[Member, ...]]:
-        """Return the members now, and again after every change, the oldest first."""
+        """Return the current members, and again after every change, oldest first."""
         return States(self._portal, self._wrapped.watch())
 
     def changes(self) -> Changes:
-        """Stream the changes: the current members as `Joined`, then each change as it comes.
+        """Stream the changes: the current members as `Joined`, then each change.
 
-        A program that applies them all knows the members. But changes are merged when
-        they come faster than they are read: a member that joined and left between two reads is
-        not shown at all, and of several updates only the last.
+        A program that applies them all knows the members. Changes are merged when they are faster
+        than the reader: a member that joined and left between two reads is not reported, and of
+        several updates only the last.
         """
         return Changes(self._portal, self._wrapped.changes())
 
 
 class Barrier(SyncWrapper[async_recipes.Barrier]):
-    """A barrier on a node, where so many parties wait for each other. It can be used again.
+    """A barrier on a node, where a number of parties wait for each other. It is reusable.
 
-    No party is let through before all have arrived in its round, and a party that comes again is
-    in the next round. More parties than there are for a round wait for the one after it.
+    No party passes before all have arrived in its round. A party that waits again takes part in the
+    next round, and surplus parties wait for the round after it.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
-        name: 1 to 1,016 bytes; a mutex called ``<name>.marking`` is used beside it.
+        name: 1 to 1,016 bytes; the mutex ``<name>.marking`` is used, too.
         parties: the number of parties, 1 to 60,000; the same for all of them.
     """
 
@@ -369,7 +368,7 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
 
     @property
     def name(self) -> str:
-        """1 to 1,016 bytes; a mutex called ``<name>.marking`` is used beside it."""
+        """1 to 1,016 bytes; the mutex ``<name>.marking`` is used, too."""
         return self._wrapped.name
 
     @property
@@ -381,20 +380,20 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
         """Wait until all parties have arrived.
 
         A party that is interrupted, or out of time, or dies, before the round is full, leaves it:
-        another must arrive instead. (In the very instant in which it becomes full the others may
-        still count on a party that leaves.)
+        another must arrive instead. (At the instant in which the round becomes full, a leaving
+        party may still be counted.)
 
         Args:
-            timeout: seconds to wait, on the local clock; ``None``: until all are there.
+            timeout: seconds to wait, on the local clock; ``None``: until all have arrived.
 
         Returns:
             The position of this party's arrival in its round: 0 the first, `parties` - 1 the last.
 
         Raises:
-            AcquireTimeout: not all came in time.
-            InvalidArgument: a barrier for another number of parties, or something else, has
-                that name.
-            LeaseLost: the place in the round was lost before all were there.
-            SessionExpired, SessionClosed: the session is over.
+            AcquireTimeout: not all arrived in time.
+            InvalidArgument: a barrier for another number of parties, or another object, has that
+                name.
+            LeaseLost: the place in the round was lost before all had arrived.
+            SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.wait, timeout)

@@ -1,6 +1,5 @@
-"""`tenure demo`: real processes on one SQLite file, what they do recorded and checked.
+"""`tenure demo`: real processes on one SQLite file, whose actions are recorded and checked.
 
-``command`` is what a person types, ``scenes`` what happens, ``worker`` a process that takes part,
-``crew`` those processes as the demo sees them, ``history`` what was recorded and what it proves,
-``picture`` how it looks.
+``command`` is the command, ``scenes`` the scenarios, ``worker`` a participating process, ``crew``
+controls these processes, ``history`` records and checks, and ``picture`` draws.
 """

@@ -1,4 +1,4 @@
-"""`tenure demo`: plays the scenes, shows them, and says what their record proves."""
+"""`tenure demo`: plays the scenes, and shows them with the results of the checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["demo"]
 
 WORKERS = [f"w{number}" for number in range(1, 9)]
 TIME_LIMIT = 60.0
-"""Seconds after which the demo is ended; it takes a few."""
+"""Timeout of the whole demo in seconds; it takes a few."""
 
 FINE: dict[object, str] = {
     "held": "█",
@@ -69,7 +69,7 @@ def demo(history_file: Path | None) -> int:
 
 
 async def _play_until_ended(history_file: Path | None) -> int:
-    """Play until the end, Ctrl-C or SIGTERM; a second one of these does not end the tidying up."""
+    """Play until the end, Ctrl-C or SIGTERM; a second signal does not interrupt the clean-up."""
     task = asyncio.current_task()
     assert task is not None
     signals: list[signal.Signals] = []
@@ -91,9 +91,7 @@ async def _play_until_ended(history_file: Path | None) -> int:
             raise
         return after_signal(signals[0])
     except TimeoutError:
-        raise Mistake(
-            Status.DEFECT, f"the demo did not come to its end within {TIME_LIMIT:g} s"
-        ) from None
+        raise Mistake(Status.DEFECT, f"the demo did not end within {TIME_LIMIT:g} s") from None
     finally:
         if history_file is not None:
             history.write(history_file)
@@ -125,7 +123,7 @@ async def _play(history: History) -> list[Finding]:
 
 
 def _show(scene: Scene, history: History) -> Sequence[Finding]:
-    """Return the picture of a scene, and what its record proves."""
+    """Return the picture of a scene, and the results of its checks."""
     for row in timeline(history.holds(scene.name), max(_width() - 8, 10)):
         _show_row(row)
     for line in scene.describe(history):

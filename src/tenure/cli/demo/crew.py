@@ -1,4 +1,4 @@
-"""Processes of the demo: starts them, sends orders, records what they report, ends them."""
+"""Processes of the demo: start them, send orders, record their reports, and end them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DemoWorker:
     def __init__(
         self, who: str, process: asyncio.subprocess.Process, history: History, errors: Path
     ) -> None:
-        """Take charge of a started process without orders."""
+        """Take over a started process without orders."""
         self.who = who
         self.killed = False
         self._expected = 0  # the number of commands whose end it will report
@@ -44,7 +44,7 @@ class DemoWorker:
         """Record its reports until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            if line.endswith(b"\n"):  # what a killed process began to write does not count
+            if line.endswith(b"\n"):  # a killed process may leave an incomplete line
                 async with self._reported:
                     self._history.events.append(parse(line))
                     self._reported.notify_all()
@@ -99,7 +99,7 @@ async def started_crew(
             for member in crew:
                 listening.create_task(member.listen())
             for member in crew:
-                await member.finish()  # it says when it is there
+                await member.finish()  # it reports that it has started
             yield crew
             for member in crew:
                 member.dismiss()
@@ -125,6 +125,6 @@ async def _start(who: str, url: str, folder: Path, history: History) -> DemoWork
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
-            start_new_session=True,  # Ctrl-C is for us, and we end it
+            start_new_session=True,  # Ctrl-C is handled here, and ends it
         )
     return DemoWorker(who, process, history, errors)

@@ -1,11 +1,10 @@
 """Recorded history of a demo, and the checks of it.
 
-Every process writes down what it does, with the boot-time clock, which all processes of a host
-share. It records a grant after receiving it, and a release before sending it. So no lease is longer
-in the record than it was, and an overlap in the record is a real overlap.
+Every process records what it does, with times on the boot-time clock, which all processes of a host
+share. It records a grant after receiving it, and a release before sending it. So a recorded lease
+is never longer than the real one, and an overlap in the record is a real overlap.
 
-Each check is computed from the record alone and gives a `Finding`. A check that has found nothing
-to look at fails.
+Each check is computed from the record alone and returns a `Finding`. A check without data fails.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ What = Literal["requested", "queued", "granted", "released", "killed", "written"
 
 @dataclass(frozen=True, slots=True)
 class DemoEvent:
-    """Something that a process did or saw.
+    """Something that a process did or observed.
 
     Attributes:
         at: seconds, on the boot-time clock.
         who: the process.
-        what: ``queued`` means that the request was known to be in the queue by then;
-            ``killed`` is noted just before the signal is sent; ``written`` likewise.
-        name: what it was about (a mutex, a semaphore, ...).
+        what: ``queued`` means that the request was known to be in the queue by then; ``killed`` and
+            ``written`` are recorded just before the signal or the write.
+        name: the name of the mutex, semaphore or election.
         token: the fencing token, where known.
-        count: how many tokens of the semaphore.
-        data: what was written or seen.
+        count: number of tokens of the semaphore.
+        data: the data written or seen.
     """
 
     at: float
@@ -58,7 +57,7 @@ def parse(line: str | bytes) -> DemoEvent:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look into a queue at one instant: each owner and each waiter as (token, count)."""
+    """State of a queue at one instant: each owner and each waiter as (token, count)."""
 
     name: str
     limit: int
@@ -68,7 +67,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class DemoHold:
-    """One request: when it was sent, known to be queued, granted, and over."""
+    """One request: when it was sent, known to be queued, granted, and ended."""
 
     who: str
     token: int
@@ -98,7 +97,7 @@ class History:
         self.looks: list[Look] = []
 
     def about(self, name: str, *what: What) -> list[DemoEvent]:
-        """Return the events of some kinds about one name, in the order of time."""
+        """Return the events of some kinds about one name, ordered by time."""
         found = [each for each in self.events if each.name == name and each.what in what]
         return sorted(found, key=lambda each: each.at)
 
@@ -107,7 +106,7 @@ class History:
         file.write_text("".join(each.to_json() + "\n" for each in self.events), encoding="utf-8")
 
     def holds(self, name: str) -> list[DemoHold]:
-        """Every request that was granted, in the order of the grants."""
+        """Every granted request, in the order of the grants."""
         killed = {each.who: each.at for each in self.events if each.what == "killed"}
         found: list[DemoHold] = []
         mine = self.about(name, "requested", "queued", "granted", "released")
@@ -140,9 +139,9 @@ class History:
     # The checks
 
     def check_limit(self, name: str, limit: int) -> Finding:
-        """Never more held than the limit."""
+        """Check that never more than the limit was held."""
         holds = self.holds(name)
-        # What ends in the same instant in which another begins is not beside it.
+        # A request that ends in the instant in which another begins does not overlap it.
         steps = sorted(
             step
             for each in holds
@@ -155,10 +154,10 @@ class History:
         return Finding(True, f"{name}: {len(holds)} grants, at most {most} at once; {what}: none")
 
     def check_tokens(self, name: str, limit: int) -> Finding:
-        """Check that a request granted after the end of another one has a higher token.
+        """Check that a request granted after the end of another has a higher token.
 
         A process may record its grant late. So two requests that fit into the limit together are
-        compared only if one had ended before the other was sent.
+        compared only if one ended before the other was sent.
         """
         holds = self.holds(name)
         pairs = [
@@ -177,7 +176,7 @@ class History:
         return Finding(bool(pairs), f"{name}: fencing tokens rise in all {len(pairs)} comparisons")
 
     def check_arrival(self, name: str) -> Finding:
-        """Check that a request queued before another was made is granted before it."""
+        """Check that a request queued before another was sent is granted before it."""
         holds = self.holds(name)
         pairs = [(a, b) for a, b in itertools.permutations(holds, 2) if a.queued < b.requested]
         wrong = [(a, b) for a, b in pairs if a.token > b.token]
@@ -191,7 +190,7 @@ class History:
         )
 
     def check_looks(self, name: str) -> Finding:
-        """Check that at every look the owners were the longest queue prefix within the limit."""
+        """Check that the owners were always the longest queue prefix within the limit."""
         looks = [each for each in self.looks if each.name == name]
         for look in looks:
             queue = sorted((*look.owners, *look.waiters))
@@ -221,7 +220,7 @@ class History:
         return Finding(False, f"{name}: no process took over from a killed leader")
 
     def check_watchers(self, name: str, watchers: Iterable[str]) -> Finding:
-        """Check that all watchers saw states in order, to the last; the figure is the delay."""
+        """Check that all watchers saw states in order, up to the last; the figure is the delay."""
         written = self.about(name, "written")
         order = {each.data: number for number, each in enumerate(written)}
         when = {each.data: each.at for each in written}

@@ -1,4 +1,4 @@
-"""A picture of who held what, and when: a row for each process, time from left to right."""
+"""Picture of the holders over time: a row for each process, time from left to right."""
 
 from __future__ import annotations
 

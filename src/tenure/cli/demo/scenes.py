@@ -27,11 +27,11 @@ class DemoStage:
     history: History
 
     def note(self, event: DemoEvent) -> None:
-        """Write down what the demo itself does."""
+        """Record an action of the demo itself."""
         self.history.events.append(event)
 
     async def look(self, name: str) -> tenure.SemaphoreDescription | None:
-        """Look into a queue, and remember what was seen; ``None`` when it is not there."""
+        """Read a queue and record its state; ``None`` when it does not exist."""
         try:
             seen = await self.session.semaphore(name).describe(owners=True, waiters=True)
         except tenure.SemaphoreNotFound:
@@ -49,7 +49,7 @@ class DemoStage:
     async def while_looking(
         self, name: str, works: Iterable[Coroutine[object, object, object]]
     ) -> None:
-        """Look into a queue again and again until all the works are done."""
+        """Read a queue repeatedly until all the works are done."""
         async with asyncio.TaskGroup() as group:
             working = {group.create_task(work) for work in works}
             while working:
@@ -59,7 +59,7 @@ class DemoStage:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One scene: what it shows, how it is played, and what its record must prove."""
+    """One scene: its title, its actions, and its checks."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ class Scene:
 
 
 async def _hand_round(stage: DemoStage) -> None:
-    """Six processes line up for one mutex, one after the other, twice."""
+    """Let six processes queue for one mutex, one after the other, twice."""
     first, *others = stage.crew[:6]
     order = {"do": "lock", "name": "nightly", "turns": 2, "hold": 0.03}
     first.send(**order, wait=True)
@@ -97,7 +97,7 @@ def _check_mutex(history: History) -> list[Finding]:
 
 
 async def _share(stage: DemoStage) -> None:
-    """Eight processes share four slots; every fourth of them takes two at a time."""
+    """Let eight processes share four slots; every fourth of them takes two at a time."""
     await stage.session.semaphore("gpu").create(limit=SLOTS)
     for number, member in enumerate(stage.crew):
         count = 2 if number % 4 == 3 else 1
@@ -125,7 +125,7 @@ def _check_slots(history: History) -> list[Finding]:
 
 
 async def _elect(stage: DemoStage) -> None:
-    """Four candidates; the leader is killed, and the next one leads."""
+    """Let four candidates campaign; the leader is killed, and the next one leads."""
     candidates = stage.crew[:4]
     clock = stage.client.clock
     for member in candidates:
@@ -155,7 +155,7 @@ async def _elect(stage: DemoStage) -> None:
 
 
 async def _until_candidates(stage: DemoStage, waiting: int) -> None:
-    """Wait until so many wait to lead."""
+    """Wait until so many candidates wait."""
     seen = await stage.look("primary")
     while seen is None or len(seen.waiters) < waiting:
         await asyncio.sleep(0.002)
@@ -171,7 +171,7 @@ def _check_election(history: History) -> list[Finding]:
 
 
 async def _configure(stage: DemoStage) -> None:
-    """All processes watch a semaphore's data, which changes."""
+    """Let all processes watch a semaphore's data, which changes."""
     config = stage.session.semaphore("config")
     await config.create(limit=1, data=STATES[0].encode())
     stage.note(DemoEvent(stage.client.clock.now(), "demo", "written", "config", data=STATES[0]))

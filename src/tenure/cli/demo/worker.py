@@ -1,7 +1,7 @@
-"""A process that takes part in the demo: ``python -m tenure.cli.demo.worker NAME URL``.
+"""A participating process of the demo: ``python -m tenure.cli.demo.worker NAME URL``.
 
-It reads orders from its standard input, one JSON object a line, carries them out one after the
-other, and writes what happens to its standard output (`history.DemoEvent`). It ends with its input.
+It reads orders from its standard input, one JSON object per line, carries them out in order, and
+writes events to its standard output (`history.DemoEvent`). It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tenure.cli.demo.history import DemoEvent, What
 from tenure.clock import SystemClock
 
 WINDOW = 10.0
-"""Seconds of recovery window."""
+"""Recovery window in seconds."""
 
 
 class Worker:
@@ -33,7 +33,7 @@ class Worker:
     def note(
         self, what: What, name: str, token: int | None = None, count: int = 1, data: str = ""
     ) -> None:
-        """Write down what happens, in one system call, so that a kill leaves whole lines."""
+        """Write an event in one system call, so that a killed process leaves only whole lines."""
         event = DemoEvent(self._clock.now(), self._who, what, name, token, count, data)
         os.write(1, event.to_json().encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""Command `tenure run`: its options, and the checks that precede waiting."""
+"""Command `tenure run`: its options, and the checks before the wait."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _WithStatusTable(click.Command):
 @click.command(
     cls=_WithStatusTable,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-    epilog="When the lease cannot be proven any more, the command gets SIGTERM --grace before the "
+    epilog="When the lease can no longer be proven, the command gets SIGTERM --grace before the "
     "deadline, and SIGKILL at the deadline, with all its descendants. Daemons (setsid, and no "
-    "parent left) end with a lost lock; they are left alone when the command ends by itself. Work "
+    "parent left) end with a lost lock, but survive when the command ends by itself. Work "
     "that it has started in a database, a container or on another host continues: have those "
     "compare TENURE_FENCING_TOKEN.",
 )
@@ -52,7 +52,7 @@ class _WithStatusTable(click.Command):
     "--semaphore",
     metavar="NAME",
     shell_complete=complete("names"),
-    help="One of --limit holders at a time.",
+    help="At most --limit holders at a time.",
 )
 @click.option(
     "--elect",
@@ -70,7 +70,7 @@ class _WithStatusTable(click.Command):
     "--count",
     metavar="K",
     type=a_count,
-    help="How many of the semaphore's tokens to take.  [default: 1]",
+    help="Number of the semaphore's tokens to take.  [default: 1]",
 )
 @click.option(
     "--once-per",
@@ -82,7 +82,7 @@ class _WithStatusTable(click.Command):
 @click.option(
     "--count-failed",
     is_flag=True,
-    help="With --once-per: runs count that failed or were killed, too.",
+    help="With --once-per: failed and killed runs count, too.",
 )
 @click.option(
     "--hold-at-least",
@@ -104,7 +104,7 @@ class _WithStatusTable(click.Command):
     metavar="S",
     type=a_duration,
     default=DEFAULT_WINDOW,
-    help="Seconds that the lock survives without contact to the store, and that others wait for "
+    help="Seconds that the lock survives without contact to the store, and that waiters wait for "
     "a holder which is cut off; 1 to 1800.  [default: 30]",
 )
 @click.option(
@@ -114,26 +114,26 @@ class _WithStatusTable(click.Command):
     help="Seconds from SIGTERM to SIGKILL when the lock is being lost; under half the window.  "
     "[default: a quarter of it]",
 )
-@click.option("--data", metavar="TEXT", default="", help="What others see of this holder.")
-@click.option("--quiet", "-q", is_flag=True, help="Say nothing when it is not free.")
+@click.option("--data", metavar="TEXT", default="", help="Data that other clients see.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing when it is not free.")
 @click.option(
     "--verbose",
     "-v",
     is_flag=True,
-    help="Say what it waits for, and how the command is contained. A terminal gets the first.",
+    help="Print the awaited holders (default on a terminal), and the command's containment.",
 )
 @click.option(
     "--pass-credentials",
     "credentials",
     is_flag=True,
-    help="Leave TENURE_TOKEN, and the passwords in TENURE_URL, in COMMAND's environment.",
+    help="Keep TENURE_TOKEN, and the passwords in TENURE_URL, in COMMAND's environment.",
 )
 @click.option(
     "--no-cgroup",
     "cgroup",
     flag_value=False,
     default=True,
-    help="Do not put COMMAND into a cgroup of its own.",
+    help="Do not put COMMAND into its own cgroup.",
 )
 @url_option
 @click.argument(
@@ -155,9 +155,9 @@ def run(
 
     Like flock(1), across processes and machines: waits for the lock, runs COMMAND, and releases it.
 
-    COMMAND runs in a process group of its own, with TENURE_NAME, TENURE_NODE and
-    TENURE_FENCING_TOKEN in its environment. It gets the signals that 'tenure run' gets, and never
-    outlives the lock. What it leaves running in the background is ended when it ends.
+    COMMAND runs in its own process group, with TENURE_NAME, TENURE_NODE and TENURE_FENCING_TOKEN in
+    its environment. It gets the signals that 'tenure run' gets, and never outlives the lock. When
+    it ends, its remaining background processes are ended.
     """
     from tenure.cli.run.holder import Holder, Job
 
@@ -178,7 +178,7 @@ def _what(**given: str | None) -> tuple[Literal["lock", "semaphore", "elect"], s
 
 
 def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that go together, and those that were not given."""
+    """Return the options that belong together and were given."""
     context = click.get_current_context()
     rules.check_window(options["window"])
     window, grace, limit = options["window"], options["grace"], options["limit"]
@@ -204,7 +204,7 @@ def _checked(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_executable(program: str) -> None:
-    """Say that there is no such command now, and not when the lock is granted."""
+    """Report a missing command now, and not when the lock is granted."""
     if shutil.which(program) is not None:
         return
     if "/" in program and os.path.exists(program):

@@ -1,4 +1,4 @@
-"""The environment of the command: what it holds, and no credentials of tenure's."""
+"""Environment of the command: its lease, without tenure's credentials."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import tenure
 __all__ = ["environment_of", "slots_of", "without_credentials", "without_secrets"]
 
 _CREDENTIALS = frozenset({"TENURE_TOKEN", "DFLOCKD_AUTH_TOKEN"})
-"""The variables that are credentials as a whole."""
+"""Variables that consist of a credential."""
 
 _SECRET = re.compile(r"password|passwd|secret|token(?![-_]?file)", re.IGNORECASE)
-"""The names of a URL's parameters that are secrets, without names of files."""
+"""URL parameters that are secrets; those with names of files are not."""
 
 
 def environment_of(
@@ -23,13 +23,13 @@ def environment_of(
     """Return the environment of a command that runs under a lease.
 
     Args:
-        lease: what is held.
-        environment: of `tenure run`.
-        credentials: whether the command may have the credentials in it.
+        lease: the lease.
+        environment: the environment of `tenure run`.
+        credentials: whether to keep the credentials.
     """
     passed = dict(environment) if credentials else without_credentials(environment)
     passed |= {"TENURE_NAME": lease.name, "TENURE_NODE": lease.node}
-    with contextlib.suppress(tenure.Unsupported):  # a store without order
+    with contextlib.suppress(tenure.Unsupported):  # a store without an order of grants
         passed["TENURE_FENCING_TOKEN"] = str(lease.fencing_token)
     return passed
 
@@ -38,7 +38,7 @@ async def slots_of(lease: tenure.Lease) -> dict[str, str]:
     """Return the variable with the slots of a semaphore's lease, if its semaphore has slots."""
     try:
         return {"TENURE_SLOT": ",".join(map(str, await lease.slots()))}
-    except (tenure.InvalidArgument, tenure.Unsupported):  # a limit too high, or one not known
+    except (tenure.InvalidArgument, tenure.Unsupported):  # the limit is too high, or unknown
         return {}
 
 
@@ -52,9 +52,9 @@ def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secrets(value: str) -> str:
-    """Return a URL that names the same store, without user, password and tokens.
+    """Return the URL of the same store, without user, password and tokens.
 
-    What is no URL with a host is returned as it is.
+    Text that is not a URL with a host is returned unchanged.
     """
     scheme, mark, rest = value.partition("://")
     if not mark or scheme.startswith("sqlite"):

@@ -20,29 +20,29 @@ from tenure.cli.run.guard.processes import SWEEP, become_subreaper, descendants,
 __all__ = ["CannotGuard", "CannotRun", "CommandEnding", "GuardedCommand", "check_interpreter"]
 
 LATE = 1.0
-"""Seconds that the watchdog has to exit, once everything has ended."""
+"""Seconds for the watchdog to exit, after everything has ended."""
 
 GUARDIAN = Path(__file__).with_name("guard") / "__main__.py"
 
 
 class CannotRun(Exception):
-    """The command could not be started; `errno` says why."""
+    """Error: the command could not be started; `errno` says why."""
 
     def __init__(self, errno: int) -> None:
-        """Keep the error number; the system's text for it is the message."""
+        """Store the error number; the system's text for it is the message."""
         super().__init__(os.strerror(errno))
         self.errno = errno
 
 
 class CannotGuard(Exception):
-    """The guardian could not be started, so the command was not run."""
+    """Error: the guardian could not be started, so the command was not run."""
 
 
 def check_interpreter() -> str:
     """Return the Python interpreter that runs the guardian.
 
     Raises:
-        CannotGuard: there is none.
+        CannotGuard: it cannot be found or executed.
     """
     interpreter = sys.executable
     if not interpreter:
@@ -56,7 +56,7 @@ def check_interpreter() -> str:
 class CommandEnding:
     """End of the command: its exit code, and whether it ended because the lock was lost."""
 
-    exit_code: int  # a shell's: 128 + n after signal n
+    exit_code: int  # like a shell: 128 + n after signal n
     lost: bool
 
 
@@ -66,7 +66,7 @@ class GuardedCommand:
     Args:
         cgroup: the command's own, if it has one.
         stopped: called with the signal when the command was stopped.
-        stuck: called with process ids that live on after SIGKILL.
+        stuck: called with the ids of processes that survive SIGKILL.
         apart: called when the command could not enter the cgroup, with the reason.
     """
 
@@ -113,11 +113,12 @@ class GuardedCommand:
 
         Args:
             command: the program and its arguments.
-            environment: the whole environment of the command.
-            deadline: when it is killed, on the boot-time clock, unless `extend` moves that.
-            grace: seconds before that when it gets SIGTERM.
-            foreground: it gets the terminal.
-            inherit: a descriptor that it keeps open until it ends.
+            environment: the command's complete environment.
+            deadline: the time at which it is killed, on the boot-time clock, unless extended by
+                `extend`.
+            grace: seconds between SIGTERM and that time.
+            foreground: whether it gets the terminal.
+            inherit: a descriptor that stays open until it ends.
             cgroup: the cgroup that it is put into.
             stopped: see the class.
             stuck: see the class.
@@ -144,7 +145,7 @@ class GuardedCommand:
                     *command,
                 ],
                 env=environment,
-                close_fds=False,  # the descriptors that `tenure run` was given are the command's
+                close_fds=False,  # the command gets the descriptors that `tenure run` inherited
                 process_group=0,  # what the terminal sends is not for the guardian
             )
         except BaseException as error:
@@ -160,7 +161,7 @@ class GuardedCommand:
         return cls(watchdog, here, cgroup, stopped=stopped, stuck=stuck, apart=apart)
 
     def extend(self, deadline: float) -> None:
-        """Take a later deadline: the lease is proven further."""
+        """Set a later deadline, after a new proof of the lease."""
         self._say(f"deadline {deadline!r}")
 
     def signal(self, number: int) -> None:
@@ -168,9 +169,9 @@ class GuardedCommand:
         self._say(f"signal {number}")
 
     def kill(self) -> None:
-        """End everything at once: the lock is lost. From any thread; safe to call twice."""
+        """End everything at once, because the lock is lost. From any thread; safe to call twice."""
         self._say("kill")
-        if not self._ending.done():  # beside the guardian, which may be stopped itself
+        if not self._ending.done():  # in addition to the guardian, which may be stopped
             if self._cgroup is not None:
                 self._cgroup.kill()
             if self.group is not None:
@@ -178,16 +179,16 @@ class GuardedCommand:
                     os.killpg(self.group, signal.SIGKILL)
 
     async def ended(self) -> CommandEnding:
-        """Wait for the end of the command and of what it left running.
+        """Wait for the end of the command and of its remaining processes.
 
         Raises:
-            CannotRun: it was never started.
-            CannotGuard: the guardian was never started.
+            CannotRun: the command was not started.
+            CannotGuard: the guardian was not started.
         """
         return await asyncio.shield(self._ending)
 
     async def aclose(self) -> None:
-        """Kill what still runs, and wait for its end."""
+        """Kill all remaining processes, and wait for their end."""
         if not self._ending.done():
             self.kill()
             with contextlib.suppress(CannotRun, CannotGuard):
@@ -200,7 +201,7 @@ class GuardedCommand:
         become_subreaper(be=False)
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the end of the guardian is noticed by listening
+        with contextlib.suppress(OSError):  # the listener notices the end of the guardian
             self._control.send(line.encode() + b"\n")
 
     def _listen(self) -> None:
@@ -233,7 +234,7 @@ class GuardedCommand:
                 self._end(CommandEnding(code if code >= 0 else 128 - code, bool(lost)))
 
     def _abandoned(self) -> None:
-        """End everything here: guardian and watchdog are both gone, and have not reported."""
+        """End everything here: guardian and watchdog have both exited without a report."""
         self._close()
         if self.group is None:
             status = self._watchdog.wait()
@@ -253,11 +254,11 @@ class GuardedCommand:
         self._end(CommandEnding(128 + signal.SIGKILL, lost=False))
 
     def _kill_descendants(self) -> bool:
-        """Send SIGKILL to everything; false when nothing is left."""
+        """Send SIGKILL to everything; return false when nothing is left."""
         self.kill()
         try:
             left = descendants(os.getpid())
-        except OSError:  # no /proc here: the process group was all that can be reached
+        except OSError:  # without /proc, only the process group could be reached
             return False
         send(left, signal.SIGKILL)
         return bool(left) or (self._cgroup is not None and self._cgroup.populated)

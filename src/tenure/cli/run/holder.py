@@ -1,12 +1,12 @@
-"""Holder of the lock: acquires it, has the command run under it, and releases it.
+"""Holder of the lock: acquires it, runs the command under it, and releases it.
 
 Rules:
 
-* The lease is not entered: nothing here is cancelled by its loss. A loss kills the command,
-  from the thread that detects it, before the session is closed.
-* The guardian receives every proof, and a deadline a little before the lease's own, so
-  that the command is dead when the session is closed at its deadline.
-* The lock is released only when the guardian has reported the end.
+* The lease is not entered, so its loss cancels nothing here. The thread that detects a loss kills
+  the command before the session is closed.
+* The guardian receives every proof, with a deadline shortly before the lease's, so that the command
+  is dead when the session is closed at its deadline.
+* The lock is released only after the guardian has reported the end.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from tenure.cli.store import open_store
 __all__ = ["ADVICE", "ENDING", "Holder", "Job", "on_signals"]
 
 LEAD = 0.05
-"""Seconds from the death of the command to the deadline of the lease."""
+"""Seconds between the death of the command and the deadline of the lease."""
 
 ADVICE = "; stop what it protects: another program may hold it already"
-"""What a loss says to a program; here it has been done."""
+"""Advice in the error of a loss, removed here because the command has been ended."""
 
 ENDING = (
     signal.SIGINT,
@@ -58,7 +58,7 @@ ENDING = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""What ends a `tenure run` that still waits. Once the command runs, they are passed on to it."""
+"""Signals that end a `tenure run` that still waits. A running command gets them instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,18 @@ class Job:
     grace: float
     quiet: bool
     verbose: bool = False
-    credentials: bool = False  # whether the command gets those of `tenure run`
+    credentials: bool = False  # whether the command gets the credentials of `tenure run`
     once_per: float | None = None
     count_failed: bool = False
     hold_at_least: float = 0.0
-    cgroup: bool = True  # whether the command gets a cgroup of its own, where that is possible
+    cgroup: bool = True  # whether the command gets its own cgroup, where possible
 
 
 class Holder:
-    """One `tenure run`, from its beginning to its exit code."""
+    """One `tenure run`, from start to exit code."""
 
     def __init__(self, job: Job) -> None:
-        """Describe the job; nothing is acquired or started."""
+        """Store the job; nothing is acquired or started."""
         self._job = job
         self._command: GuardedCommand | None = None
         self._cgroup: Cgroup | None = None
@@ -116,7 +116,8 @@ class Holder:
         except tenure.TenureError as error:
             if code is None:
                 raise
-            # The end of this process releases all. The command has run: its exit code counts.
+            # The end of this process releases all. The command has run, so its exit code is
+            # returned.
             say(str(error))
         finally:
             if self._cgroup is not None:
@@ -125,7 +126,7 @@ class Holder:
         return code
 
     def _contain(self) -> None:
-        """Make a cgroup for the command, and end what others of ours have left without a holder."""
+        """Create a cgroup for the command, and end processes left in abandoned cgroups."""
         try:
             check_interpreter()
         except CannotGuard as failure:
@@ -141,14 +142,14 @@ class Holder:
             self._apart(str(reason))
         else:
             self._report(
-                f"the command gets a cgroup of its own, {self._cgroup.path}: all of its processes "
+                f"the command runs in its own cgroup, {self._cgroup.path}: all of its processes "
                 "end with the lock"
             )
 
     def _apart(self, reason: str) -> None:
         self._report(
             f"no cgroup for the command ({reason}): its descendants are ended one by one. Were "
-            "'tenure run' and both of its guards killed at once, they would live on"
+            "'tenure run' and both of its guards killed at once, they would survive"
         )
 
     def _report(self, text: str) -> None:
@@ -214,13 +215,13 @@ class Holder:
                     )
                     return lease
                 except tenure.SessionExpired as expired:
-                    # We were stopped, or suspended. Nothing was held yet: queue again.
+                    # We were stopped, or suspended. Nothing was held yet, so queue again.
                     say(f"{expired}; queueing again")
                     if until is not None:
                         timeout = max(0.0, until - now())
         except tenure.AcquireTimeout as late:
             if late.__cause__ is not None:
-                raise  # the store is the reason, and no other holder
+                raise  # the store is the reason, not another holder
             busy = job.timeout == 0
             waited = "" if busy else f" after {duration(job.timeout)}"
             held, waiting = await who_holds(client, job.name, job.node)
@@ -248,7 +249,7 @@ class Holder:
                 job.data, timeout=timeout, on_loss=self._lost
             )
         if job.kind == "register":
-            from tenure.recipes import ServiceRegistry  # `tenure run` does without
+            from tenure.recipes import ServiceRegistry  # `tenure run` continues without it
 
             registry = ServiceRegistry(session, job.name)
             return await registry.register(job.data, on_loss=self._lost)
@@ -340,7 +341,7 @@ class Holder:
 
 
 def on_signals(numbers: Iterable[signal.Signals], act: Callable[[int], None]) -> None:
-    """Have signals call `act`; those that our caller wants ignored (nohup) stay ignored."""
+    """Call `act` on signals, except those that our caller ignores (nohup)."""
     loop = asyncio.get_running_loop()
     for number in numbers:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -348,12 +349,12 @@ def on_signals(numbers: Iterable[signal.Signals], act: Callable[[int], None]) ->
 
 
 def say(text: str) -> None:
-    """Print a line for a person."""
+    """Print a line for the user."""
     click.echo(f"tenure: {text}", err=True)
 
 
 async def _hold(lease: tenure.Lease, seconds: float) -> None:
-    """Keep the lease for a while, unless it is lost, or a signal comes."""
+    """Keep the lease for a while, until it is lost or a signal arrives."""
     if seconds <= 0:
         return
     interrupted = asyncio.Event()
@@ -368,6 +369,6 @@ async def _hold(lease: tenure.Lease, seconds: float) -> None:
 
 
 def _description(job: Job) -> str:
-    """Return the description of our session, without arguments: they may be secret."""
+    """Return the description of our session, without arguments, which may be secret."""
     program = Path(job.command[0]).name
     return f"tenure run {program}"[:250]

@@ -1,9 +1,9 @@
-"""Job control: what Ctrl-Z, `fg` and `bg` mean for a command in a process group of its own.
+"""Job control: effect of Ctrl-Z, `fg` and `bg` on a command in its own process group.
 
-A command that is stopped from the keyboard, or because it may not use the terminal, stops
-`tenure run` as well, so that the shell gets its prompt back. Nothing renews the lease then: a
-suspended job loses its lock after the recovery window, and is killed. A command stopped by
-SIGSTOP was stopped on purpose; it keeps its lock.
+When the command is stopped from the keyboard, or because it may not use the terminal, `tenure run`
+stops as well, so that the shell shows its prompt. The lease is not renewed then: a suspended job
+loses its lock after the recovery window, and is killed. A command stopped by SIGSTOP was stopped on
+purpose, and keeps its lock.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class JobControl:
     """The command's place in the shell's job.
 
     Attributes:
-        in_foreground: whether the command is to have the terminal when the job has it.
-        command: set once it is started.
+        in_foreground: whether the command should have the terminal when the job has it.
+        command: the command, once it is started.
     """
 
     command: _Command
 
     def __init__(self) -> None:
-        """Look up the terminal, and whether the job is alone on it."""
+        """Find the terminal, and check whether the job is alone on it."""
         self._terminal = Terminal()
         self.in_foreground = self._terminal.alone
 
@@ -49,14 +49,14 @@ class JobControl:
             return
         if number in WANTS_TERMINAL:
             self.in_foreground = True
-            # If `fg` has given it the terminal meanwhile, this report of the stop is out of date.
+            # If `fg` has meanwhile given it the terminal, this report of the stop is outdated.
             if self._terminal.ours or self._terminal.belongs_to(group):
                 self.continued()
                 return
         self._terminal.take_back(group)
         self._suspend(number)
-        # We have been continued, or could not be stopped: no process would ever continue us. A
-        # command that would only be stopped again stays stopped until a SIGCONT.
+        # We have been continued, or could not be stopped: nothing would continue us. A command that
+        # would only be stopped again stays stopped until a SIGCONT.
         if number not in WANTS_TERMINAL or self._terminal.ours:
             self.continued()
 
@@ -70,14 +70,14 @@ class JobControl:
             loop.add_signal_handler(signal.SIGTSTP, command.signal, signal.SIGTSTP)
 
     def continued(self, _number: int = signal.SIGCONT) -> None:
-        """We are to go on, perhaps in the foreground."""
+        """Continue the command, perhaps in the foreground."""
         group = self.command.group
         if self.in_foreground and self._terminal.ours and group is not None:
             self._terminal.give(group)
         self.command.signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Take the terminal back after the end of the command, as it was."""
+        """Take the terminal back after the end of the command, with its settings restored."""
         group = self.command.group
         if group is not None and self._terminal.take_back(group):
             self._terminal.restore()

@@ -1,8 +1,8 @@
-"""The terminal that `tenure run` was started from, if any, and the use of it by the job.
+"""The terminal from which `tenure run` was started, if any, and its use by the job.
 
-A command in a process group of its own may read the terminal only while that group is the
-foreground one. The command gets it from the start when all standard streams are the terminal. In a
-pipeline (`tenure run ... | less`) another program may need it: the command gets it on request.
+A command in its own process group may read the terminal only while that group is in the foreground.
+The command gets the terminal from the start when all standard streams are the terminal. In a
+pipeline (`tenure run ... | less`) another program may need it, so the command gets it on request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Settings = list[int | list[bytes | int]]
 
 
 class Terminal:
-    """The controlling terminal of this process, or nothing at all."""
+    """The controlling terminal of this process, if there is one."""
 
     def __init__(self) -> None:
         """Open the controlling terminal and save its settings, if there is one."""
@@ -61,14 +61,14 @@ class Terminal:
                 os.tcsetpgrp(self._fd, group)
 
     def take_back(self, group: int) -> bool:
-        """Put ourselves into the foreground again, if `group` is there; true if it was."""
+        """Put ourselves into the foreground again if `group` is there; return true if it was."""
         if not self.belongs_to(group):
             return False
         self.give(os.getpgrp())
         return True
 
     def restore(self) -> None:
-        """Undo what a killed command has made of the terminal's settings."""
+        """Undo changes to the terminal's settings by a killed command."""
         if self._fd is not None and self._settings is not None and self.ours:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._settings)

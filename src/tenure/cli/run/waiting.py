@@ -1,4 +1,4 @@
-"""Notices about the wait: the holder, and the place in the queue."""
+"""Notices during the wait: the holder, and the place in the queue."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ FIRST = 1.0
 """Seconds of waiting before the first notice."""
 
 INTERVAL = 5.0
-"""Seconds between two looks at the queue after that."""
+"""Seconds between two reads of the queue after that."""
 
 
 class Notices:
-    """Lines for a person about a request that waits.
+    """Lines for the user about a waiting request.
 
     Attributes:
-        session: of the request, once it is attached.
+        session: the session of the request, once attached.
     """
 
     def __init__(
         self, client: tenure.Client, name: str, node: str, say: Callable[[str], None]
     ) -> None:
-        """Start with nothing reported."""
+        """Initialise; nothing is reported yet."""
         self.session: tenure.Session | None = None
         self._client = client
         self._name = name
         self._node = node
         self._say = say
-        self._latest: object = self  # what was printed last; nothing yet
+        self._latest: object = self  # the line printed last, if any
 
     async def follow(self) -> NoReturn:
-        """Print a line now and then, whenever the holder or the place has changed."""
+        """Print a line whenever the holder or the place has changed."""
         pause = FIRST
         while True:
             await asyncio.sleep(pause)
@@ -46,7 +46,7 @@ class Notices:
             try:
                 described = await self._client.describe_semaphore(self._name, self._node)
             except tenure.SemaphoreNotFound:
-                continue  # it is just passing from one holder to the next
+                continue  # it is being handed from one holder to the next
             except tenure.Unsupported:
                 self._print(None, "")  # the store lists no holders
                 continue
@@ -81,7 +81,7 @@ def held_by(described: tenure.SemaphoreDescription) -> str:
 
 
 async def who_holds(client: tenure.Client, name: str, node: str) -> tuple[str, str]:
-    """Describe the holders and the number of waiters, as far as that can still be seen."""
+    """Describe the holders and the number of waiters, if they can still be read."""
     try:
         described = await client.describe_semaphore(name, node)
     except tenure.TenureError:

@@ -23,7 +23,7 @@ from tenure.cli.top.view import View, chosen, pressed, settled
 __all__ = ["top"]
 
 SHARE = 4
-"""Reading takes no more than one part in so many of the time, however much there is to read."""
+"""Reading takes at most one part in so many of the time."""
 SHORTEST = 0.1
 
 
@@ -33,7 +33,7 @@ SHORTEST = 0.1
     metavar="S",
     type=a_duration,
     default=1.0,
-    help="Seconds from one reading to the next, 0.1 or more.  [default: 1]",
+    help="Seconds between readings, 0.1 or more.  [default: 1]",
 )
 @click.option("--iterations", metavar="N", type=a_count, help="End after N readings.")
 @click.option(
@@ -50,8 +50,8 @@ def top(interval: float, iterations: int | None, node: str | None, *, as_json: b
     On a terminal it fills the screen; q ends it, and the last line lists the keys. In a pipe it
     prints one table for each reading, and with --json one object on a line.
 
-    New/s counts owners that were not there at the reading before. It is a lower bound: owners
-    that came and went between two readings are not counted.
+    New/s counts owners that the previous reading did not have. It is a lower bound: owners that
+    appeared and disappeared between two readings are not counted.
 
     Exits with 130 after Ctrl-C.
     """
@@ -74,7 +74,7 @@ async def _live(interval: float, iterations: int | None, node: str | None, *, as
 
 
 class Top:
-    """One `tenure top` on a terminal, from its beginning to its exit code."""
+    """One `tenure top` on a terminal, from start to exit code."""
 
     def __init__(self, observer: Observer, interval: float, iterations: int | None) -> None:
         self._observer = observer
@@ -90,7 +90,8 @@ class Top:
         """Run, and return the exit code."""
         from tenure.cli.top.screen import Notes, Screen
 
-        self._snapshot = await self._observer.read()  # a failure here is one line on stderr
+        # A failure here is reported in one line on stderr.
+        self._snapshot = await self._observer.read()
         with Notes() as notes, Screen(self._press, self._draw, self._end) as self._screen:
             while self._code is None:
                 self._draw()
@@ -185,7 +186,7 @@ def _as_json(snapshot: Snapshot) -> dict[str, Any]:
         rows = [row for row in snapshot.rows if row.node == node.path]
         described = node_json(node, [row.semaphore for row in rows])
         for row, semaphore in zip(rows, described["semaphores"], strict=True):
-            del semaphore["waiters"]  # not read: their number is
+            del semaphore["waiters"]  # not read: only their number is known
             semaphore["new_owners_per_second"] = row.rate
         nodes.append(described)
     return {"time": snapshot.wall, "nodes": nodes}

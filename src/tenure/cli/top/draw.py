@@ -1,6 +1,7 @@
 """The lines of the screen: a pure function of the snapshot and the view.
 
-Only what is visible is made, however much there is. Nothing from the store gets here unescaped.
+Only visible lines are made, so the cost does not depend on the size of the store. All text of the
+store is escaped here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["COLUMNS", "cells_of", "page_of", "render"]
 KEYS = "q quit  ↑↓ select  Enter look inside  s sort  r reverse  n node"
 KEYS_INSIDE = "q quit  ↑↓ scroll  Esc back"
 HEAD, FOOT = 3, 1
-"""Lines above (two about everything, the titles of the columns) and below the rows."""
+"""Lines above the rows (two of summary, one of titles) and below them."""
 
 NAME = Column("Name", style="bold", text=True, keep=True)
 COLUMNS = (
@@ -59,14 +60,14 @@ def page_of(height: int) -> int:
 
 
 def render(snapshot: Snapshot, view: View, width: int, height: int, note: str = "") -> list[Text]:
-    """Return the screen: `height` lines, none wider than `width`.
+    """Return the screen: `height` lines of at most `width` columns.
 
     Args:
-        snapshot: the contents of the store.
+        snapshot: the state of the store.
         view: settled (`tenure.cli.top.view.settled`).
         width: columns of the terminal.
         height: rows of the terminal.
-        note: what has gone wrong; it is shown in the place of the keys.
+        note: an error to show instead of the keys.
     """
     page = page_of(height)
     if view.inside is None:
@@ -120,7 +121,7 @@ def _rows(snapshot: Snapshot, view: View, width: int, page: int) -> list[Text]:
         return [Text(), Text("nothing is held, awaited or stored", style="dim")]
     shown = [cells_of(row) for row in rows[view.first : view.first + page]]
     columns = list(COLUMNS)
-    if len(snapshot.nodes) == 1:  # its name would take the room of the owners' hosts
+    if len(snapshot.nodes) == 1:  # the node's name would take the space of the owners' hosts
         del columns[NODE]
         for cells in shown:
             del cells[NODE]

@@ -1,11 +1,11 @@
-"""The terminal that `tenure top` has to itself, restored in any case.
+"""The terminal that `tenure top` uses exclusively, restored in any case.
 
 Rules:
 
-* What is changed (the other screen, the cursor, how keys are read) is changed in `enter` alone, and
-  undone in `leave`, which runs for every way out: a key, an error, a signal.
-* Ctrl-Z leaves before it stops, and enters again when it continues. Only after SIGKILL the terminal
-  stays as it is (`reset` mends that).
+* All changes (alternate screen, cursor, key input) are made in `enter`, and undone in `leave`,
+  which runs after a key, an error or a signal.
+* Ctrl-Z leaves before stopping, and enters again after continuing. Only SIGKILL leaves the terminal
+  changed (`reset` repairs it).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["Screen"]
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ESCAPE_TIME = 0.05
-"""Seconds in which the rest of a sequence follows its Escape."""
+"""Timeout in seconds for the rest of an escape sequence."""
 
 
 class Screen:
-    """The terminal, for as long as the ``with`` block lasts.
+    """The terminal, for the duration of the ``with`` block.
 
     Args:
         key: called with each key.
-        redraw: called when the screen has another size, or has been away.
-        ended: called with the signal that ends us.
+        redraw: called when the screen has another size, or was left and entered again.
+        ended: called with the signal that ends the process.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Screen:
         redraw: Callable[[], None],
         ended: Callable[[int], None],
     ) -> None:
-        """Prepare the screen; the terminal is not changed before the block is entered."""
+        """Prepare the screen; the terminal is changed only when the block is entered."""
         self._loop = asyncio.get_running_loop()
         self._key, self._redraw, self._ended = key, redraw, ended
         self._keyboard = Keyboard()
@@ -72,7 +72,7 @@ class Screen:
         return terminal().size
 
     def __enter__(self) -> Screen:
-        """Switch the terminal to the screen and handle its signals."""
+        """Switch the terminal to the screen, and handle its signals."""
         try:
             self.enter()
             for number in ENDING:
@@ -102,11 +102,11 @@ class Screen:
         self._live.start()
 
     def leave(self) -> None:
-        """Give the terminal back. Safe to call twice."""
+        """Restore the terminal. Safe to call twice."""
         if not self._entered:
             return
         self._entered = False
-        # The terminal may be gone.
+        # The terminal may be closed.
         with contextlib.suppress(OSError):
             self._live.stop()
         if self._fd is not None:
@@ -116,20 +116,21 @@ class Screen:
                     termios.tcsetattr(self._fd, termios.TCSADRAIN, self._settings)
 
     def show(self, lines: Sequence[Text]) -> None:
-        """Show these lines, in the place of what was there."""
+        """Show these lines, replacing the previous ones."""
         if self._entered:
             try:
                 self._live.update(Group(*lines), refresh=True)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                self._ended(signal.SIGHUP)  # the terminal is gone, and its signal is on the way
+                # The terminal is closed, and its signal is about to arrive.
+                self._ended(signal.SIGHUP)
 
     def _suspend(self) -> None:
         self.leave()
-        self._loop.remove_signal_handler(signal.SIGTSTP)  # now it stops us
+        self._loop.remove_signal_handler(signal.SIGTSTP)  # now the signal stops the process
         os.kill(os.getpid(), signal.SIGTSTP)
-        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)  # it continues here
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)  # continues here
         self.enter()
         self._redraw()
 
@@ -153,7 +154,7 @@ class Screen:
 
 
 class Notes(logging.Handler):
-    """The last warning, which would else be written across the screen."""
+    """The last warning, which would otherwise overwrite the screen."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -172,7 +173,7 @@ class Notes(logging.Handler):
 
 
 def _keyboard() -> int | None:
-    """Return the descriptor to read keys from: standard input or /dev/tty, if either works."""
+    """Return the descriptor to read keys from: standard input or /dev/tty, if one of them works."""
     if sys.stdin is not None and sys.stdin.isatty():
         return sys.stdin.fileno()
     with contextlib.suppress(OSError):

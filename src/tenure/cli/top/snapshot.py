@@ -1,8 +1,8 @@
 """Snapshot of a store, and the rate at which owners change between two snapshots.
 
 The rate is the number of owners that the previous reading did not have, divided by the seconds
-between the two readings. It is a lower bound: owners that came and went between two readings are
-not counted.
+between the two readings. It is a lower bound: owners that appeared and disappeared between two
+readings are not counted.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that was read.
+    """Result of one reading.
 
     Attributes:
-        url: of the store.
-        wall: when, for people.
-        took: seconds that the reading took.
+        url: the store's URL.
+        wall: the wall-clock time, to show.
+        took: duration of the reading in seconds.
         nodes: the nodes.
         rows: the semaphores of the nodes, by node and name.
-        inside: the one that is looked into, with its waiters, if it is there.
+        inside: the semaphore shown in detail, with its waiters, if it exists.
     """
 
     url: str
@@ -59,14 +59,14 @@ class Snapshot:
 
 
 class Observer:
-    """Reads a store again and again.
+    """Reads a store repeatedly.
 
     Args:
         node: the only node to read; ``None`` for all.
     """
 
     def __init__(self, client: tenure.Client, node: str | None) -> None:
-        """Observe one node, or all nodes if `node` is ``None``."""
+        """Set the node to read; ``None`` for all."""
         self._client = client
         self._node = node
         self._owners: dict[Key, frozenset[int]] = {}
@@ -75,11 +75,10 @@ class Observer:
         self._rows: Sequence[Row] = ()
 
     async def read(self, inside: Key | None = None) -> Snapshot:
-        """Everything as it is now.
+        """Read the store.
 
         Args:
-            inside: the only one to read, with its waiters; the others are as they were read
-                last.
+            inside: the only semaphore to read, with its waiters; the others are as last read.
         """
         client, clock = self._client, self._client.clock
         began, wall = clock.now(), clock.wall()

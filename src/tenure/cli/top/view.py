@@ -21,15 +21,15 @@ class View:
     """State of the view: order, filter, cursor and scroll position.
 
     Attributes:
-        sort: one of `SORTS`; all but names have the greatest first.
-        reverse: the other way round.
+        sort: one of `SORTS`; descending, except for names.
+        reverse: whether the order is reversed.
         node: the only node to show; ``None`` for all.
-        selected: the row that the cursor was moved to, and stays on wherever that goes; ``None``
-            while it was not moved: then it stays at the top.
-        index: where the cursor is.
+        selected: the row to which the cursor was moved, and which it follows; ``None``: the cursor
+            was not moved, and stays at the top.
+        index: the position of the cursor.
         first: the first row on the screen.
-        inside: what is looked into; then `first` counts owners and waiters.
-        quit: nothing any more.
+        inside: the semaphore shown in detail; then `first` counts owners and waiters.
+        quit: whether the program ends.
     """
 
     sort: str = "name"
@@ -141,10 +141,10 @@ _LONGEST = 16
 
 
 class Keyboard:
-    """Bytes from a terminal, as keys.
+    """Decoder of a terminal's bytes to keys.
 
-    An Escape that nothing follows is the key; as the beginning of a sequence it may arrive alone,
-    so that the reader calls `flush` a moment later.
+    An Escape byte is the Escape key or the beginning of a sequence, whose rest may arrive later. So
+    the reader calls `flush` after a short time.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Keyboard:
         return keys
 
     def flush(self) -> list[str]:
-        """End a sequence that nothing has followed: a lone escape byte is the Escape key."""
+        """Treat a lone Escape byte as the Escape key, because no sequence has followed."""
         pending, self._pending = self._pending, b""
         return ["escape"] if pending == b"\x1b" else []
 

@@ -2,10 +2,10 @@
 
 * ``url`` reads a URL by a table of parameters.
 * ``backoff`` has the pauses between attempts.
-* ``extras`` names the extra that a missing package belongs to.
+* ``extras`` names the extra of a missing package.
 * ``heartbeat`` renews sessions in a thread while the event loop is stuck.
-* ``reconnect`` connects to one of several hosts, again and again, in one task.
-* ``commands`` has what engines share that send commands to a server with the rules.
+* ``reconnect`` keeps a connection to one of several hosts, in one task.
+* ``commands`` is shared by engines whose server implements the queue rules.
 * ``session`` has the life cycle of an attached session: its takeover and its end.
 * ``watchers`` keeps an engine's local watches by name and by session.
 """

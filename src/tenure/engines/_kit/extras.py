@@ -12,10 +12,10 @@ __all__ = ["needs_extra"]
 
 @contextmanager
 def needs_extra(scheme: str, extra: str) -> Iterator[None]:
-    """Import an engine's modules inside; a missing package names the extra that installs it.
+    """Context for importing an engine's modules; a missing package names the extra to install.
 
     Raises:
-        Unsupported: a package outside of tenure is missing.
+        Unsupported: a package is missing.
     """
     try:
         yield

@@ -1,12 +1,12 @@
-"""Heartbeat thread: renews sessions over connections of its own while the event loop is stuck.
+"""Heartbeat thread: renews sessions over separate connections while the event loop is stuck.
 
 Rules:
 
-* The first renewal starts the thread. A caller leaves its session in a table and never blocks.
-* A renewal that fails proves nothing, and the next one tries again on a new connection.
+* The first renewal starts the thread. A caller adds its session to a table and never blocks.
+* A failed renewal proves nothing, and the next one uses a new connection.
 * The connections are closed when no renewal was requested during `IDLE` seconds.
-* Closing interrupts what the thread reads. It does not wait long for what cannot be interrupted,
-  such as the lookup of a name; the thread is a daemon and ends by itself.
+* Closing interrupts the thread's reads. It does not wait long for operations that cannot be
+  interrupted, such as the lookup of a name; the thread is a daemon and ends by itself.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ S = TypeVar("S")
 _log = logging.getLogger("tenure")
 
 IDLE = 10.0
-"""Seconds for which connections stay open without a renewal."""
+"""Seconds after the last renewal for which connections stay open."""
 
 _LONGEST_CLOSE = 4.0
-"""Seconds that `aclose` waits for the thread, at the most."""
+"""Longest time that `aclose` waits for the thread, in seconds."""
 
 
 class HeartbeatThread(ABC, Generic[S]):
     """The heartbeat thread of one engine, which is open on the running loop.
 
     Args:
-        name: of the thread.
-        now: the clock.
+        name: the name of the thread.
+        now: reads the clock.
         failures: logs unexpected errors.
 
     Attributes:
-        expected: errors of `renew_now` that may happen with any store.
+        expected: errors of `renew_now` that are normal for any store.
     """
 
     expected: ClassVar[tuple[type[Exception], ...]] = (OSError,)
@@ -62,7 +62,7 @@ class HeartbeatThread(ABC, Generic[S]):
         self._closing = False
 
     def renew(self, session: S) -> None:
-        """Renew a session soon. Called on any thread; never blocks."""
+        """Renew a session soon. On any thread; never blocks."""
         with self._look:
             if self._closing:
                 return
@@ -89,14 +89,14 @@ class HeartbeatThread(ABC, Generic[S]):
                 self._thread.join()
 
     def interrupt(self) -> None:
-        """Interrupt `renew_now` where closing its connections does not suffice."""
+        """Interrupt `renew_now` if closing its connections does not suffice."""
         return
 
     # In the thread
 
     @abstractmethod
     def renew_now(self, requested: dict[S, float]) -> None:
-        """Renew sessions; the values are the times at which that was requested."""
+        """Renew sessions; the values are the times of the requests."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -113,12 +113,12 @@ class HeartbeatThread(ABC, Generic[S]):
 
         Args:
             place: the path of a Unix socket, or host and port.
-            timeout: seconds that each call of the connection may take.
+            timeout: timeout of each call of the connection, in seconds.
             tls: wraps the connection.
-            server_name: that the certificate must have.
+            server_name: the required name in the certificate.
 
         Raises:
-            OSError: it failed, or the engine is being closed.
+            OSError: the connection failed, or the engine is being closed.
         """
         if isinstance(place, str):
             connection = socket.socket(socket.AF_UNIX)
@@ -167,7 +167,7 @@ class HeartbeatThread(ABC, Generic[S]):
                 self._loop.call_soon_threadsafe(self._ended.set)
 
     def _next(self) -> dict[S, float]:
-        """Wait for sessions to renew; there are none when the engine is being closed."""
+        """Wait for sessions to renew; return none when the engine is being closed."""
         with self._look:
             if not self._look.wait_for(self._has_work, IDLE):
                 self.disconnect()

@@ -1,9 +1,8 @@
 """Operation queues: the order of one program's operations on each name.
 
-A store keeps the order of operations that it receives through one member, which is a session or a
-connection. There is no order between two members. So an operation on a name waits until all
-earlier operations on that name through *other* members are answered. Names do not wait for each
-other.
+A store preserves the order of operations only within one member: a session or a connection. So an
+operation on a name waits until all earlier operations on that name through *other* members are
+answered. Names are independent.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Hashable, KeysView
 __all__ = ["OperationQueue", "OperationQueues", "Step"]
 
 Step = Callable[[], bool]
-"""Begins an operation and returns true; or returns false if it cannot begin yet."""
+"""Begins an operation and returns true, or returns false if it cannot begin yet."""
 
 
 class OperationQueues:
@@ -24,7 +23,7 @@ class OperationQueues:
         self._queues: dict[str, OperationQueue] = {}
 
     def of(self, name: str) -> OperationQueue:
-        """Return the queue of a name. Use it at once: a queue without operations is not kept."""
+        """Return the queue of a name. Use it at once: a queue without operations is dropped."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = OperationQueue(name, self._drop)
@@ -35,7 +34,7 @@ class OperationQueues:
             del self._queues[queue.name]
 
     def forget(self, member: Hashable) -> None:
-        """Expect no more answers through a member."""
+        """Stop waiting for answers through a member."""
         for queue in list(self._queues.values()):
             queue.forget(member)
 
@@ -49,7 +48,7 @@ class OperationQueue:
     """Operations on one name, in order.
 
     Args:
-        name: of the queue.
+        name: the name of the queue.
         empty: called with the queue when no operation waits and all are answered.
     """
 
@@ -78,22 +77,22 @@ class OperationQueue:
 
     @property
     def unanswered(self) -> KeysView[Hashable]:
-        """The members with operations that are not answered."""
+        """Members with unanswered operations."""
         return self._unanswered.keys()
 
     def begin(self, member: Hashable) -> None:
-        """Note that an operation was sent through a member."""
+        """Record that an operation was sent through a member."""
         self._unanswered[member] = self._unanswered.get(member, 0) + 1
 
     def try_begin(self, member: Hashable) -> bool:
-        """Begin an operation if the queue is free for its member; return whether it is."""
+        """Begin an operation if the queue is free for its member; return whether it has begun."""
         if not self.free_for(member):
             return False
         self.begin(member)
         return True
 
     def end(self, member: Hashable) -> None:
-        """Note that an operation through a member was answered."""
+        """Record that an operation through a member was answered."""
         left = self._unanswered.get(member, 0) - 1  # late after `clear` or `forget`
         if left > 0:
             self._unanswered[member] = left
@@ -102,7 +101,7 @@ class OperationQueue:
         self.move()
 
     def forget(self, member: Hashable) -> None:
-        """Expect no more answers through a member."""
+        """Stop waiting for answers through a member."""
         self._unanswered.pop(member, None)
         self.move()
 

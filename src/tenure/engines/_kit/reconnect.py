@@ -1,17 +1,18 @@
 """Connection to one of several hosts, with automatic reconnect.
 
-`ReconnectPolicy` chooses the next host and the pause before it, without I/O. A `Reconnector` is
-the task that acts on that. Rules:
+`ReconnectPolicy` chooses the next host and the pause before it, without I/O. A `Reconnector` is the
+task that connects. Rules:
 
-* The hosts are tried in turn. After a lost connection its host comes first, unless the owner
-  says otherwise; a host that failed comes last.
-* Between two rounds there is a pause, which grows and is drawn at random. A connection whose host
-  is not to come first counts as a failed attempt, so that a server which accepts and refuses is
-  not tried in a tight loop.
-* One task connects. An error of an attempt, or of a callback of the owner, never ends it.
-* The end of a connection is reported once, for any cause: `lost`, a failed `up` or `aclose`.
-* Losses and returns are logged at the level DEBUG, because the client logs each outage. A refusal
-  that an administrator has to repair is logged as an ERROR, once for each host and message.
+* The hosts are tried in turn. After a lost connection its host is first, unless the owner decides
+  otherwise; a failed host is last.
+* Between two rounds there is a growing pause, with jitter. A connection whose host must not be
+  first counts as a failed attempt, so that a server that accepts and then rejects is not tried in a
+  tight loop.
+* One task connects. Errors of attempts, or of callbacks of the owner, never end it.
+* The end of a connection is reported exactly once, after `lost`, a failed `up` or `aclose`.
+* Losses and re-established connections are logged at the level DEBUG, because the client logs each
+  outage. An error that an administrator has to repair is logged as an ERROR, once for each host and
+  message.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ReconnectPolicy(Generic[H]):
     """Order of the hosts and pauses between the rounds.
 
     Attributes:
-        hosts: in the order in which they are tried.
+        hosts: the hosts, in the order of the attempts.
     """
 
     def __init__(self, hosts: Iterable[H]) -> None:
@@ -46,13 +47,13 @@ class ReconnectPolicy(Generic[H]):
         self._failures = 0  # in a row
 
     def failed(self, host: H) -> None:
-        """Note a failed attempt: the host comes last."""
+        """Record a failed attempt: the host becomes the last."""
         self.hosts.remove(host)
         self.hosts.append(host)
         self._failures += 1
 
     def lost(self, host: H, *, first: bool) -> None:
-        """Note a lost connection: the host comes first, or its attempt has failed."""
+        """Record a lost connection: the host becomes the first, or its attempt counts as failed."""
         if first:
             self._failures = 0
         else:
@@ -68,13 +69,13 @@ class ReconnectorOwner(Protocol[H_contra, C]):
     """Maker and user of the connections."""
 
     async def connect(self, host: H_contra) -> C:
-        """Return a connection that can be used. Cancelled or failed, it leaves nothing open."""
+        """Return a usable connection. When cancelled or failed, it leaves nothing open."""
 
     def up(self, connection: C) -> None:
         """Begin to use a connection."""
 
     def down(self, connection: C, why: TenureError) -> None:
-        """Close a connection, and use it no more."""
+        """Close a connection, and stop using it."""
 
     def longest_pause(self) -> float:
         """Return the longest pause in seconds."""
@@ -84,11 +85,11 @@ class Reconnector(Generic[H, C]):
     """The task that keeps a connection.
 
     Args:
-        url: without secrets, for messages.
-        hosts: in the order in which they are tried.
+        url: the URL without secrets, for messages.
+        hosts: the hosts, in the order of the attempts.
 
     Attributes:
-        connection: the one in use; ``None`` while disconnected.
+        connection: the current connection; ``None`` while disconnected.
     """
 
     def __init__(self, url: str, hosts: Iterable[H], owner: ReconnectorOwner[H, C]) -> None:
@@ -103,7 +104,7 @@ class Reconnector(Generic[H, C]):
         self._closed = False
         self._failures = Failures(f"keeping a connection to {url}", _log)
         self._causes: deque[TenureError] = deque(maxlen=len(self._policy.hosts))
-        self._logged: dict[H, str] = {}  # refusals, since the latest connection
+        self._logged: dict[H, str] = {}  # errors since the latest connection
         self._failure: TenureError = EngineUnavailable(f"{url} is not open")
 
     @property
@@ -120,11 +121,11 @@ class Reconnector(Generic[H, C]):
         """Connect to the first host that accepts, and keep a connection from then on.
 
         Args:
-            required: raise if no host accepts; otherwise the attempts continue.
+            required: whether to raise if no host accepts; otherwise the attempts continue.
 
         Raises:
             EngineUnavailable: no host can be reached.
-            TenureError: the refusal of one that was reached.
+            TenureError: the error of a host that was reached.
         """
         for _ in range(len(self._policy.hosts)):
             if await self._attempt():
@@ -150,10 +151,10 @@ class Reconnector(Generic[H, C]):
             self._up.set()  # wakes callers of `connected`
 
     async def connected(self, timeout: float | None) -> C:
-        """Return the connection, and wait for it if necessary; with ``None`` without a limit.
+        """Return the connection, waiting for it if necessary; with ``None`` without a limit.
 
         Raises:
-            EngineUnavailable: there was none for that many seconds, or this is closed.
+            EngineUnavailable: there was no connection for that many seconds, or this is closed.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -168,12 +169,13 @@ class Reconnector(Generic[H, C]):
         return self.connection
 
     def lost(self, connection: C, why: TenureError, *, first: bool | None = True) -> None:
-        """Drop a connection and make another one, unless that is under way.
+        """Drop a connection and make another one, unless that is in progress.
 
         Args:
-            connection: the one that failed; another one than the current one is ignored.
+            connection: the failed connection; ignored if it is not the current one.
             why: the failure.
-            first: try the same host first; with ``None`` if it kept the connection for a while.
+            first: whether to try the same host first; ``None``: if the connection lasted for a
+                while.
         """
         if self.connection is not connection:
             return
@@ -219,7 +221,7 @@ class Reconnector(Generic[H, C]):
         return True
 
     def _note(self, host: H, error: Exception) -> None:
-        """Find the reason for being disconnected in the failures of the latest round."""
+        """Derive the reason for being disconnected from the failures of the latest round."""
         if not isinstance(error, TenureError):
             self._failures.report(error)
             error = EngineUnavailable(f"{host}: {error!r}")
@@ -232,7 +234,7 @@ class Reconnector(Generic[H, C]):
 
 
 def _worst(causes: list[TenureError]) -> TenureError:
-    """Return the error of a host that was reached, or else the errors of all hosts as one."""
+    """Return the error of a host that was reached, else the combined errors of all hosts."""
     for each in causes:
         if not isinstance(each, EngineUnavailable):
             return each

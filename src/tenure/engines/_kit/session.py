@@ -1,4 +1,4 @@
-"""Life cycle of an attached session: its takeover, and its one end.
+"""Life cycle of an attached session: its takeover, and its end.
 
 States::
 
@@ -9,12 +9,12 @@ States::
 Rules:
 
 * The last three states are final. The first reason counts, and `SessionBase.check` raises it.
-* `ended` is reported once, for an end by the store's word alone, and no event follows it.
+* `ended` is reported once, only for an end reported by the store, and no event follows it.
 * Events of requests that arrive during a takeover wait until the requests have been reported.
 * A takeover is complete when no former attachment can still consider a lease held. Events shorten
-  that wait; the store's answer alone ends it.
-* A session that its caller does not receive is abandoned: a new one is closed, and one that was
-  taken over is detached.
+  that wait, but only the store's answer ends it.
+* A session that its caller does not receive is abandoned: a new one is closed, and a resumed one is
+  detached.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ T = TypeVar("T")
 Session = TypeVar("Session", bound="SessionBase")
 
 _LEAVING = 2.0
-"""Seconds in which the sessions of an engine that is being closed have to close."""
+"""Seconds for the sessions of an engine to close, when the engine is closed."""
 
 
 class PlainSession(SessionDefaults):
     """Session that cannot be taken over, without the parts that depend on the store.
 
     Attributes:
-        id: its number in the store.
-        path: of its node.
-        window: the recovery window, in seconds.
+        id: its id in the store.
+        path: the path of its node.
+        window: the recovery window in seconds.
         events: receives its events.
-        closing: the program is leaving it, so that its end is not reported any more.
-        over: it is in a final state.
-        why_over: the reason of its end, if the program did not end it.
+        closing: whether the program is leaving it, so that its end is not reported.
+        over: whether it is in a final state.
+        why_over: the reason of its end, unless the program ended it.
     """
 
     def __init__(self, how: Attach, events: SessionEvents, number: int, window: float) -> None:
@@ -64,7 +64,7 @@ class PlainSession(SessionDefaults):
     # The end
 
     def check(self) -> None:
-        """Raise the reason if the session is over."""
+        """Raise the reason if the session has ended."""
         if self.over:
             raise self.reason
 
@@ -86,7 +86,7 @@ class PlainSession(SessionDefaults):
             self._forget()
 
     def _end(self, error: SessionExpired) -> bool:
-        """End the session, and report it; false if it was over before."""
+        """End the session, and report it; return false if it had ended before."""
         if self.over:
             return False
         self.why_over = error
@@ -96,7 +96,7 @@ class PlainSession(SessionDefaults):
         return True
 
     def _forget(self) -> None:
-        """Enter a final state. Engines add what they release then."""
+        """Enter a final state. Engines override it to release resources."""
         self.over = True
 
 
@@ -106,8 +106,8 @@ class SessionBase(PlainSession, ABC):
     Attributes:
         recheck: set after an event that a takeover waits for.
         early: events that wait for the end of the takeover; ``None`` afterwards.
-        taken_over: it existed before this attachment.
-        check_every: seconds between two checks of former attachments, at the most.
+        taken_over: whether it existed before this attachment.
+        check_every: longest time between two checks of former attachments, in seconds.
     """
 
     check_every: ClassVar[float] = 5.0
@@ -131,7 +131,7 @@ class SessionBase(PlainSession, ABC):
 
     @abstractmethod
     def _acknowledge(self) -> None:
-        """Have the store note, soon, that this attachment considers nothing held any more."""
+        """Inform the store, soon, that this attachment no longer considers anything held."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -152,10 +152,10 @@ class SessionBase(PlainSession, ABC):
             begin: reads the requests of the session, and calls `resume`.
 
         Returns:
-            what `begin` returns.
+            The result of `begin`.
 
         Raises:
-            SessionExpired: it has ended meanwhile, or was taken over once more.
+            SessionExpired: it has ended meanwhile, or was taken over again.
         """
         try:
             while remaining is not None:
@@ -200,7 +200,7 @@ def _abandon(attaching: asyncio.Future[Session]) -> None:
 
 
 class ClosableSession(Protocol):
-    """A session, as an engine that is being closed ends it."""
+    """A session, as closed by its engine."""
 
     async def close(self) -> None:
         """Close the session."""
@@ -215,8 +215,8 @@ async def close_sessions(
     """Close the sessions of an engine, and stop those that the store does not confirm in time.
 
     Args:
-        sessions: all of the engine.
-        url: of the store, for messages.
+        sessions: all sessions of the engine.
+        url: the store's URL, for messages.
         trouble: returns the reason why the store cannot be reached, if it is known.
 
     Raises:

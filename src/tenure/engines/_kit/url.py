@@ -1,12 +1,12 @@
-"""URLs of stores: hosts, credentials, TLS and parameters, read by one table.
+"""URLs of stores: hosts, credentials, TLS and parameters, read with one table.
 
-An engine lists its parameters once, as `Parameter`s, and reads a URL with `StoreUrl`. The same name
-means the same on every engine. Rules for all of them:
+An engine lists its parameters once, as `Parameter`s, and reads a URL with `StoreUrl`. A name has
+the same meaning on every engine. Rules:
 
-* A parameter's name may be written with hyphens or underscores. Other names of it are aliases.
+* A parameter's name may be written with hyphens or underscores, and may have aliases.
 * Values are percent-decoded. A parameter without a value, or given twice, is an error.
-* A password or a token is in no message, description or log.
-* Nothing is read from a file and no connection is opened; a file for TLS is read by `Tls.context`.
+* Messages, descriptions and logs never contain a password or a token.
+* No file is read and no connection is opened; `Tls.context` reads the files for TLS.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Parameter(Generic[T]):
     """One parameter of a URL.
 
     Attributes:
-        name: with underscores.
-        default: the value if the URL does not have it.
-        read: makes the value of the text; its `ValueError` says what the text has to be.
-        aliases: other names: a store's customary ones, and former ones.
+        name: the name with underscores.
+        default: the default value.
+        read: converts the text to the value; its `ValueError` describes valid texts.
+        aliases: other names, customary for the store or former.
         secret: whether the value must not be shown.
     """
 
@@ -78,7 +78,7 @@ def flag(name: str, *, default: bool = False, aliases: tuple[str, ...] = ()) -> 
 def number(
     name: str, default: T, least: float, most: float, *, aliases: tuple[str, ...] = ()
 ) -> Parameter[T]:
-    """Return a parameter between two numbers; a whole one, if its default is an `int`."""
+    """Return a parameter between two numbers; a whole number if its default is an `int`."""
     kind = int if isinstance(default, int) else float
     read = cast("Callable[[str], T]", partial(_number, kind, least, most))
     return Parameter(name, default, read, aliases)
@@ -87,7 +87,7 @@ def number(
 def choice(
     name: str, default: T, values: dict[str, T], *, aliases: tuple[str, ...] = ()
 ) -> Parameter[T]:
-    """Return a parameter that is one of some words, and what each of them means."""
+    """Return a parameter with a set of words, and the meaning of each."""
     return Parameter(name, default, partial(_chosen, values), aliases)
 
 
@@ -132,13 +132,13 @@ USERNAME = text("username", aliases=("user",))
 PASSWORD = text("password", secret=True)
 
 CONNECT_TIMEOUT = number("connect_timeout", 10.0, 0.1, 600.0, aliases=("socket_connect_timeout",))
-"""Seconds for one attempt to connect; where an engine says so, for attaching too."""
+"""Timeout in seconds of one attempt to connect; on some engines, of attaching too."""
 
 SOCKET_TIMEOUT = number("socket_timeout", 5.0, 0.1, 600.0, aliases=("timeout",))
-"""Seconds after which a server that does not answer is abandoned, at the most."""
+"""Timeout in seconds after which a server that does not answer is abandoned."""
 
 BUSY_POLL = Parameter("busy_poll", USUAL / 1e6, _microseconds)
-"""Seconds that the loop stays awake for an answer, at the most; microseconds in the URL."""
+"""Longest time in seconds that the loop polls for an answer; microseconds in the URL."""
 
 _CA = text("tls_ca", aliases=("ssl_ca_certs", "ssl_ca_path", "root_certificates"))
 _CERT = text("tls_cert", aliases=("ssl_certfile", "certificate_chain"))
@@ -156,7 +156,7 @@ TLS: tuple[Parameter[Any], ...] = (_CA, _CERT, _KEY, _SERVER_NAME, _VERIFY)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server, as it is dialled: a host and a port, or the path of a socket."""
+    """Address of one server: a host and a port, or the path of a socket."""
 
     host: str = ""
     port: int = 0
@@ -167,18 +167,18 @@ class Endpoint:
 
     @property
     def local(self) -> bool:
-        """True if what is sent there stays on this machine."""
+        """True if data for it stays on this machine."""
         return is_local(self.host, self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS of a client, as a URL describes it.
+    """TLS options of a URL.
 
     Attributes:
         ca: a PEM file, or a folder of hashed certificates; empty: the system's authorities.
         cert, key: PEM files of the client's certificate; the key may be in the first.
-        server_name: the name in the servers' certificates; empty: each one's host.
+        server_name: the name in the servers' certificates; empty: the host of each.
         verify: ``"full"``; ``"ca"``: any name; ``"none"``: any certificate.
     """
 
@@ -192,7 +192,7 @@ class Tls:
         """Read the files.
 
         Raises:
-            InvalidArgument: a file cannot be read, or is not what it should be.
+            InvalidArgument: a file cannot be read, or is invalid.
         """
         folder = os.path.isdir(self.ca)
         try:
@@ -223,14 +223,14 @@ def _no_password() -> str:
 
 
 class StoreUrl:
-    """A URL, taken apart. The value of a parameter is ``url[PARAMETER]``.
+    """A parsed URL. The value of a parameter is ``url[PARAMETER]``.
 
     Attributes:
         scheme: in lower case.
-        user: in front of a colon before the hosts, decoded.
-        secret: behind it; or, with `token`, all that stands before the hosts.
-        hosts: as written, with their ports.
-        path: as written, with its slash.
+        user: the decoded user before the hosts.
+        secret: the password after the user; or, with `token`, everything before the hosts.
+        hosts: the hosts as written, with their ports.
+        path: the path as written, with its slash.
         shown: the URL without secrets.
     """
 
@@ -244,26 +244,26 @@ class StoreUrl:
         *,
         token: bool = False,
     ) -> None:
-        """Take a URL apart.
+        """Parse a URL.
 
         Args:
-            url: with its scheme.
+            url: the URL with its scheme.
             schemes: the engine's schemes.
             known: the engine's parameters.
-            token: what stands before the hosts is a token, and no user.
+            token: whether a token stands before the hosts, instead of a user.
 
         Raises:
             InvalidArgument: it is wrong; the message shows it without secrets.
         """
         scheme, _, rest = url.partition("://")
         self.scheme = scheme.lower()
-        if self.scheme not in schemes:  # without "://" all of it, secrets too
+        if self.scheme not in schemes:  # without "://", all of it, including secrets
             raise InvalidArgument(f"the URL does not begin with {schemes[0]}://")
         end = min(f"{rest}{sign}".index(sign) for sign in "/?#")
         authority, location = rest[:end], rest[end:]
-        if authority and "@" in location:  # a secret may be cut in two: nothing can be shown
+        if authority and "@" in location:  # a secret may be split: nothing can be shown
             raise InvalidArgument(
-                f"the {self.scheme}:// URL has an '@' behind its hosts; write %40 there, and %2F, "
+                f"the {self.scheme}:// URL has an '@' after its hosts; write %40 there, and %2F, "
                 "%3F or %23 for a '/', '?' or '#' in a user, a password or a token"
             )
         location, mark, _ = location.partition("#")
@@ -289,7 +289,7 @@ class StoreUrl:
         }
 
     def _read(self, parameter: Parameter[Any], value: str) -> Any:
-        if "\0" in value:  # no file, account or server has it in a name
+        if "\0" in value:  # no file, account or server has one in its name
             raise self.wrong(f"{parameter.name} contains a NUL character")
         try:
             return parameter.read(value)
@@ -316,8 +316,8 @@ class StoreUrl:
         """Return the servers, in their order.
 
         Args:
-            port: where none is written.
-            default: the host where none is written; empty: that is an error.
+            port: the default port.
+            default: the default host; empty: a missing host is an error.
         """
         found = []
         for each in (self.hosts or default).split(","):
@@ -334,11 +334,11 @@ class StoreUrl:
         return Endpoint(path=socket_path(self.shown, self.hosts + self.path))
 
     def tls(self, *, inside: bool, scheme: str) -> Tls | None:
-        """Return the description of TLS; ``None`` outside of it.
+        """Return the TLS options; ``None`` without TLS.
 
         Args:
             inside: whether the URL requires TLS.
-            scheme: the one that does.
+            scheme: the scheme that does.
         """
         given = [each.name for each in TLS if each in self]
         if not inside and given:

@@ -1,7 +1,7 @@
-"""Local watches of an engine, by what they watch and by session.
+"""Local watches of an engine, by subject and by session.
 
-Adding and removing a watch takes constant time, however many there are on its subject, in its
-session or in the engine. A session's end visits its own watches alone.
+Adding and removing a watch takes constant time, regardless of the number of watches. A session's
+end visits only its own watches.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Watching = TypeVar("Watching", bound="WatchingSession")
 
 
 class WatchingSession(Protocol):
-    """A session, as its watches see it."""
+    """A session, as seen by its watches."""
 
     @property
     def over(self) -> bool:
-        """True if it ended, or was closed by this program."""
+        """True if it has ended, or was closed by this program."""
         ...
 
 
@@ -32,8 +32,8 @@ class LocalWatch(Generic[Watching]):
     """One watch of a session.
 
     Attributes:
-        session: that watches.
-        kinds: letters of the kinds of changes that it reports.
+        session: the watching session.
+        kinds: letters of the kinds of changes to report.
         changed: called after such a change.
     """
 
@@ -42,13 +42,13 @@ class LocalWatch(Generic[Watching]):
     changed: Callable[[], None]
 
     def report(self, kind: str) -> None:
-        """Report a change of a kind, unless the watch is not for it or its session is over."""
+        """Report a change of a kind, unless the watch excludes it or its session has ended."""
         if kind in self.kinds and not self.session.over:
             self.changed()
 
 
 class Watchers(Generic[Subject, Session, Watch]):
-    """The watches of an engine, in the order in which they began. Iterates over the subjects."""
+    """Watches of an engine, in the order of their creation. Iterates over the subjects."""
 
     def __init__(self) -> None:
         self._on: dict[Subject, dict[Watch, None]] = {}
@@ -60,7 +60,7 @@ class Watchers(Generic[Subject, Session, Watch]):
         self._of.setdefault(session, {})[watch] = subject
 
     def remove(self, subject: Subject, session: Session, watch: Watch) -> bool:
-        """Remove a watch; false if it is not there (any more)."""
+        """Remove a watch; return false if it does not exist (any more)."""
         of_session = self._of.get(session, {})
         if watch not in of_session:
             return False

@@ -16,9 +16,9 @@ class RequestSession(Protocol):
     """Session of a request.
 
     Attributes:
-        path: of the node.
-        lease: seconds of the leases that it requests.
-        over: it accepts and renews nothing any more.
+        path: the path of the node.
+        lease: duration of its leases in seconds.
+        over: whether it no longer accepts or renews anything.
     """
 
     path: str
@@ -29,10 +29,10 @@ class RequestSession(Protocol):
     over: bool
 
     def covers(self, sent: float) -> bool:
-        """Return true if a grant in answer to a request of that time is as fresh as the proof."""
+        """Return true if a grant of a request sent at that time is as fresh as the proof."""
 
     def forget(self, request_id: int) -> None:
-        """Forget a request that is over."""
+        """Forget a request that has ended."""
 
 
 class RequestAnswers:
@@ -40,7 +40,7 @@ class RequestAnswers:
 
     Attributes:
         place: the future that `enqueue` returns.
-        given: true once the caller has an answer; events follow.
+        given: whether the caller has an answer, so that events follow.
         withdrawals: callers that wait for the end of the request.
     """
 

@@ -1,16 +1,16 @@
-"""One connection to a dflockd server: requests out, replies in, in that order.
+"""One connection to a dflockd server: requests out, replies in, in the same order.
 
-The loop owns it, with one exception: while the loop is stuck, a thread may send renewals and read
+The loop owns it, except that a thread may send renewals and read while the loop is stuck
 (`heartbeat`). A lock guards the requests without replies. Replies that the thread reads wait for
-the loop, except those to renewals.
+the loop, except replies to renewals.
 
 Rules:
 
-* A reply belongs to the oldest request that has none. Its handler runs on the loop; the handler of
-  a renewal runs in any thread.
-* A connection is lost once: by the server, by silence, or by `hang_up`. After that only the
-  handlers of renewals are called, with `LOST`. The users of the connection are notified, unless it
-  was hung up.
+* A reply belongs to the oldest request without one. Its handler runs on the loop; the handler of a
+  renewal runs in any thread.
+* A connection is lost once: closed by the server, timed out, or closed by `hang_up`. After that
+  only the handlers of renewals are called, with `LOST`. The users of the connection are notified,
+  except after `hang_up`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class User(Protocol):
 
 
 class _Expected:
-    """A request that has no reply yet."""
+    """A request without a reply."""
 
     __slots__ = ("any_thread", "blocking", "handler", "sent")
 
@@ -100,13 +100,13 @@ class DflockdConnection:
     def send(
         self, request: bytes, handler: Handler, *, blocking: bool = False, any_thread: bool = False
     ) -> None:
-        """Send a request. From another thread than the loop's only with `any_thread`.
+        """Send a request. From threads other than the loop's only with `any_thread`.
 
         Args:
             request: the line and its arguments, as bytes.
             handler: called with the reply, or with `LOST`.
-            blocking: the server may reply late.
-            any_thread: the handler may be called in any thread.
+            blocking: whether the server may reply late.
+            any_thread: whether the handler may be called in any thread.
         """
         with self._lock:
             if self.lost or self._broken:
@@ -140,7 +140,7 @@ class DflockdConnection:
             self.users.pop(waiting, None)
 
     def is_silent(self, limit: float) -> bool:
-        """Return true if the oldest reply is overdue, after that many seconds."""
+        """Return true if the oldest reply is overdue, with a timeout in seconds."""
         with self._lock:
             if not self._expected or self._expected[0].blocking:
                 return False
@@ -154,7 +154,7 @@ class DflockdConnection:
 
     @property
     def awaits_renewal(self) -> bool:
-        """True while a renewal has no reply, and may get one."""
+        """True while a renewal has no reply, but may get one."""
         with self._lock:
             return not self._broken and any(each.any_thread for each in self._expected)
 
@@ -281,16 +281,16 @@ class DflockdConnection:
     def part(self, parted: Callable[[], None], limit: float) -> None:
         """Half-close, and call `parted` when the server has closed too, or after `limit` seconds.
 
-        A server that has closed has released all that was on this connection. The input ends
-        inside a request: a server that still replies to half-closed connections, as tenure's,
-        does not wait for the rest of it.
+        A server that has closed has released everything on this connection. The input ends inside a
+        request: a server that still replies to half-closed connections, such as tenure's, does not
+        wait for the rest of it.
         """
         self.users.clear()
         self._parted = parted
         self._parting = self._loop.call_later(limit, self.hang_up)
         try:
             if not self._out:
-                with contextlib.suppress(*_WOULD_BLOCK):  # it ends inside an earlier request then
+                with contextlib.suppress(*_WOULD_BLOCK):  # then it ends inside an earlier request
                     self._socket.send(_BROKEN_OFF)
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
@@ -298,7 +298,7 @@ class DflockdConnection:
 
 
 class _Waiting:
-    """A coroutine that waits for a reply."""
+    """Coroutine that waits for a reply."""
 
     def __init__(self, answer: asyncio.Future[Reply]) -> None:
         self._answer = answer

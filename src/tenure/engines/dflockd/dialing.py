@@ -1,9 +1,9 @@
 """Opening a connection: TCP, TLS, the token, and the kind of the server.
 
-dflockd reports no version. Its answers show the kind of a server: `PING` is known since 2.0, whose
-tokens begin with a fencing token; `STATS` since 1.0, which has semaphores; neither before. An
-early server closes the connection after a request that it does not know, so that `kind_of` may
-have to open another one.
+dflockd reports no version, so the kind of a server is determined by its answers: `PING` exists
+since 2.0, whose tokens begin with a fencing token; `STATS` since 1.0, which has semaphores. An
+early server closes the connection after an unknown request, so `kind_of` may have to open another
+one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tenure.wire.lines import requesting
 
 __all__ = ["Kind", "dial", "kind_of"]
 
-# While nothing can be sent, TCP notices a peer that is gone.
+# While nothing can be sent, TCP keepalive detects a dead peer.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 @contextlib.asynccontextmanager
 async def _unavailable(address: DflockdUrl, endpoint: Endpoint) -> AsyncIterator[None]:
-    """Limit the time, and raise what the network raises as `EngineUnavailable`."""
+    """Limit the time, and raise network errors as `EngineUnavailable`."""
     limit = address.connect_timeout
     try:
         async with asyncio.timeout(limit):
@@ -53,7 +53,7 @@ async def _unavailable(address: DflockdUrl, endpoint: Endpoint) -> AsyncIterator
 
 
 async def dial(address: DflockdUrl, endpoint: Endpoint, clock: Clock) -> DflockdConnection:
-    """Open a connection over which requests can be sent.
+    """Open a usable connection.
 
     Raises:
         EngineUnavailable: the server cannot be reached, or not in time.

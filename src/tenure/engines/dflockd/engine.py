@@ -42,7 +42,7 @@ from tenure.model import (
 __all__ = ["DflockdEngine", "Sharding", "crc32_shard"]
 
 Sharding: TypeAlias = Callable[[str, int], int]
-"""Function that returns the number of the server for a key, of so many servers."""
+"""Function from a key and the number of servers to the number of the key's server."""
 
 TICK = 1.0
 """Longest pause between two checks of all connections, in seconds."""
@@ -51,7 +51,7 @@ SLOW = 0.5
 """Seconds after which a missing reply is reported as the cause of a timeout."""
 
 WINDOWS_PER_READ_TIMEOUT = 6
-"""Longest window, in read timeouts: a longer one could not be renewed in time."""
+"""Longest window, as a multiple of read timeouts: a longer one could not be renewed in time."""
 
 _log = logging.getLogger("tenure")
 
@@ -66,7 +66,7 @@ class DflockdEngine(EngineDefaults):
 
     Attributes:
         sharding: chooses the server for a key; it may be replaced before the first request.
-        semaphores: those that this program has declared.
+        semaphores: the semaphores declared by this program.
         heartbeat: reads the answers to renewals while the loop is stuck.
     """
 
@@ -109,7 +109,7 @@ class DflockdEngine(EngineDefaults):
 
     @property
     def guarantees(self) -> str:
-        """Weak points of these servers, for people."""
+        """Limitations of these servers, for people."""
         fenced = "" if self.capabilities.fencing else " These servers have no fencing tokens."
         return (
             "A lease ends with its connection. When that breaks, the server grants the lock to "
@@ -131,7 +131,7 @@ class DflockdEngine(EngineDefaults):
         return threading.get_ident() == self._thread
 
     def shard_of(self, name: str) -> Shard:
-        """Return the server that has a key."""
+        """Return the server of a key."""
         number = self.sharding(name, len(self._shards))
         if not isinstance(number, int) or not 0 <= number < len(self._shards):
             raise InvalidArgument(
@@ -144,7 +144,7 @@ class DflockdEngine(EngineDefaults):
     # Life
 
     async def open(self) -> None:
-        """Connect to all servers; at least one must be reached."""
+        """Connect to all servers; at least one must be reachable."""
         if self._open:
             return
         self.loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ class DflockdEngine(EngineDefaults):
     # Contact
 
     def trouble(self, name: str | None = None) -> TenureError | None:
-        """Return the reason why the store grants nothing at this moment, if it is known."""
+        """Return the reason why the store currently grants nothing, if known."""
         if not self._open:
             return None
         shards = self._shards if name is None else [self.shard_of(name)]
@@ -281,10 +281,10 @@ class DflockdEngine(EngineDefaults):
         )
 
     def forget(self, session: DflockdSession) -> None:
-        """Forget a session that is over."""
+        """Forget a session that has ended."""
         self._sessions.pop(session, None)
 
-    # Nodes: there is one
+    # Nodes: only the default one
 
     async def create_node(
         self,

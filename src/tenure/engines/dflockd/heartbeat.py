@@ -1,7 +1,7 @@
 """Heartbeat thread: reads the answers to renewals while the event loop is stuck.
 
-The client's thread sends the renewals over the connections that hold something, because a renewal
-over another connection would not keep one alive. This thread reads the answers, which prove the
+The client's thread sends the renewals over the connections that hold locks, because a renewal over
+another connection would not keep these alive. This thread reads the answers, which prove the
 session. Other replies that it reads wait for the loop.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["DflockdHeartbeat"]
 _log = logging.getLogger("tenure")
 
 _POLL = 50
-"""Milliseconds after which the thread looks for further connections, and for its end."""
+"""Milliseconds between two checks for new connections, and for the thread's end."""
 
 
 class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
@@ -31,7 +31,7 @@ class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
         super().__init__("tenure-dflockd-heartbeat", clock.now, Failures("reading renewals", _log))
 
     def renew_now(self, wanted: dict[DflockdConnection, float]) -> None:
-        """Read the replies that have arrived; keep the connections that still owe one."""
+        """Read the replies that have arrived; return the connections that still expect one."""
         reading = {each.fileno(): each for each in wanted if each.awaits_renewal}
         poll = select.poll()
         for descriptor in reading:
@@ -43,4 +43,4 @@ class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
             self.renew(connection)
 
     def disconnect(self) -> None:
-        """Drop nothing: the connections are the loop's."""
+        """Do nothing: the connections belong to the loop."""

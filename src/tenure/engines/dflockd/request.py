@@ -2,9 +2,9 @@
 
 `tenure.engines.dflockd.states` has the states and their transitions.
 
-A request that is withdrawn (`withdraw`, its timeout, the end of its session) leaves at once, or
-after the reply that is under way. A lost connection sends a request that does not hold yet back to
-TRYING or JOINING. It ends a request that is HELD or LEAVING.
+A withdrawn request (`withdraw`, its timeout, the end of its session) leaves at once, or after the
+pending reply. When its connection is lost, a request that is not held yet returns to TRYING or
+JOINING; a request that is HELD or LEAVING ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["DflockdRequest"]
 
 NEW, TRYING, JOINING, WAITING, PROVING, HELD, LEAVING, GONE = Standing
 
-_FOR_EVER = 1_000_000_000  # seconds; every wait of the protocol has an end
+_FOR_EVER = 1_000_000_000  # seconds; every wait in the protocol has a timeout
 _LOOK_AGAIN = 1.0  # seconds, if a grant is being proven when the timeout passes
 _REJOIN_PAUSE = 0.25  # seconds before a request joins again that a draining server rejected
 
@@ -38,12 +38,12 @@ class DflockdRequest:
     """One request.
 
     Args:
-        limit: of the semaphore; 1 for a mutex.
-        timeout: seconds to wait; 0: granted at once or not at all; ``None``: for ever.
+        limit: the limit of the semaphore; 1 for a mutex.
+        timeout: seconds to wait; 0: granted at once or not at all; ``None``: no limit.
 
     Attributes:
-        answers: to its caller, and to its session.
-        token: the server's identifier of it while it is held.
+        answers: the answers for its caller, and its session.
+        token: the server's identifier of the request while it is held.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DflockdRequest:
         limit: int,
         timeout: float | None,
     ) -> None:
-        """Start new, with nothing sent."""
+        """Start in the state NEW."""
         self.number = number
         self.name = name
         self.standing = NEW
@@ -70,7 +70,7 @@ class DflockdRequest:
         self._sent = 0.0
         self._withdrawn = False
         self._refused: Reply | None = None
-        self._in_order = False  # the operations after it wait for it
+        self._in_order = False  # later operations wait for it
         self._new_timeout: float | Unchanged | None = UNCHANGED  # to set once it waits
         self._timer: asyncio.TimerHandle | None = None
         self._later: asyncio.TimerHandle | None = None
@@ -163,7 +163,7 @@ class DflockdRequest:
         self._later = self._session.loop.call_later(_REJOIN_PAUSE, step)
 
     def take(self, connection: DflockdConnection) -> None:
-        """Join the queue over a connection of its own."""
+        """Join the queue over a separate connection."""
         self._use(connection)
         self._refused = None
         lease, limit = self._session.lease, self._limit
@@ -182,7 +182,7 @@ class DflockdRequest:
             if self._new_timeout is not UNCHANGED:
                 self.wait_no_longer_than(self._new_timeout)
         elif reply.status != "acquired":
-            self._refused = reply  # so that the reply to `wait` means nothing
+            self._refused = reply  # so that the reply to `wait` is ignored
 
     def _waited(self, reply: Reply) -> None:
         if self.standing is LEAVING:
@@ -222,7 +222,7 @@ class DflockdRequest:
             return
         if reply.status == "ok":
             self._grant()
-        else:  # it was over before it was reported
+        else:  # it ended before it was reported
             self.token = ""
             self._shard.put_back(self._disuse())
             self._again()
@@ -234,7 +234,7 @@ class DflockdRequest:
         self._settled()
 
     def renewal(self, token: str) -> bytes:
-        """Return the message that renews what is held by that token."""
+        """Return the message that renews the lock with that token."""
         counted = self._limit is not None
         return requesting.renew(self.name, token, self._session.lease, counted=counted)
 
@@ -260,7 +260,7 @@ class DflockdRequest:
         gone = self.answers.withdrawal()
         if self.answers.given or self._session.over or self._waits_for_a_connection():
             self._abandon()
-        else:  # as other clients see it, it is answered first
+        else:  # for other clients, it is answered first
             self._queue.add(self._depart)
         return gone.result() if gone.done() else gone
 
@@ -297,7 +297,7 @@ class DflockdRequest:
 
     def _timed_out(self) -> None:
         self._timer = None
-        if self.standing is PROVING:  # it is granted, unless that was lost already: check again
+        if self.standing is PROVING:  # it is granted, unless the grant was lost: check again
             self._timer = self._session.loop.call_later(_LOOK_AGAIN, self._timed_out)
             return
         if self.standing in {HELD, LEAVING, GONE}:
@@ -367,8 +367,8 @@ class DflockdRequest:
         """End the request, and answer its callers.
 
         Args:
-            withdrawn: the answer to a withdrawal. A release that a lost connection cut off may
-                have been executed.
+            withdrawn: the answer to a withdrawal. A release on a lost connection may have been
+                executed.
         """
         if self.standing is GONE:
             return

@@ -1,7 +1,7 @@
-"""Semaphores that one program has declared, and checks of names and requests.
+"""Semaphores declared by one program, and checks of names and requests.
 
-dflockd keeps a limit only while there are requests. So the program's limits are kept here, for all
-of its sessions.
+dflockd stores a limit only while there are requests. So the program's limits are stored here, for
+all of its sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tenure.wire.lines.rules import is_key
 __all__ = ["DeclaredSemaphores", "check_name", "refusal", "uncounted"]
 
 _KEY_BYTES = 255
-"""Most bytes of a key that every server accepts: early ones count the end of the line."""
+"""Maximum bytes of a key on all servers: early ones count the end of the line."""
 
 
 def check_name(name: str, node: str) -> None:
@@ -34,7 +34,7 @@ def check_name(name: str, node: str) -> None:
 
     Raises:
         InvalidArgument: no engine accepts it.
-        Unsupported: it cannot be a key of dflockd's.
+        Unsupported: it is not a valid key of dflockd.
     """
     rules.check_name(name, node)
     if not is_key(name) or len(name.encode()) > _KEY_BYTES:
@@ -46,10 +46,10 @@ def check_name(name: str, node: str) -> None:
 
 
 class DeclaredSemaphores:
-    """Limits of the semaphores that a program has declared.
+    """Limits of the semaphores declared by a program.
 
     Args:
-        shard_of: returns the server that has a key.
+        shard_of: returns the server of a key.
     """
 
     def __init__(self, shard_of: Callable[[str], Shard]) -> None:
@@ -58,12 +58,12 @@ class DeclaredSemaphores:
         self._limits: dict[str, int] = {}
 
     async def find(self, name: str) -> SemaphoreDescription | None:
-        """Return a server's description of a name that it knows."""
+        """Return a server's description of a name, if it knows the name."""
         described = await self._shard_of(name).semaphores()
         return next((each for each in described if each.name == name), None)
 
     async def create(self, node: str, name: str, limit: int, *, exist_ok: bool) -> None:
-        """Declare a limit. Raises `SemaphoreExists` if there is another one, or any."""
+        """Declare a limit. Raises `SemaphoreExists` if another limit, or any, is declared."""
         requesting.check_limit(limit)
         known = self._limits.get(name)
         if known is None:
@@ -88,7 +88,7 @@ class DeclaredSemaphores:
             raise _not_declared(node, name)
 
     async def describe(self, node: str, name: str) -> SemaphoreDescription:
-        """Describe a semaphore that a server knows, or this program. Raises `SemaphoreNotFound`."""
+        """Describe a semaphore of a server, or of this program. Raises `SemaphoreNotFound`."""
         found = await self.find(name)
         if found is not None:
             return found
@@ -115,7 +115,7 @@ class DeclaredSemaphores:
         return limit
 
     def check_shrink(self, node: str, name: str, count: int) -> None:
-        """Check that a request keeps the count that it has."""
+        """Check that a request keeps its count."""
         most = 1 if name in self._limits else EPHEMERAL_LIMIT
         rules.check_shrink(count, most, most, node, name)
         if count != most:
@@ -123,7 +123,7 @@ class DeclaredSemaphores:
 
 
 def uncounted(shard: Shard, node: str, name: str) -> Unsupported:
-    """Return the error for a server that has mutexes alone."""
+    """Return the error for a server that only has mutexes."""
     return Unsupported(
         f"semaphore {name!r} on {node}: {shard} runs dflockd 0.x, which has none. Use dflockd 1.0 "
         "or newer, or tenure's own server.",
@@ -142,8 +142,8 @@ def refusal(shard: Shard, reply: Reply, node: str, name: str, limit: int) -> Ten
             name=name,
         )
     why = {
-        "error_max_locks": "it has its most keys already. Raise the server's --max-locks",
-        "error_max_waiters": "it has its most waiters already. Raise the server's --max-waiters",
+        "error_max_locks": "it has its maximum of keys. Raise the server's --max-locks",
+        "error_max_waiters": "it has its maximum of waiters. Raise the server's --max-waiters",
     }.get(reply.status, f"it replied {reply.status!r}")
     return EngineError(
         f"{shard} rejected the request for {name!r}: {why}",

@@ -1,8 +1,8 @@
-"""One session: its requests, and the proof that all of them still hold.
+"""One session: its requests, and the proof that all of them are still held.
 
-dflockd knows no sessions. This one lives as long as it is renewed within its window, which is also
-the lease of everything that it holds, in whole seconds. Its proof is the oldest proof of its
-requests. While it holds nothing, every renewal proves it.
+dflockd has no sessions. This one lives while it is renewed within its window, which is also the
+lease of everything that it holds, in whole seconds. Its proof is the oldest proof of its requests.
+While it holds nothing, every renewal proves it.
 
 A server also closes a connection that is silent for its read timeout. If the window is longer than
 that, a proof counts as older by the difference.
@@ -47,18 +47,18 @@ class SessionEngine(Protocol):
         """Return true on the thread of the loop."""
 
     def shard_of(self, name: str) -> Shard:
-        """Return the server that has a key."""
+        """Return the server of a key."""
 
     def forget(self, session: DflockdSession) -> None:
-        """Forget a session that is over."""
+        """Forget a session that has ended."""
 
 
 class DflockdSession(PlainSession):
     """The `EngineSession` of dflockd servers.
 
     Attributes:
-        requests: its requests that are not over.
-        lease: seconds of the leases that it requests.
+        requests: its requests that have not ended.
+        lease: duration of its leases in seconds.
     """
 
     attach_number = 1
@@ -81,19 +81,19 @@ class DflockdSession(PlainSession):
         self._leaving: list[asyncio.Future[Withdrawn]] = []
 
     def __repr__(self) -> str:
-        """Return the id, and whether the session is over, for people."""
+        """Return the id, and whether the session has ended."""
         return f"<session {self.id}{' (over)' if self.over else ''}>"
 
     # Proof
 
     def prove(self, at: float) -> None:
-        """Report a proof by what was sent at `at`. From any thread."""
+        """Report a proof by a request sent at `at`. From any thread."""
         self._proved = max(self._proved, at)
         if not self.over:
             self.events.proven(at - self._older)
 
     def covers(self, sent: float) -> bool:
-        """Return true if a grant in answer to a request of that time is as fresh as the proof."""
+        """Return true if a grant of a request sent at that time is as fresh as the proof."""
         return sent >= self._renewed_at and self.clock.now() - sent < self.window / 6
 
     def renew(self) -> None:
@@ -131,7 +131,7 @@ class DflockdSession(PlainSession):
         return used
 
     def _renew_again_at(self, until: float) -> None:
-        """Renew at the URL's `renew_ratio` until then."""
+        """Renew with the URL's `renew_ratio` until that time."""
         ratio = self._engine.address.renew_ratio
         assert ratio is not None
 
@@ -175,14 +175,14 @@ class DflockdSession(PlainSession):
             await asyncio.wait(left)
 
     async def detach(self) -> None:
-        """Keep what it has until its window is over, or the engine is closed."""
+        """Keep its requests until its window has passed, or the engine is closed."""
         if not self.over and not self.closing:
             self._renew()
             self.closing = True
             self._proved = self.clock.now()
 
     def _forget(self) -> None:
-        """Withdraw all requests; cut off the connections of those without an answer in time."""
+        """Withdraw all requests; close the connections of those without an answer in time."""
         super()._forget()
         self._engine.forget(self)
         if self._again is not None:
@@ -235,7 +235,7 @@ class DflockdSession(PlainSession):
         check_name(name, self.path)
 
     def _check_data(self, what: str, data: bytes, name: str) -> None:
-        """Check that there are no data, with which dflockd cannot do this."""
+        """Check that there is no data, which dflockd does not support."""
         if data != b"":
             rules.check_data(data, self.path, name)
             raise cannot(what, self.path, name)
@@ -295,7 +295,7 @@ class DflockdSession(PlainSession):
         return Withdrawn.MISSING if request is None else request.withdraw()
 
     def forget(self, request_id: int) -> None:
-        """Forget a request that is over."""
+        """Forget a request that has ended."""
         self.requests.pop(request_id, None)
 
     def token_of(self, request_id: int) -> str:
@@ -316,7 +316,7 @@ class DflockdSession(PlainSession):
 
 
 class _Renewal:
-    """Renewals sent at one time to prove a session, with the number of missing answers."""
+    """Renewals sent together to prove a session, with the number of missing answers."""
 
     def __init__(self, session: DflockdSession, at: float, unanswered: int) -> None:
         self._session = session

@@ -1,8 +1,8 @@
 """One server, and all connections of one program to it.
 
-One connection is shared: it carries the first attempt of every request, and holds what was free at
-once. The kit's reconnector keeps it. Each of the others belongs to one request, or is idle for a
-while.
+One connection is shared: it carries the first attempt of every request, and holds the locks that
+were free at once. The kit's reconnector maintains it. Each other connection belongs to one request,
+or is temporarily idle.
 
 The shard owns all its tasks: `stop` cancels them and waits for them.
 """
@@ -32,10 +32,10 @@ from tenure.wire.lines.replies import Reply
 __all__ = ["Shard", "cannot"]
 
 IDLE = 10.0
-"""Seconds for which a connection is kept that holds nothing."""
+"""Seconds for which an idle connection is kept."""
 
 PARTING = 1.0
-"""Seconds within which a server notices that a waiter has left."""
+"""Seconds within which a server notices that a waiter has disconnected."""
 
 _UNKNOWN_TOKEN = "0" * 32
 _log = logging.getLogger("tenure")
@@ -58,8 +58,8 @@ class Shard:
         changed: called when the shared connection is lost or re-established.
 
     Attributes:
-        kind: what the server can do; ``None`` until it was reached.
-        queues: the order of the operations on its keys.
+        kind: the server's features; ``None`` until it was reached.
+        queues: the operation queues of its keys.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Shard:
 
     @property
     def own(self) -> int:
-        """Number of connections beside the shared one."""
+        """Number of connections, without the shared one."""
         return len(self._own)
 
     async def open(self) -> None:
-        """Try to connect once, and keep a connection from then on."""
+        """Try to connect once, and maintain a connection from then on."""
         await self._reconnector.open(required=False)
 
     async def stop(self) -> None:
@@ -127,7 +127,7 @@ class Shard:
     # The shared connection, for the reconnector
 
     async def connect(self, host: Endpoint) -> DflockdConnection:
-        """Connect, and find out the kind of the server."""
+        """Connect, and determine the kind of the server."""
         connection = await dial(self._address, host, self._clock)
         self.kind, connection = await kind_of(self._address, host, self._clock, connection)
         if connection.lost:
@@ -167,14 +167,14 @@ class Shard:
         self._awaiting_shared[request] = None
 
     def forget(self, request: Applicant) -> None:
-        """Keep no connection for a request."""
+        """Cancel a request's wait for a connection."""
         self._awaiting_shared.pop(request, None)
         self._awaiting_own.pop(request, None)
 
     def leave_behind(self, release: bytes) -> None:
-        """Release something that was held on a connection that is lost.
+        """Release a lock that was held on a lost connection.
 
-        This is for a server that has not noticed the loss, or that keeps its holds over a restart.
+        This is for a server that has not noticed the loss, or that keeps its locks over a restart.
         """
         if self.shared is not None:
             self.shared.send(release, _ignore)
@@ -282,13 +282,13 @@ class Shard:
 
     @property
     def sign_of_life(self) -> bytes:
-        """Request that changes nothing, and leaves the connection open."""
+        """Harmless request that keeps the connection open."""
         if self.kind is Kind.FENCING:
             return requesting.PING
         return requesting.renew("_", _UNKNOWN_TOKEN)
 
     async def prove_life(self) -> float:
-        """Return the time of a request that the server answered, once it does."""
+        """Return the time of a request, once the server has answered it."""
         while True:
             connection = await self._reconnector.connected(None)
             at = self._clock.now()
@@ -345,7 +345,7 @@ def _semaphore(stats: dict[str, Any]) -> SemaphoreDescription:
 
 
 def cannot(what: str, node: str | None = None, name: str | None = None) -> Unsupported:
-    """Return the error for what dflockd's protocol does not offer."""
+    """Return the error for a feature that dflockd's protocol does not have."""
     return Unsupported(
         f"dflockd:// cannot {what}; sqlite://, redis:// and tenure:// can",
         node=node,

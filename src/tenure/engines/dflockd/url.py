@@ -50,16 +50,16 @@ class DflockdUrl:
     """A parsed URL.
 
     Attributes:
-        url: without secrets and parameters.
-        endpoints: the servers, in the order in which keys are divided among them.
+        url: the URL without secrets and parameters.
+        endpoints: the servers, in the order used for sharding.
         token: the client's credential; empty: none.
-        tls: how to encrypt, or ``None``.
+        tls: the TLS options, or ``None``.
         server_name: the name in the certificates; empty: the host of each.
-        connect_timeout: seconds for one attempt to connect.
-        answer_timeout: seconds within which a server answers.
+        connect_timeout: timeout in seconds of one attempt to connect.
+        answer_timeout: timeout in seconds of a server's answer.
         read_timeout: seconds of silence after which a server closes a connection.
-        renew_ratio: the part of a lease after which it is renewed; ``None``: a third.
-        connections: the most connections to one server.
+        renew_ratio: the fraction of a lease after which it is renewed; ``None``: a third.
+        connections: maximum number of connections to one server.
     """
 
     url: str

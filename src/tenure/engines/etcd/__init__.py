@@ -10,22 +10,23 @@ From the bottom up:
   has the layout of the store.
 * ``frames`` and ``http2`` are the protocol without I/O, ``grpc`` the calls on one connection, and
   ``members`` the channels to all members; ``errors`` classifies failures.
-* ``watching`` has the one stream of watches, ``renewing`` keeps leases alive, ``late`` takes out
-  overdue waiters of other programs; ``cluster`` has the services that all sessions share.
+* ``watching`` has the stream of watches, ``renewing`` keeps leases alive, ``late`` removes overdue
+  waiters of other programs; ``cluster`` has the services that all sessions share.
 * ``attachment`` is a session's lease, key and transactions, and the order of its operations;
   ``request``, ``waiting`` and ``requests`` are its requests, ``semaphores`` its operations on
   semaphores, and ``watch_cache`` its watches; ``session`` joins them, ``attaching`` attaches one.
-* ``admin`` is for nodes and administrators, ``doctor`` for examinations, ``engine`` the contract.
+* ``admin`` has the operations on nodes and of administrators, ``doctor`` the diagnosis, ``engine``
+  the contract.
 
 Rules:
 
-* A request concludes that it owns only from the state at a revision of a majority, read under the
-  number of its own attachment. An event of a watch is a reason to read.
-* Every transaction of a session compares its attach number. A transaction that was not answered is
-  sent again only after the session has been reattached under the next number.
-* A transaction puts one request: two would share a revision, and so a place.
+* A request concludes that it is an owner only from a state at a revision of a majority, read under
+  the number of its own attachment. An event of a watch only triggers a read.
+* Every transaction of a session compares its attach number. An unanswered transaction is sent again
+  only after the session has been reattached under the next number.
+* A transaction puts only one request: two would share a revision, and so a place in the queue.
 * Without a majority nothing is granted: waiters wait or time out, and holders keep their leases
-  only as long as they were proven.
+  only until the proven deadline.
 """
 
 from __future__ import annotations

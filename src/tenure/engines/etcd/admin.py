@@ -1,7 +1,7 @@
 """Nodes, and the operations of administrators, which need no session.
 
-Each is a read, and a transaction that succeeds only if the state is still the one that was read.
-An operation without an answer reads again and is repeated, until a timeout.
+Each is a read, and a transaction that succeeds only if the state has not changed since. An
+operation without an answer is repeated with a new read, until a timeout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 def _administers(
     operation: Callable[Concatenate[EtcdNodes, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[EtcdNodes, P], Coroutine[Any, Any, T]]:
-    """Check that the engine is open and the path, if there is one, and translate a refusal."""
+    """Check that the engine is open, and the path if there is one, and translate a rejection."""
 
     @wraps(operation)
     async def administer(self: EtcdNodes, /, *args: P.args, **named: P.kwargs) -> T:
@@ -84,7 +84,7 @@ class EtcdNodes(EtcdCluster):
                 if exist_ok or config_of(found.value)[1] == nonce:
                     return
                 raise refusals.node_exists(path)
-            # With the serial, so that an attempt that comes late finds that it is.
+            # With the serial, so that a late attempt detects that it is late.
             answer = await attempts.txn(
                 wire.txn(
                     (
@@ -115,7 +115,7 @@ class EtcdNodes(EtcdCluster):
     async def _read_node(
         self, attempts: EtcdAttempts, path: str, *parts: bytes
     ) -> tuple[KeyValue, Answer]:
-        """Read a node, and more at the same revision, whose answer has the node first."""
+        """Read a node, and more at the same revision; the answer has the node first."""
         read = await attempts.read(wire.get(self.keys.node(path)), *parts)
         kv = read.parts[0].first
         if kv is None:
@@ -135,7 +135,7 @@ class EtcdNodes(EtcdCluster):
             if kv is None and created is None:
                 raise refusals.node_not_found(path)
             if kv is None or created not in {None, kv.created}:
-                return  # an attempt whose answer was lost or another client has done it
+                return  # an attempt whose answer was lost, or another client, has done it
             created = kv.created
             found = _records(read.parts[1].found, sessions)
             attached = sum(record.attached for _, record in found)
@@ -152,7 +152,7 @@ class EtcdNodes(EtcdCluster):
                 )
             )
             if answer is not None and answer.ok:
-                # Nothing is left under these leases; they would end by themselves.
+                # Nothing is left under these leases, which would also expire.
                 for number, _ in found:
                     self.spawn(self.revoke(number, self.timeout))
                 return
@@ -252,7 +252,7 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session; returns false if there was none."""
+        """End a session; return false if it did not exist."""
         session = wire.get(self.keys.session(path, session_id))
         _, read = await self._read_node(self.reader(path), path, session)
         if not read.parts[1].found:
@@ -262,9 +262,9 @@ class EtcdNodes(EtcdCluster):
 
     @_administers
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Evict a request from its queue; returns false if there was none."""
+        """Evict a request from its queue; return false if it did not exist."""
         attempts, tried = self.reader(path), False
-        found = self.keys.name(path, name)  # the names that are kept have been checked
+        found = self.keys.name(path, name)  # the cached names have been checked
         while True:
             _, read = await self._read_node(attempts, path, found.get_limit, found.queue)
             _, limit, queue = (part.found for part in read.parts)

@@ -1,7 +1,7 @@
-"""Answers and watch events of etcd, decoded by hand (`tenure.engines.etcd.wire` says why).
+"""Answers and watch events of etcd, decoded by hand (see `tenure.engines.etcd.wire`).
 
-They become slotted objects with the few fields that the engine reads. Other fields are skipped,
-except those of a `KeyValue`, which are all known.
+The decoders make slotted objects with the few fields that the engine reads. Other fields are
+skipped, except those of a `KeyValue`, which are all known.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _long(data: bytes, at: int, first: int) -> tuple[int, int]:
 
 
 _Fields: TypeAlias = Mapping[int, tuple[str, Callable[[Any], Any]]]
-"""By number, the attribute that a field sets, or is appended to, and its decoder."""
+"""By field number: the attribute that it sets, or is appended to, and its decoder."""
 
 
 def _decode(into: T, data: bytes, fields: _Fields) -> T:
@@ -95,7 +95,7 @@ def _signed(number: int) -> int:
 
 
 def _checked(read: Callable[P, T]) -> Callable[P, T]:
-    """Raise `EngineError` for bytes that are no such message."""
+    """Raise `EngineError` for bytes that are not such a message."""
 
     @wraps(read)
     def reads(*arguments: P.args, **named: P.kwargs) -> T:
@@ -110,7 +110,7 @@ def _checked(read: Callable[P, T]) -> Callable[P, T]:
 
 
 class KeyValue:
-    """A key with its value, when it was created and last put, and how often since."""
+    """A key with its value, its create and modification revisions, and its version."""
 
     __slots__ = ("created", "key", "lease", "modified", "value", "version")
 
@@ -130,13 +130,13 @@ class Answer:
     """The answer to a transaction, or to a part of one.
 
     Attributes:
-        revision: of the store, when it was carried out.
+        revision: the store's revision at the transaction.
         ok: whether all comparisons held.
         parts: the answers to its operations; decoded when they are first read.
-        rest: what they are decoded from.
+        rest: the encoded parts.
         found: the keys that were read.
-        count: how many there are (of a range), or were deleted.
-        more: whether the limit of the request left some out.
+        count: number of keys in the range, or deleted.
+        more: whether the limit of the request omitted some.
     """
 
     revision: int = 0
@@ -221,7 +221,7 @@ _PARTS: Mapping[int, Callable[[Any], Answer]] = {
 
 @dataclasses.dataclass(slots=True, eq=False)
 class EtcdLease:
-    """The number of a lease, the seconds that it still has, and those that it was granted."""
+    """A lease: its number, the remaining seconds, and the granted seconds."""
 
     number: int = 0
     left: int = 0
@@ -243,7 +243,7 @@ def read_string(data: bytes, number: int) -> str:
 
 
 class WatchEvent:
-    """A key that was put, or deleted (then it has a key and a revision, and nothing else)."""
+    """A key that was put, or deleted (then only with its key and revision)."""
 
     __slots__ = ("deleted", "kv")
 

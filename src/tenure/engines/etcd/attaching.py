@@ -1,12 +1,12 @@
-"""Attaching a session: a new one, or one that another program had.
+"""Attaching of a session: a new one, or one of another program.
 
 A new session gets the revision of a write as its number, then a lease of that number, and its key
 under that lease. A takeover raises the attach number by a compare-and-swap on the key. From then on
-etcd refuses what the former attachment sends, and nothing proves it any more.
+etcd rejects transactions of the former attachment, and nothing proves it any more.
 
 Each attachment has a *claim*: a key that exists while it may consider leases held. A takeover waits
-until the claims of all others are gone, or until the window has passed since the takeover, less the
-time for which the lease had not been renewed by then.
+until the claims of all others are deleted, or until the window has passed since the takeover, less
+the time for which the lease had not been renewed by then.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EtcdAttach(EtcdAttempts):
         self._how = how
         self._events = events
         self._unwanted = False
-        self._claims: set[bytes] = set()  # of other attachments
+        self._claims: set[bytes] = set()  # claims of other attachments
 
     def error(self, lost: Lost) -> EngineUnavailable:
         """Return the error for an attach that has taken too long."""
@@ -126,11 +126,11 @@ class EtcdAttach(EtcdAttempts):
                     cluster.spawn(self._drop_lease(number))
 
     async def _drop_lease(self, number: int) -> None:
-        """Revoke a lease that may have been granted to no session."""
+        """Revoke a lease that may have been granted without a session."""
         with contextlib.suppress(TenureError):
             await self._cluster.revoke(number, self._cluster.timeout)
 
-    # A session that another program had
+    # A session of another program
 
     async def _take_over(self, number: int) -> EtcdSession:
         cluster = self._cluster
@@ -161,10 +161,10 @@ class EtcdAttach(EtcdAttempts):
         return session
 
     async def _swap(self, number: int) -> EtcdSession:
-        """Raise the attach number, and note the claims of other attachments.
+        """Raise the attach number, and record the claims of other attachments.
 
-        Once the session is unwanted, this finds out whether the swap was done, and does not do it
-        any more: another program may have the session by then.
+        Once the session is unwanted, this only determines whether the swap was done: another
+        program may have the session by then.
         """
         cluster, how = self._cluster, self._how
         key, token = cluster.keys.session(how.node, number), secrets.token_hex(8)
@@ -185,7 +185,7 @@ class EtcdAttach(EtcdAttempts):
             record = Record(token, True, old.window, description, old.liveness, old.key)
             claim = record.claim(key)
             version, revision = kv.version, found.revision
-            if old.token != token:  # or else an attempt whose answer was lost has done it
+            if old.token != token:  # otherwise an attempt whose answer was lost has done it
                 if self._unwanted:
                     raise SessionClosed(f"attach on {how.node} was cancelled", node=how.node)
                 puts = (wire.put(key, record.value(), number), wire.put(claim, b"", number))
@@ -204,7 +204,7 @@ class EtcdAttach(EtcdAttempts):
             return self._attached(number, record, version, revision)
 
     async def _resume(self, session: EtcdSession) -> None:
-        """Complete the takeover: report the requests, and then what has happened since."""
+        """Complete the takeover: report the requests, and then later events."""
         cluster, pause = self._cluster, pauses()
         until = cluster.clock.now() + session.window
         while True:

@@ -3,10 +3,10 @@
 Rules:
 
 * **The attach number** is the version of the session's key. Every attachment puts the key, and
-  every transaction compares the version. So etcd refuses what an older attachment still sends.
-* **Unknown outcomes.** A transaction without an answer may have been carried out, or may be later.
-  The session is first reattached under the next number, so that etcd refuses it from then on. Then
-  the operation, which may find its own traces, sends it again.
+  every transaction compares the version. So etcd rejects transactions of an older attachment.
+* **Unknown outcomes.** A transaction without an answer may have been carried out, or may be carried
+  out later. The session is first reattached under the next number, so that etcd rejects the old
+  transaction. Then the operation sends it again; it may find its own results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAST_TIMEOUT = 0.5
 
 
 class _Begun(Generator[Any, Any, T]):
-    """A coroutine whose first step, up to where it waits, has been made."""
+    """Coroutine whose first step, up to its first wait, has run."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -46,7 +46,7 @@ class _Begun(Generator[Any, Any, T]):
         self._ended: BaseException | None = None
         try:
             self._first = coroutine.send(None)
-        except BaseException as ended:  # its result, too
+        except BaseException as ended:  # including its result
             self._ended = ended
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -71,16 +71,16 @@ class EtcdOperations:
     """Operation queues of one session.
 
     The operations on a name are tasks, carried out one after the other. The first one begins within
-    the call; it runs in the caller's task until it waits for the first time. There it must not
-    depend on the current task, as `asyncio.timeout` does: calls have timeouts of their own. The
-    caller awaits a future. If it stops waiting, the operation continues.
+    the call: it runs in the caller's task until its first wait. There it must not depend on the
+    current task, as `asyncio.timeout` does: calls have their own timeouts. The caller awaits a
+    future. If it stops waiting, the operation continues.
 
     An operation that takes a request out of its queue announces it (`leaving`), so that the
-    operation before it can do both in one transaction.
+    previous operation can do both in one transaction.
 
     Args:
-        tasks: of the engine, which waits for them.
-        error_of: returns the caller's error of a refusal or a cancellation.
+        tasks: the tasks of the engine, which waits for them.
+        error_of: returns the caller's error for a rejection or a cancellation.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class EtcdOperations:
             if self._awaited:
                 await asyncio.wait(list(self._awaited))
         except asyncio.CancelledError:
-            raise  # `_carried_out` passes it on, as for one that had not begun
+            raise  # `_carried_out` propagates it, as for an operation that had not begun
         except BaseException as error:
             if not future.done():
                 is_refused = isinstance(error, Refused)
@@ -167,17 +167,17 @@ class EtcdOperations:
                 future.set_exception(self._error_of(asyncio.CancelledError(), name))
 
     async def finish(self, within: float) -> None:
-        """Wait until all operations are done, or that time is over."""
+        """Wait until all operations are done, or until that time."""
         tasks = [task for queue in self._queues.values() for task in queue]
         if tasks:
             await asyncio.wait(tasks, timeout=within)
 
     def cut_off(self, *, finish_leaving: bool = False) -> None:
-        """Cancel all operations but the one that calls this.
+        """Cancel all operations but the current one.
 
         Args:
-            finish_leaving: continue with those that take requests out of their queues: only etcd's
-                answer shows whether they were there.
+            finish_leaving: continue operations that take requests out of their queues: only etcd's
+                answer shows whether the requests were still there.
         """
         current = asyncio.current_task()
         for queue in list(self._queues.values()):
@@ -193,9 +193,9 @@ class WrittenAttachment:
     Attributes:
         how: the program's arguments.
         events: receives the events of the session.
-        number: of the session.
+        number: the session's number.
         record: the value of the session's key.
-        version: of the key.
+        version: the version of the key.
     """
 
     how: Attach
@@ -211,17 +211,17 @@ class EtcdAttachment(SessionBase):
     Attributes:
         key: the session's key.
         record: the value of the key.
-        version: of the key; the attach number.
-        mine: the comparison of every transaction.
+        version: the version of the key, which is the attach number.
+        mine: the comparison in every transaction.
         get: reads the key.
         claim: the key that exists while this attachment may consider leases held.
-        resumable: another program may take it over.
-        proven_at: when the latest renewal that was answered was sent.
-        operations: those of the program.
+        resumable: whether another program may take it over.
+        proven_at: when the latest answered renewal was sent.
+        operations: the program's operations.
     """
 
     def __init__(self, engine: EtcdCluster, attached: WrittenAttachment) -> None:
-        """Start attached, with the record that the session's key has."""
+        """Start attached, with the record in the session's key."""
         record, number = attached.record, attached.number
         super().__init__(attached.how, attached.events, number, record.window)
         self.engine = engine
@@ -247,11 +247,11 @@ class EtcdAttachment(SessionBase):
         self.mine = wire.version_is(self.key, version)
 
     def is_mine(self, kv: KeyValue | None) -> bool:
-        """Return true if the key, as it was read, names this attachment."""
+        """Return true if the key, as read, identifies this attachment."""
         return kv is not None and Record.read(kv.value).token == self.record.token
 
     def judge(self, kv: KeyValue | None) -> bool:
-        """Act on the session's key as it was read; return true if the session continues."""
+        """Process the session's key as read; return true if the session continues."""
         if kv is None:
             self.end("its window has passed in the store, or an administrator ended it")
         elif not self.is_mine(kv):
@@ -261,7 +261,7 @@ class EtcdAttachment(SessionBase):
         return not self.over
 
     def prove(self, at: float) -> None:
-        """Note that the lease was extended by a request that was sent then. From any thread."""
+        """Record that the lease was extended by a request sent at that time. From any thread."""
         if not self.over and not self.closing:
             self.proven_at = max(self.proven_at, at)
             self.events.proven(at)
@@ -271,7 +271,7 @@ class EtcdAttachment(SessionBase):
     async def transact(
         self, build: Callable[[], bytes], leaving: EtcdRequest | None = None
     ) -> tuple[answers.Answer, bool]:
-        """Send a transaction, again if need be.
+        """Send a transaction, repeatedly if needed.
 
         It compares `mine`, and its first operation reads the session's key if a comparison fails.
 
@@ -280,11 +280,11 @@ class EtcdAttachment(SessionBase):
             leaving: the request that the transaction deletes.
 
         Returns:
-            the answer, and whether an earlier attempt may have been carried out.
+            The answer, and whether an earlier attempt may have been carried out.
 
         Raises:
-            SessionExpired: the session is over.
-            Refused: it was refused.
+            SessionExpired: the session has ended.
+            Refused: it was rejected.
         """
         again = False
         while True:
@@ -308,7 +308,7 @@ class EtcdAttachment(SessionBase):
             self.judge(kv)
 
     def _error_of(self, error: BaseException, name: str) -> TenureError:
-        """Return the caller's error of a refusal or a cancellation."""
+        """Return the caller's error for a rejection or a cancellation."""
         if isinstance(error, Refused):
             if not error.no_lease:
                 return self.engine.failure(error, self.path, name)
@@ -316,11 +316,11 @@ class EtcdAttachment(SessionBase):
         return self.reason
 
     async def read(self, *parts: bytes) -> answers.Answer:
-        """Read at one revision of a majority; repeated until it is answered.
+        """Read at one revision of a majority, repeating it until it is answered.
 
         Raises:
-            SessionExpired: the session is over.
-            Refused: it was refused.
+            SessionExpired: the session has ended.
+            Refused: it was rejected.
         """
         pause = pauses()
         while True:

@@ -32,14 +32,14 @@ T = TypeVar("T")
 _log = logging.getLogger("tenure")
 
 _NAMES = 4096
-"""Largest number of names whose keys are kept."""
+"""Maximum number of names with cached keys."""
 
 
 class EndableSession(Renewable, ClosableSession, Protocol):
-    """A session, as its engine ends it."""
+    """A session, as closed by its engine."""
 
     def contact(self, there: bool, cause: TenureError | None = None) -> None:
-        """Report to the program that a member is reached, or why none is."""
+        """Report to the program that a member is reached, or why none is reached."""
 
 
 class EtcdCluster:
@@ -48,13 +48,13 @@ class EtcdCluster:
     Attributes:
         keys: the keys of the store.
         base: an order id is a create revision plus this number.
-        sessions: those that are attached.
-        local: the requests of all sessions of this engine, by their keys.
+        sessions: the attached sessions.
+        local: the requests of all sessions of this engine, by key.
         names: the keys of semaphores, by node and name.
-        members: of the cluster.
-        tasks: those that `aclose` waits for.
-        is_open: it can be used.
-        timeout: seconds, at most, after which an unanswered call is sent to another member.
+        members: the members of the cluster.
+        tasks: the tasks that `aclose` waits for.
+        is_open: whether it can be used.
+        timeout: longest time in seconds after which an unanswered call is sent to another member.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -108,7 +108,7 @@ class EtcdCluster:
         return EtcdAttempts(self, node, self.address.connect_timeout + self.timeout)
 
     def failure(self, refused: Refused, node: str | None, name: str | None = None) -> TenureError:
-        """Return the program's error of a refusal."""
+        """Return the program's error for a rejection."""
         return failure(self.url, refused, node=node, name=name)
 
     async def eventually(self, request: bytes, within: float, what: str) -> None:
@@ -119,7 +119,7 @@ class EtcdCluster:
             _log.debug("write failed: operation=%s url=%s error=%s", what, self.url, error)
 
     async def _repeat(self, call: Callable[[], Awaitable[object]], within: float) -> None:
-        """Repeat a call until it is answered, or the time is over."""
+        """Repeat a call until it is answered, or until the timeout."""
         until, pause = self.clock.now() + within, pauses()
         while self.clock.now() < until:
             try:
@@ -132,14 +132,14 @@ class EtcdCluster:
     # Leases
 
     def renew(self, session: Renewable) -> None:
-        """Have a session's lease renewed. From any thread."""
+        """Renew a session's lease. From any thread."""
         if threading.get_ident() == self._thread:
             self._rounds.renew(session)
         else:
             self._heartbeat.renew(session)
 
     async def keep_alive(self, session: Renewable) -> None:
-        """Renew a lease, for a caller that detaches the session or takes it over. Raises `Lost`."""
+        """Renew a lease, for a detach or a takeover. Raises `Lost`."""
         turn = self.members.turn
         try:
             async with asyncio.timeout(session.timeout):
@@ -158,7 +158,7 @@ class EtcdCluster:
                 raise self.failure(refused, None) from refused
 
     async def silent_for(self, number: int) -> float | None:
-        """Return the least number of seconds since a lease was renewed, if it is known."""
+        """Return the minimum number of seconds since a lease was renewed, if known."""
         try:
             answer = await self.members.call(wire.TIME_TO_LIVE, wire.lease(number), self.timeout)
         except (Lost, Refused):
@@ -177,7 +177,7 @@ class EtcdCluster:
 
 
 class EtcdAttempts:
-    """Calls that are repeated until they are answered or have taken too long."""
+    """Calls that are repeated until they are answered or have timed out."""
 
     def __init__(self, cluster: EtcdCluster, node: str | None, within: float) -> None:
         """Allow attempts for `within` seconds from now."""
@@ -203,14 +203,14 @@ class EtcdAttempts:
             return None
 
     async def again(self, lost: Lost) -> None:
-        """Wait before the next attempt; raises `error` if they have taken too long."""
+        """Wait before the next attempt; raise `error` after the timeout."""
         pause = next(self._pauses)
         if self._cluster.clock.now() + pause >= self._until:
             raise self.error(lost) from lost
         await asyncio.sleep(pause)
 
     def error(self, lost: Lost) -> TenureError:
-        """Return the error for calls that have taken too long."""
+        """Return the error for calls that have timed out."""
         return EngineError(
             f"{self._cluster.url} did not answer within {self._within:g} s ({lost})",
             node=self._node,

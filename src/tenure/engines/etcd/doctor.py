@@ -1,6 +1,6 @@
 """Findings of `tenure doctor` on an ``etcd://`` URL: its members, their majority, the prefix.
 
-The examination changes nothing. It queries one member after the other, in a few seconds.
+The diagnosis changes nothing. It queries the members one after the other, in a few seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TIMEOUT = 2.0
 _SLOW = 0.1
 """Seconds; a longer round trip gets a warning."""
 _SOUND = {(3, 4): 31, (3, 5): 13}
-"""First patch release, by minor release, whose former leaders revoke no leases; later ones are
-sound."""
+"""First patch release, by minor release, whose former leaders revoke no leases. Later minor
+releases are not affected."""
 
 
 def examine(address: EtcdUrl) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ async def _examined(address: EtcdUrl) -> list[Finding]:
         found = [await _member(members, turn, address) for turn in range(len(members))]
         if all(each.level == "failure" for each in found):
             return found
-        # A failed member costs nothing while there is a majority.
+        # Failed members are no problem while there is a majority.
         found = [
             Finding("warning", each.what, each.found, each.remedy)
             if each.level == "failure"

@@ -1,6 +1,7 @@
 """The engine of one program for one etcd cluster, on one event loop.
 
-It opens and closes what the sessions share (`EtcdCluster`), and implements the contract.
+It opens and closes the services shared by the sessions (`EtcdCluster`), and implements the
+contract.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         self.watching.open()
 
     async def _greet(self) -> None:
-        """Find a member that answers, and create the base and the default node if need be."""
+        """Find a member that answers, and create the base and the default node if needed."""
         address, attempts = self.address, pauses()
         hello = wire.txn(
             (wire.exists(self.keys.base), wire.exists(self.keys.node(DEFAULT_NODE))),
@@ -177,7 +178,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             session.contact(False, cause)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        """Return the reason why the store grants nothing at this moment, if it is known."""
+        """Return the reason why the store currently grants nothing, if known."""
         if not self.is_open or self.watching.is_up or not self.members.trouble:
             return None
         return EngineUnavailable(self.members.trouble)
@@ -197,4 +198,4 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     async def store_time(self) -> float:
         """Return the local wall clock, since etcd has none."""
         self.check_open()
-        return self.clock.wall()  # etcd has no clock to read
+        return self.clock.wall()  # etcd's clock cannot be read

@@ -1,4 +1,4 @@
-"""Outcomes of calls that fail: `Lost`, `Refused`, and the program's error of a refusal."""
+"""Outcomes of failed calls: `Lost`, `Refused`, and the program's error for a rejection."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ _REFUSALS: tuple[tuple[tuple[str, ...], type[TenureError], str], ...] = (
         ),
     ),
 )
-"""Parts of etcd's reasons, the error, and its message; the first row that fits counts."""
+"""Parts of etcd's reasons, the error, and its message; the first matching row counts."""
 
 
 class Lost(Exception):
-    """A call was not answered. It may have been carried out, or may be later."""
+    """A call without an answer. It may have been carried out, or may be carried out later."""
 
 
 class Refused(Exception):
-    """A call was refused, and not carried out.
+    """A call that was rejected, and not carried out.
 
     Attributes:
         code: the status.
@@ -91,13 +91,13 @@ class Refused(Exception):
 
 
 class StaleToken(Exception):
-    """The token of the account is not valid any more."""
+    """The token of the account is no longer valid."""
 
 
 def failure(
     url: str, refused: Refused, *, node: str | None = None, name: str | None = None
 ) -> TenureError:
-    """Return the program's error of a refusal."""
+    """Return the program's error for a rejection."""
     reason = refused.reason
     of_account = refused.code in {Code.PERMISSION_DENIED, Code.UNAUTHENTICATED}
     kind: type[TenureError] = EngineError
@@ -120,5 +120,5 @@ def trouble_of(failed: CallFailed) -> Exception:
 
 
 def pauses() -> Iterator[float]:
-    """Return the seconds to wait after each attempt that was not answered."""
+    """Return the seconds to wait after each unanswered attempt."""
     return (backoff(attempt, _LONGEST_PAUSE) for attempt in itertools.count())

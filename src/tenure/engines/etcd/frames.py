@@ -1,7 +1,7 @@
 """Frames and header blocks of HTTP/2, for a client.
 
-Neither side uses HPACK's dynamic table (RFC 7541), which our first settings forbid. So the bytes of
-a block mean the same on every connection: a block is encoded once, and decoded once.
+Neither side uses HPACK's dynamic table (RFC 7541), which our first settings forbid. So a block has
+the same bytes on every connection, and is encoded and decoded only once.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeAlias
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
-# Kinds of frames, and their flags
+# Frame types, and their flags
 DATA, HEADERS, _, RST_STREAM, SETTINGS, PUSH_PROMISE = range(6)
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(6, 10)
 END_STREAM = ACK = 0x01
 END_HEADERS, PADDED, PRIORITY = 0x04, 0x08, 0x20
 
 FIRST_WINDOW = (1 << 16) - 1
-"""Bytes that a peer may send at first, on a stream or on all of them."""
+"""Initial flow control window, of a stream and of the connection."""
 ROOM, ROOM_FOR_ALL = 1 << 24, 1 << 28
-"""Bytes that the peer may send before its window is opened again: on a stream, on all of them."""
+"""Bytes that the peer may send before its window is extended: on a stream, on all of them."""
 
 FRAME = struct.Struct(">HBBBL")
 SETTING = struct.Struct(">HL")
@@ -65,7 +65,7 @@ def name_of(code: int) -> str:
 
 
 class Violation(Exception):
-    """The peer has violated the protocol; the connection ends."""
+    """Error: the peer has violated the protocol; the connection ends."""
 
     def __init__(self, code: Trouble, why: str) -> None:
         """Keep the error code and the reason."""
@@ -80,7 +80,7 @@ def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
 
 
 def number_in(payload: bytes, what: str) -> int:
-    """Return the number that is all of a payload."""
+    """Return the number that makes up a payload."""
     if len(payload) != NUMBER.size:
         raise Violation(Trouble.FRAME_SIZE_ERROR, f"{what} has a wrong size")
     number: int = NUMBER.unpack(payload)[0]
@@ -120,7 +120,7 @@ GREETING = b"".join(
 # Header blocks
 
 Fields: TypeAlias = Mapping[bytes, bytes]
-"""Headers by name; the last one of those that are repeated."""
+"""Headers by name; of repeated ones, the last."""
 
 LARGEST_BLOCK = 1 << 18
 _MOST_KNOWN = 256
@@ -132,8 +132,8 @@ def head(path: str, authority: str, *, secure: bool, more: Iterable[tuple[str, s
     Args:
         path: the method's path.
         authority: the server's name.
-        secure: the connection is encrypted.
-        more: further headers, their names in lower case.
+        secure: whether the connection is encrypted.
+        more: further headers, with names in lower case.
     """
     encoder = Encoder()
     encoder.header_table_size = 0
@@ -149,7 +149,7 @@ class HeaderDecoder:
     """Decoder of the header blocks of one connection.
 
     Attributes:
-        known: the headers of blocks that were decoded.
+        known: the headers of decoded blocks.
     """
 
     def __init__(self) -> None:

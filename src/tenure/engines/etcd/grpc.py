@@ -2,15 +2,15 @@
 
 Rules:
 
-* A call ends once: with an answer, or as `CallFailed`, because of the peer, the connection's end,
-  or its caller (`time_out`, `cancel`). Later events are ignored. The code of a failed call may say
+* A call ends once: with an answer, or with `CallFailed`, because of the peer, the connection's end,
+  or its caller (`time_out`, `cancel`). Later events are ignored. The code of a failed call may show
   whether it was carried out; otherwise that is unknown.
-* Only the connection touches the transport. The output of one iteration of the loop is written in
-  one piece, unless there is little.
-* Output waits in the transport if the member does not read. Its size is bounded by the number of
-  callers, which wait for their answers.
-* A member that was silent for `_SILENCE` while calls are open is sent a ping, and dropped without
-  an answer. etcd allows a ping every five seconds.
+* Only the connection uses the transport. The output of one iteration of the loop is one write,
+  except for single messages.
+* Output waits in the transport if the member does not read. Its size is bounded, because every
+  caller waits for its answer.
+* A member that was silent for `_SILENCE` while calls are open gets a ping; if it does not answer,
+  the connection is dropped. etcd allows a ping every five seconds.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _failures = Failures("checking a connection to etcd", logging.getLogger("tenure"
 _SILENCE, _SIGN_OF_LIFE = 10.0, 3.0
 """Seconds of silence before a ping, and seconds for its answer."""
 _PONG = 0.05
-"""Seconds before a ping is answered. While one is unanswered, a server of gRPC in Go does not send
-the next one, to measure the bandwidth, with each request."""
+"""Seconds of delay before a ping is answered. While one is unanswered, a server of gRPC in Go does
+not send further pings, to measure the bandwidth, with each request."""
 _FEW = 3
 _CLOSING = 1.0
-_PREFIX = 5  # of a message: whether it is compressed, and the size
+_PREFIX = 5  # of a message: whether it is compressed, and its size
 
 
 class Code(IntEnum):
@@ -67,11 +67,11 @@ _CODES = {b"%d" % code: code for code in Code}
 
 
 class CallFailed(Exception):
-    """A call did not succeed.
+    """Error: a call did not succeed.
 
     Attributes:
         code: the status.
-        again: it was surely not carried out, and another connection may do better.
+        again: whether it was certainly not carried out, and may succeed on another connection.
     """
 
     def __init__(self, code: Code, reason: str, *, again: bool = False) -> None:
@@ -90,7 +90,7 @@ class GrpcCall(Http2Stream):
     """A call, as the base of both kinds.
 
     Attributes:
-        over: further events are ignored.
+        over: whether further events are ignored.
     """
 
     __slots__ = ("_begun", "_partial", "_size", "over")
@@ -101,7 +101,7 @@ class GrpcCall(Http2Stream):
         self.over = False
         self._begun = False
         self._partial = bytearray()
-        self._size = _PREFIX  # of the message that begins there, as far as it is known
+        self._size = _PREFIX  # size of the message that begins there, as far as known
 
     def cancel(self, why: str = "it was cancelled") -> None:
         """End the call; its waiters get `CallFailed`. Safe to call twice."""
@@ -186,7 +186,7 @@ class GrpcCall(Http2Stream):
 
 
 class UnaryCall(GrpcCall):
-    """One request and one answer.
+    """A call with one request and one answer.
 
     Attributes:
         answer: a message, or `CallFailed`.
@@ -223,7 +223,7 @@ class UnaryCall(GrpcCall):
 
 
 class StreamCall(GrpcCall):
-    """Messages both ways; one task reads."""
+    """A call with messages both ways; one task reads."""
 
     __slots__ = ("_failure", "_messages", "_reader")
 
@@ -235,7 +235,7 @@ class StreamCall(GrpcCall):
         self._reader: asyncio.Future[None] | None = None
 
     def write(self, data: bytes) -> None:
-        """Send a message; ignored if the call is over."""
+        """Send a message; ignored if the call has ended."""
         if not self.over:
             self.send(message(data))
 
@@ -247,8 +247,8 @@ class StreamCall(GrpcCall):
     async def read(self) -> bytes | None:
         """Return the next message; ``None`` at the end.
 
-        Messages that arrived before a failure are returned first. A reader that is cancelled has
-        consumed nothing.
+        Messages that arrived before a failure are returned first. A cancelled reader consumes
+        nothing.
 
         Raises:
             CallFailed
@@ -314,7 +314,7 @@ class GrpcConnection(asyncio.Protocol):
         self._write()
 
     def begin(self, call: GrpcCall) -> None:
-        """Begin a call; it is written immediately if hardly anything else is under way."""
+        """Begin a call; it is written immediately if little else is pending."""
         protocol = self.protocol
         at_once = not protocol.scheduled and len(protocol.streams) < _FEW
         protocol.scheduled |= at_once
@@ -332,7 +332,7 @@ class GrpcConnection(asyncio.Protocol):
         protocol.scheduled = False
 
     def data_received(self, data: bytes) -> None:
-        """Process what was read."""
+        """Process received data."""
         self._received_at = self._loop.time()
         protocol = self.protocol
         is_scheduled, protocol.scheduled = protocol.scheduled, True
@@ -363,7 +363,7 @@ class GrpcConnection(asyncio.Protocol):
         self.gone.set_result(None)
 
     def _check(self) -> None:
-        """Ping a silent member, and drop one that did not answer."""
+        """Ping a silent member, and drop the connection without an answer."""
         now, protocol = self._loop.time(), self.protocol
         if not protocol.streams and protocol.draining:
             self.end("its last call has ended")
@@ -378,7 +378,7 @@ class GrpcConnection(asyncio.Protocol):
         else:
             self.end("the member gives no sign of life")
             if self._transport is not None:
-                self._transport.abort()  # `close` would wait until all is written
+                self._transport.abort()  # `close` would wait until everything is written
 
     def end(self, why: str) -> None:
         """Close the connection; its calls fail. Safe to call twice."""

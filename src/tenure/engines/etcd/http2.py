@@ -1,17 +1,17 @@
 """Client side of HTTP/2 without I/O: bytes in, bytes out, and streams that receive events.
 
-It implements what gRPC needs of RFC 9113. The owner of a connection passes on what was read
-(`receive`), and writes what `take` returns soon after `schedule` was called.
+It implements the part of RFC 9113 that gRPC needs. The owner of a connection passes received data
+to `receive`, and writes the result of `take` soon after `schedule` was called.
 
 Rules:
 
 * A stream *waits* while the peer allows no more streams. Then it is *open* until the peer ends it
   or either side resets it. It receives its headers, its data and its end, in this order.
-* Data is passed on immediately, and the peer's window opened again. Data to be sent waits in its
+* Data is passed on immediately, and the peer's window is extended. Outgoing data waits in its
   stream until the peer's windows have room.
 * A violation ends the connection.
 * After GOAWAY, or when the stream numbers are used up, the connection is `draining`: no stream
-  begins, and those that the peer processes are finished.
+  begins, and streams that the peer processes are finished.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Http2Stream:
 
     Attributes:
         head: its header block.
-        pending: data to be sent.
-        ends: nothing follows what is pending.
-        number: 0 while it waits.
+        pending: outgoing data.
+        ends: whether nothing follows the pending data.
+        number: the stream's number; 0 while it waits.
         window: bytes that may still be sent.
         room: bytes that may still be received.
         connection: the connection of a stream that waits or is open.
@@ -54,7 +54,7 @@ class Http2Stream:
         self.connection: Http2Connection | None = None
 
     def send(self, data: bytes, *, ends: bool = False) -> None:
-        """Send more, or the end, as soon as the peer has room for it."""
+        """Send more data, or the end, as soon as the peer has room for it."""
         self.pending += data
         self.ends |= ends
         if self.connection is not None:
@@ -74,7 +74,7 @@ class Http2Stream:
         raise NotImplementedError
 
     def lost(self, why: str, *, again: bool) -> None:
-        """End without an answer. `again`: the peer has surely not processed it."""
+        """End without an answer. `again`: the peer has certainly not processed it."""
         raise NotImplementedError
 
 
@@ -82,16 +82,16 @@ class Http2Connection:
     """Protocol state of one connection.
 
     Attributes:
-        ready: the peer's settings have arrived.
-        draining: no stream can begin.
-        over: the reason why the connection is over; empty while it is not.
+        ready: whether the peer's settings have arrived.
+        draining: whether no stream can begin.
+        over: the reason why the connection has ended; empty while it is open.
         out: the output; `schedule` is called for it unless a write is `scheduled`.
-        streams: those that are open, by their numbers.
+        streams: the open streams by number.
         pongs: responses to the peer's pings, until `pong` is called.
     """
 
     def __init__(self, schedule: Callable[[], None]) -> None:
-        """Start with the greeting; `schedule` has the owner write soon."""
+        """Start with the greeting; `schedule` makes the owner write soon."""
         self._schedule = schedule
         self.out: list[bytes] = []
         self.ready = self.draining = self.scheduled = False
@@ -101,7 +101,7 @@ class Http2Connection:
         self._waiting: deque[Http2Stream] = deque()
         self._blocked: dict[Http2Stream, None] = {}
         self._next = 1
-        # The peer's limits, and the bytes that each side may still send.
+        # Limits of the peer, and the bytes that each side may still send.
         self._most_streams = _LARGEST
         self._frame_size = _FRAME_SIZE
         self._window = self._first_window = frames.FIRST_WINDOW
@@ -159,7 +159,7 @@ class Http2Connection:
             self._lose("the numbers of its streams are used up", _LARGEST, again=True)
 
     def push(self, stream: Http2Stream) -> None:
-        """Send what is pending, as far as there is room."""
+        """Send the pending data, as far as there is room."""
         if not stream.number:
             return
         data, size, at = stream.pending, len(stream.pending), 0
@@ -194,7 +194,7 @@ class Http2Connection:
             self.pongs = b""
 
     def ping(self) -> None:
-        """Have the peer show that it is alive."""
+        """Send a ping, to check that the peer is alive."""
         self._send(frames.PING, 0, 0, bytes(8))
 
     def close(self, why: str, code: Trouble = Trouble.NO_ERROR) -> None:
@@ -243,7 +243,7 @@ class Http2Connection:
     # Receiving
 
     def receive(self, data: bytes) -> None:
-        """Process what was read, which may begin and end within a frame."""
+        """Process received data, which may begin and end within a frame."""
         data = self._rest + data
         at, end = 0, len(data)
         try:
@@ -267,7 +267,7 @@ class Http2Connection:
         self._rest = b"" if self.over else data[at:]
 
     def _stream(self, number: int, what: str) -> Http2Stream | None:
-        """Return a stream; ``None`` if it is over."""
+        """Return a stream; ``None`` if it has ended."""
         stream = self.streams.get(number)
         if stream is None and (number % 2 == 0 or number >= self._next):
             why = f"{what} on stream {number}, which does not exist"
@@ -293,7 +293,7 @@ class Http2Connection:
         stream.received_data(payload, ended)
 
     def _reopened(self, number: int, left: int, room: int) -> int:
-        """Open a window of the peer again; return its size."""
+        """Extend a window of the peer; return its size."""
         if left < 0:
             raise Violation(Trouble.FLOW_CONTROL_ERROR, "there is more data than was allowed")
         self._send(frames.WINDOW_UPDATE, 0, number, NUMBER.pack(room - left))

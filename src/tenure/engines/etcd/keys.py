@@ -7,14 +7,14 @@ Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
     n/:a:b                        a node; its configuration
     s/:a:b/SESSION                a session, under its lease; its record
     s/:a:b/SESSION/b/TOKEN        an attachment that may consider leases held
-    s/:a:b/SESSION/h/HOLD         why a request of it was taken out, for its session to read
+    s/:a:b/SESSION/h/HOLD         why a request of it was removed, for its session to read
     q/:a:b/NAME/limit             a lasting semaphore: its limit in 8 bytes, and who created it
     q/:a:b/NAME/r/SESSION-HOLD    a request, under its session's lease: its count, and a mark
     d/:a:b/NAME                   a semaphore's data
     x/:a:b/NAME/SESSION-HOLD      a request's data, under its session's lease
 
-Values that are read often are small, and data has keys of its own. All keys that notify a session
-are in one range, so that one watch receives them.
+Values that are read often are small, and data has separate keys. All keys that notify a session are
+in one range, for one watch.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ __all__ = [
 
 
 EVICTED, DELETED, TIMED_OUT = b"evicted", b"deleted", b"timed out"
-"""Reasons in a note for a session whose request was taken out."""
+"""Reasons in a note for a session whose request was removed."""
 
 
 class Name:
     """The keys of one semaphore, and the parts of transactions that every request needs.
 
     Attributes:
-        lasting: the create revision and the value of its limit, as last read, which every use
-            compares; ``None`` if the semaphore is unknown or ephemeral.
+        lasting: the create revision and the value of its limit, as last read, which every
+            transaction compares; ``None`` if the semaphore is unknown or ephemeral.
     """
 
     def __init__(self, prefix: str, path: str, name: str) -> None:
@@ -96,7 +96,7 @@ class Keys:
     """The keys of one store."""
 
     def __init__(self, prefix: str) -> None:
-        """Compute the keys that the whole store has."""
+        """Compute the keys of the whole store."""
         self._prefix = prefix
         self.base = f"{prefix}base".encode()
         self.serial = f"{prefix}serial".encode()
@@ -152,10 +152,10 @@ class Record:
     """The stored record of a session.
 
     Attributes:
-        token: of the attachment that has it.
+        token: the token of the attachment.
         attached: whether a client is attached.
-        window: seconds; how long it survives without contact.
-        description: of its program.
+        window: the recovery window in seconds.
+        description: the description from its program.
         liveness: ``process`` or ``window``.
         key: its protection key.
     """
@@ -172,12 +172,12 @@ class Record:
         return key + b"/b/" + self.token.encode()
 
     def value(self) -> bytes:
-        """Return the record as it is stored."""
+        """Encode the record."""
         return json.dumps({**asdict(self), "key": self.key.hex()}).encode()
 
     @staticmethod
     def read(value: bytes) -> Record:
-        """Read a stored record."""
+        """Decode a stored record."""
         found = json.loads(value)
         return Record(**{**found, "key": bytes.fromhex(found["key"])})
 
@@ -186,12 +186,12 @@ class Record:
 
 
 def config_text(given: NodeConfig, nonce: str = "") -> bytes:
-    """Return a configuration as it is stored; the nonce identifies the creator of the node."""
+    """Encode a configuration; the nonce identifies the creator of the node."""
     return json.dumps({**asdict(given), "nonce": nonce}).encode()
 
 
 def config_of(stored: bytes) -> tuple[NodeConfig, str]:
-    """Return a stored configuration and its nonce."""
+    """Decode a configuration and its nonce."""
     found = json.loads(stored)
     nonce = found.pop("nonce", "")
     return NodeConfig(**found), nonce
@@ -201,12 +201,12 @@ def config_of(stored: bytes) -> tuple[NodeConfig, str]:
 
 
 def limit_value(limit: int, nonce: bytes) -> bytes:
-    """Return a limit as it is stored; the nonce of 8 bytes identifies the semaphore's creator."""
+    """Encode a limit; the nonce of 8 bytes identifies the semaphore's creator."""
     return limit.to_bytes(8, "big") + nonce
 
 
 def limit_of(stored: bytes) -> int:
-    """Return a stored limit."""
+    """Decode a limit."""
     return int.from_bytes(stored[:8], "big")
 
 
@@ -214,11 +214,11 @@ def limit_of(stored: bytes) -> int:
 
 
 class Entry:
-    """A request as it stands in its queue.
+    """A request as stored in its queue.
 
     Attributes:
-        timeout: seconds that it was to wait from when it was last put; ``None`` if for ever, or if
-            it is marked as an owner.
+        timeout: its timeout in seconds from when it was last put; ``None`` for no limit, or if it
+            is marked as an owner.
     """
 
     __slots__ = (
@@ -233,7 +233,7 @@ class Entry:
     )
 
     def __init__(self, kv: KeyValue) -> None:
-        """Read the request from its key and value."""
+        """Decode the request from its key and value."""
         count, _, mark = kv.value.partition(b" ")
         session, _, request_id = kv.key[kv.key.rindex(b"/") + 1 :].partition(b"-")
         self.key = kv.key
@@ -247,7 +247,7 @@ class Entry:
 
 
 def request_value(count: int, *, marked: bool = False, timeout: float | None = None) -> bytes:
-    """Return the stored form of a request."""
+    """Encode a request."""
     if marked:
         return b"%d g" % count
     return b"%d" % count if timeout is None else b"%d t%d" % (count, round(1000 * timeout))
@@ -259,7 +259,7 @@ def entries(found: Iterable[KeyValue]) -> list[Entry]:
 
 
 class Queue:
-    """A semaphore's limit and its queue, as they were read."""
+    """A semaphore's limit and its queue, as read."""
 
     __slots__ = ("limit", "limit_kv", "name", "owning", "requests")
 
@@ -273,7 +273,7 @@ class Queue:
 
     @property
     def exists(self) -> bool:
-        """True if there is such a semaphore."""
+        """True if the semaphore exists."""
         return self.limit_kv is not None or bool(self.requests)
 
 
@@ -304,18 +304,18 @@ def number_owning(queue: Sequence[Entry], limit: int) -> int:
 
 
 def has_room(queue: Sequence[Entry], count: int, limit: int) -> bool:
-    """Return true if a request for so many would own, behind this queue."""
+    """Return true if a request for so many would be an owner at the end of this queue."""
     held = sum(each.count for each in queue)
     whole = any(each.count == limit for each in queue)
     return number_owning(queue, limit) == len(queue) and fits(held, whole, count, limit)
 
 
 def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:
-    """Encode a note for a session that one of its requests was taken out."""
+    """Encode a note for a session that one of its requests was removed."""
     return wire.put(session_key + b"/h/%x" % entry.request_id, why, entry.session)
 
 
 def taking_out(name: Name, entry: Entry, session_key: bytes, why: bytes) -> tuple[bytes, ...]:
-    """Encode the operations that take a request out of its queue, with a note for its session."""
+    """Encode the operations that remove a request from its queue, with a note for its session."""
     data = name.data_of(entry.key)
     return wire.delete(entry.key), wire.delete(data), note(session_key, entry, why)

@@ -1,17 +1,16 @@
-"""Overdue waiters: their timeout has passed, and their own program does not take them out.
+"""Overdue waiters: their timeout has passed, and their own program does not remove them.
 
 The value of a waiting request contains its timeout. If its program has lost contact or was killed,
-the request stays under its lease and delays the queue. Any program that waits behind it takes it
-out.
+the request stays under its lease and delays the queue. Any program that waits behind it removes it.
 
 Rules:
 
 * Clocks of different machines are not compared. The timeout counts from when *this* program first
-  saw the request with its present value. So it is never taken out early.
-* Its own program takes a request out `_OTHERS` seconds before other programs do.
-* Only a waiter is taken out: the transaction compares that neither it nor any request before it was
-  put or deleted since the queue was read. Where these are more than one transaction compares, it
-  stays until they are fewer, or its lease ends.
+  saw the request with its current value, so it is never removed early.
+* Its own program removes a request `_OTHERS` seconds before other programs do.
+* Only a waiter is removed: the transaction compares that neither it nor any request before it was
+  put or deleted since the queue was read. If these are too many for one transaction, it stays until
+  there are fewer, or its lease ends.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ __all__ = ["LateWaiters"]
 
 _OTHERS = 0.5
 _MOST_SEEN = 4096
-_MOST_COMPARED = 100  # etcd takes 128 comparisons by default
+_MOST_COMPARED = 100  # etcd's default maximum is 128 comparisons
 
 
 class LateWaiters:
-    """The timeouts of other programs' requests, as one engine sees them.
+    """Timeouts of other programs' requests, as seen by one engine.
 
     Args:
-        local: the requests of this engine, by their keys.
+        local: the requests of this engine, by key.
         txn: sends a transaction, with its timeout in seconds.
     """
 
@@ -63,7 +62,7 @@ class LateWaiters:
         self._local = local
         self._txn = txn
         self._timeout = timeout
-        self._seen: dict[bytes, tuple[int, float]] = {}  # key: (modified, when first seen)
+        self._seen: dict[bytes, tuple[int, float]] = {}  # key: (modified, first seen)
 
     def next_due(self, queue: Iterable[Entry]) -> float | None:
         """Return when the first of these requests becomes overdue, if one has a timeout."""
@@ -85,7 +84,7 @@ class LateWaiters:
         return first + timeout + _OTHERS
 
     async def take_out(self, name: Name) -> bool:
-        """Take overdue waiters out of a queue; return true if there were any.
+        """Remove overdue waiters from a queue; return true if there were any.
 
         Raises:
             Lost, Refused, AuthenticationFailed
@@ -105,7 +104,7 @@ class LateWaiters:
                 self._seen.pop(queue[place].key, None)
 
     async def take_out_or_later(self, name: Name) -> bool:
-        """Do the same, and return false if it was not answered; the next read tries again."""
+        """Do the same, and return false without an answer; the next read tries again."""
         try:
             return await self.take_out(name)
         except Lost:

@@ -1,17 +1,17 @@
-"""Members of a cluster, with one channel each for all calls.
+"""Members of a cluster, each with one channel for all calls.
 
 Rules:
 
-* A call goes to the current member. If that does not answer, or has no leader, the next member
+* A call is sent to the current member. If that does not answer, or has no leader, the next member
   becomes the current one for all callers, and the caller gets `Lost`.
 * A channel connects when a call needs it; calls wait meanwhile. After a failed attempt, calls fail
-  immediately with its reason until a pause is over.
-* A call has a deadline of its own. When its caller is cancelled or its time is over, its stream is
-  reset, which affects no other call.
-* A call that was surely not carried out, because the member is leaving, is repeated once on another
-  connection.
+  immediately with its reason until a pause has passed.
+* A call has its own deadline. When it passes, or the caller is cancelled, only the call's stream is
+  reset.
+* A call that was certainly not carried out, because the member is shutting down, is repeated once
+  on another connection.
 * The token of an account is fetched when it is first needed, and again when it becomes invalid. A
-  call that was refused because of the token was not carried out, and is repeated.
+  call that was rejected because of the token was not carried out, and is repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Channel", "Members", "Metadata"]
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 _CONNECTING = 3.0
-"""Seconds in which a member has to accept a connection, and to send its settings."""
+"""Timeout in seconds for connecting to a member and receiving its settings."""
 _LONGEST_PAUSE = 1.0
 _MOST_HEADS = 64
 _HEADERS: Metadata = (
@@ -45,16 +45,16 @@ _HEADERS: Metadata = (
 )
 
 _NO_TOKEN = "none"  # noqa: S105  it is no secret
-"""Token of a cluster without accounts, which is not sent: old members would refuse it."""
+"""Token of a cluster without accounts, which is not sent: old members would reject it."""
 
 
 class Channel:
-    """Calls to one member, on a connection that is made when it is needed.
+    """Calls to one member, on a connection that is made when needed.
 
     Args:
         endpoint: ``host:port``.
-        secrets: for TLS.
-        server_name: the name in the member's certificate, if that is not its host.
+        secrets: the TLS context.
+        server_name: the name in the member's certificate, if it is not its host.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Channel:
         return ""
 
     def _connected(self, connection: GrpcConnection, connecting: asyncio.Task[str]) -> None:
-        """Pass a new connection, or the reason for none, to the calls that wait for it."""
+        """Pass a new connection, or the reason for its failure, to the waiting calls."""
         self._connecting = None
         protocol = connection.protocol
         why = "it was closed" if connecting.cancelled() else connecting.result()
@@ -187,11 +187,11 @@ class Channel:
 
 
 class Members:
-    """The members that the URL names.
+    """The members named by the URL.
 
     Attributes:
-        turn: increases when another member becomes the current one.
-        moved: called then.
+        turn: number that increases when another member becomes the current one.
+        moved: called when that happens.
         trouble: the reason why the latest call was lost.
     """
 
@@ -230,7 +230,7 @@ class Members:
         return self._channels[turn % len(self._channels)]
 
     def leave(self, turn: int, why: str) -> None:
-        """Make the next member the current one, if that is still the member of `turn`."""
+        """Make the next member the current one, unless that has happened since `turn`."""
         self.trouble = why
         if turn == self.turn:
             self.turn += 1
@@ -282,10 +282,10 @@ class Members:
             raise trouble_of(failed) from failed
 
     async def converse(self, turn: int, method: str, *more: tuple[str, str]) -> StreamCall:
-        """Begin a call of messages both ways with the member of a turn; reading fails later.
+        """Begin a call of messages both ways with the member of a turn; reading may fail later.
 
         Raises:
-            Lost, AuthenticationFailed: there is no token.
+            Lost, AuthenticationFailed: a token cannot be fetched.
         """
         metadata = await self._metadata(turn)
         return self._channel(turn).converse(method, (*metadata, *more))
@@ -303,7 +303,7 @@ class Members:
         return () if self._token == _NO_TOKEN else (("token", self._token),)
 
     def expire(self, token: str = "") -> None:
-        """Forget a token that became invalid; without an argument, the current one."""
+        """Drop a token that became invalid; without an argument, the current one."""
         if token in {self._token, ""}:
             self._token = ""
 

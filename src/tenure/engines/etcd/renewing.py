@@ -3,14 +3,15 @@
 Rules:
 
 * A round is one call to one member for all sessions that are due, so that a silent member delays
-  nothing else. A session without proof after a sixth of its window is renewed again, through every
-  member at once: one may be cut off, and one that had no leader answers only a new call. The first
-  answer counts, from when its request was sent.
-* By then, another member has become the current one. The timeout of a member does not count the
-  time in which the loop was late (`give_time`).
-* Any client that knows the number of a lease can keep it alive. A session that may have been taken
-  over (liveness ``window``) is proven only if its key, read after the renewal, is still its own.
-* The heartbeat thread runs a loop and connections of its own for each renewal.
+  nothing else. A session without proof after a sixth of its window is renewed again, through all
+  members at once: one may be cut off, and one that had no leader answers only a new call. The first
+  answer counts, with the time when its request was sent.
+* By then, another member has become the current one. The timeout of a member excludes the time in
+  which the loop was late (`give_time`).
+* Any client that knows the number of a lease can keep it alive. So a session that may have been
+  taken over (liveness ``window``) is proven only if its key, read after the renewal, is still its
+  own.
+* The heartbeat thread runs a separate loop with separate connections for each renewal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["EtcdHeartbeat", "Renewable", "Rounds", "give_time", "keep_alive"]
 _log = logging.getLogger("tenure")
 
 _LEAST_TIMEOUT = 0.2
-"""Seconds that a member has at least."""
+"""Minimum timeout of a member in seconds."""
 
 _ATTEMPTS = 2
 """Attempts of one renewal before the next one is due, a third of a window later."""
@@ -47,14 +48,14 @@ _TICKS = 4
 """Number of ticks into which a timeout is divided."""
 
 _EXCUSED = 4
-"""Largest number of late ticks that are not counted, since the lease does not wait either."""
+"""Largest number of late ticks that are excluded, since the lease still expires."""
 
 _LATE = 0.5
-"""Fraction of a tick; a tick that comes later than by this much is late."""
+"""Fraction of a tick; a tick that is later than this is late."""
 
 
 class Renewable(Protocol):
-    """A session, as it is renewed."""
+    """A session, as seen by its renewal."""
 
     id: int
     key: bytes
@@ -65,26 +66,26 @@ class Renewable(Protocol):
     over: bool
 
     def prove(self, at: float) -> None:
-        """Note that the lease was extended by a request that was sent then. From any thread."""
+        """Record that the lease was extended by a request sent at that time. From any thread."""
 
     def is_mine(self, kv: KeyValue | None) -> bool:
-        """Return true if the key, as it was read, names this attachment."""
+        """Return true if the key, as read, identifies this attachment."""
 
     def judge(self, kv: KeyValue | None) -> bool:
-        """Act on the session's key as it was read; true if the session continues."""
+        """Process the session's key as read; return true if the session continues."""
 
     def end(self, why: str) -> None:
-        """End the session by the store's word."""
+        """End the session, as reported by the store."""
 
 
 def give_time(seconds: float, settled: Callable[[], bool], expired: Callable[[], None]) -> None:
     """Call `expired` after a time, unless the answer has arrived by then.
 
-    On a busy machine an answer may have arrived long ago and not have been read. So a tick for
-    which the loop was late is not counted, up to `_EXCUSED` of them.
+    On a busy machine an answer may have arrived long ago without being read. So up to `_EXCUSED`
+    ticks for which the loop was late are not counted.
 
     Args:
-        seconds: the time, as long as the loop is not late.
+        seconds: the time, while the loop is not late.
         settled: returns true if no answer is expected any more.
         expired: called otherwise.
     """
@@ -116,9 +117,9 @@ async def keep_alive(
     """Renew leases through one member.
 
     Args:
-        members: of the cluster, with the clock of the proofs.
-        clock: of the proofs.
-        turn: of the member.
+        members: the members of the cluster.
+        clock: the clock of the proofs.
+        turn: the turn of the member.
         sessions: the owners of the leases.
         settle: called for each session with the time at which its renewal was sent, whether its
             lease exists, and the session's key if it is resumable.
@@ -170,7 +171,7 @@ class Rounds:
         self._due: dict[Renewable, tuple[int, float]] = {}
 
     def renew(self, session: Renewable) -> None:
-        """Have a session renewed in the next round. Returns immediately."""
+        """Renew a session in the next round. Returns immediately."""
         self._put(session, 0, self._clock.now())
 
     def _put(self, session: Renewable, attempt: int, since: float) -> None:
@@ -206,7 +207,7 @@ class Rounds:
             self._put(session, attempt, since)
 
     async def _round(self, turn: int, sessions: list[Renewable]) -> None:
-        # Without an answer, it takes no longer than the sessions live.
+        # Without an answer, its timeout is that of the sessions.
         within = max(session.window for session in sessions)
         try:
             async with asyncio.timeout(within):

@@ -1,4 +1,4 @@
-"""One request of a session: its state, and the transactions about it.
+"""One request of a session: its state, and its transactions.
 
 `requests` sets `created`, `gone` and the timer. `waiting` sets `owns`, the watch and the poll.
 `count` and `data` change when etcd has confirmed the change. Transactions are only built here.
@@ -21,7 +21,7 @@ from tenure.model import EPHEMERAL_LIMIT
 __all__ = ["EtcdRequest"]
 
 _LARGE = 64 * 1024
-"""Bytes of data; larger data is sent only once, and then the queue is read even if it is empty."""
+"""Bytes of data; larger data is sent only once, so the queue is always read first."""
 
 
 class AttachedSession(Protocol):
@@ -47,16 +47,16 @@ class EtcdRequest:
     Attributes:
         waiting: the waiting requests of its session.
         key: its key in the queue.
-        timeout: seconds that it waits, as in its value.
-        limit: of its semaphore.
+        timeout: its timeout in seconds, as in its value.
+        limit: the limit of its semaphore.
         created: its create revision; 0 until it has joined.
-        gone: it has left its queue, or is leaving.
-        left: etcd has confirmed that it is out of its queue.
-        near: it was so near to the head when it joined that its queue is read without delay.
-        perhaps_left: a transaction that deletes it was not answered.
-        early: the reason why it was taken out before the answer to its own transaction.
+        gone: whether it has left its queue, or is leaving.
+        left: whether etcd has confirmed that it has left its queue.
+        near: whether it joined so near to the head that its queue is read without delay.
+        perhaps_left: whether a transaction that deletes it was not answered.
+        early: the reason why it was removed before the answer to its own transaction.
         followers: requests of this engine that wait for it to leave.
-        late: timer that takes out an overdue request of another program before it.
+        late: timer that removes an overdue request of another program before it.
     """
 
     waiting: QueueReader
@@ -92,7 +92,7 @@ class EtcdRequest:
 
     @property
     def decided(self) -> bool:
-        """True if it does not wait."""
+        """True if its timeout is 0."""
         return self.gone or self.owns
 
     @property
@@ -106,7 +106,7 @@ class EtcdRequest:
         return self.count == self.limit
 
     def check_condition(self, limit: KeyValue | None, queue: Sequence[Entry]) -> bool:
-        """Return true if the semaphore is the known one; raise if the request does not fit it."""
+        """Return true if the semaphore is the known one; raise if it does not match the request."""
         name, known = self.name, self.name.lasting
         name.lasting = None if limit is None else (limit.created, limit_of(limit.value))
         if self.ephemeral:
@@ -127,7 +127,7 @@ class EtcdRequest:
         Args:
             session: the attachment of the request.
             condition: the comparison of the semaphore.
-            at_once: it does not wait.
+            at_once: whether its timeout is 0.
             newest: put it only if no request has joined since this revision; 0: only if the queue
                 is empty.
         """
@@ -141,7 +141,8 @@ class EtcdRequest:
             fresh = (wire.nested(wire.txn((name.empty,), (name.drop_data,))),)
             then = (*put_waiting, *(fresh if self.ephemeral else ()), queue)
             return wire.txn(compares, then, (session.get, *wrong))
-        # Unless `newest`, the queue must be empty; else it had room, and none has joined since.
+        # Without `newest`, the queue must be empty; with it, the queue had room, and none has
+        # joined since.
         room = wire.created_before(name.requests, newest) if newest else name.empty
         then = self._puts(session, None)
         if self.ephemeral and not newest:
@@ -189,7 +190,7 @@ class EtcdRequest:
         return wire.txn((session.mine,), then, (session.get,))
 
     def may_relieve(self, leaving: EtcdRequest) -> bool:
-        """Return true if a request may join in the transaction that takes another one out."""
+        """Return true if a request may join in the transaction that removes another one."""
         return (
             leaving.owns
             and leaving.created > 0
@@ -200,9 +201,9 @@ class EtcdRequest:
         )
 
     def relieving(self, session: AttachedSession, leaving: EtcdRequest) -> bytes:
-        """Build the transaction that joins behind an owner of the limit, and deletes that one.
+        """Build the transaction that joins behind an owner of the limit, and deletes that owner.
 
-        It reads the end of the queue in between, and the first request at the end.
+        Between these it reads the end of the queue, and afterwards the first request.
         """
         name = self.name
         absent = wire.created_at(self.key, wire.ABSENT)

@@ -1,24 +1,25 @@
 """The requests of one session: joining queues, and leaving them.
 
-A request joins (its transaction is under way), waits, owns, or is gone. `waiting` finds out that a
-waiter owns; `request` builds the transactions.
+A request is joining (its transaction is pending), waiting, an owner, or gone. `waiting` detects
+that a waiter has become an owner; `request` builds the transactions.
 
 Rules:
 
-* **One transaction joins.** If the queue is empty, the request is put and owns; nothing is read.
-  Otherwise a nested transaction puts it and reads the queue before it. A request that must not wait
-  is put only if nothing is newer than the queue that was found to have room.
+* **One transaction joins.** If the queue is empty, the request is put and is an owner; nothing is
+  read. Otherwise a nested transaction puts it and reads the queue before it. A request with timeout
+  0 is put only if no request is newer than the queue in which there was room.
 * The known kind and limit of a semaphore are compared. They are read only if they have changed, or
-  if the request does not fit them.
-* A request is in the table until it is withdrawn, taken out, or timed out. Then it is in `_leaving`
-  until etcd has confirmed that. If etcd refuses, the withdrawal is repeated by the next call or
+  do not match the request.
+* A request is in the table until it is withdrawn, removed, or timed out. Then it is in `_leaving`
+  until etcd has confirmed that. If etcd rejects the withdrawal, it is repeated by the next call or
   after a pause.
-* A waiter with a timeout is taken out by a timer of its own program. When that program has lost
-  contact, a program that waits behind it does so: see `late`.
-* The transaction that takes out an owner reads the first request if one of the same session
-  follows. If that is the follower, it owns. Any other follower in this engine reads the queue.
-* Where an owner of the whole limit leaves just after another request of the session joins behind
-  it, one transaction does both: a hand-over is one commit even if all join again.
+* A timer of its own program removes an overdue waiter. If that program has lost contact, a program
+  that waits behind it does so: see `late`.
+* The transaction that removes an owner also reads the first request if a request of the same
+  session follows. If that is the follower, it is an owner. Any other follower in this engine reads
+  the queue.
+* If an owner of the whole limit leaves just after another request of the session joins behind it,
+  one transaction does both: a handover is one commit even if all join again.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ _REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED, TIMED_OUT: Remo
 _REFUSED = Enqueued(Place.REFUSED, None)
 
 _AGAIN = 2.0
-"""Seconds until a refused withdrawal is repeated."""
+"""Seconds until a rejected withdrawal is repeated."""
 
 _NEAR = 2
-"""Length of a queue up to which a new request is near the head, and reads without delay."""
+"""Length of a queue up to which a new request is near the head, and reads it without delay."""
 
 _ANY_REQUEST, _LAST_REQUEST = b"\xfftenure: a hold\xff", 2**64 - 1
 """Placeholder for the number of a request in a prepared transaction, and its largest value."""
@@ -69,7 +70,7 @@ class EtcdRequests(EtcdAttachment):
     """An attachment with its requests.
 
     Attributes:
-        requests: those that have not left their queues, by their numbers.
+        requests: the requests that have not left their queues, by number.
     """
 
     def __init__(self, engine: EtcdCluster, attached: WrittenAttachment) -> None:
@@ -77,7 +78,7 @@ class EtcdRequests(EtcdAttachment):
         super().__init__(engine, attached)
         self.requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}
-        self._left_in: dict[int, EtcdRequest] = {}  # withdrawals that etcd refused
+        self._left_in: dict[int, EtcdRequest] = {}  # withdrawals that etcd rejected
         self._waiting = Waiting(self, self.taken_out)
         self._prepared: dict[tuple[object, ...], bytes] = {}
         self._prepared_for = 0
@@ -135,7 +136,7 @@ class EtcdRequests(EtcdAttachment):
         return Enqueued(Place.GRANTED if request.owns else Place.WAITING, self.order_id(request))
 
     async def _join(self, request: EtcdRequest, at_once: bool) -> EtcdRequest | None:
-        """Put a request into its queue; return ``None`` if it does not wait and cannot own."""
+        """Put a request into its queue; return ``None`` if its timeout is 0 and it cannot own."""
         newest = 0
         while True:
             condition = await self._condition(request)
@@ -175,7 +176,7 @@ class EtcdRequests(EtcdAttachment):
             newest = answer.revision + 1
 
     async def _has_taken_out_late(self, request: EtcdRequest, queue: Sequence[Entry]) -> bool:
-        """Take out overdue waiters before a request; return true if there were any."""
+        """Remove overdue waiters before a request; return true if there were any."""
         late = self.engine.late
         due = late.next_due(queue)
         if due is None or due > self.engine.clock.now():
@@ -185,10 +186,10 @@ class EtcdRequests(EtcdAttachment):
     async def _relieve(
         self, request: EtcdRequest, leaving: EtcdRequest
     ) -> tuple[bool, KeyValue | None]:
-        """Put a request into its queue behind an owner of the whole limit, and take that one out.
+        """Put a request into its queue behind an owner of the whole limit, and remove that owner.
 
         Returns:
-            whether both were done; the first request after that, if it is known.
+            Whether both were done, and the first request after that, if known.
         """
         answer, _ = await self.transact(partial(request.relieving, self, leaving))
         if answer.ok:
@@ -226,13 +227,13 @@ class EtcdRequests(EtcdAttachment):
         rules.check_count(request.count, request.limit, name.path, name.name)
 
     def joined(self, request: EtcdRequest, created: int) -> EtcdRequest:
-        """Note the revision at which a request joined its queue."""
+        """Record the revision at which a request joined its queue."""
         request.created = created
         self.engine.local[request.key] = request
         return request
 
     def _joining_as_before(self, request: EtcdRequest, condition: bytes, at_once: bool) -> bytes:
-        """Return the transaction that joins without data, which is prepared."""
+        """Return the prepared transaction that joins without data."""
         timeout = None if at_once else request.timeout
         what = (request.name.name, request.count, request.ephemeral, condition, at_once, timeout)
         build = partial(request.joining, self, condition, at_once, 0)
@@ -248,11 +249,11 @@ class EtcdRequests(EtcdAttachment):
     def _as_before(
         self, request: EtcdRequest, what: tuple[object, ...], build: Callable[[], bytes]
     ) -> bytes:
-        """Return a transaction, made from the one that was built for an earlier request.
+        """Return a transaction, derived from one that was built for an earlier request.
 
         Args:
-            request: the one that the transaction is for.
-            what: all that it depends on, except the number of the request and the attachment.
+            request: the request of the transaction.
+            what: everything it depends on, except the number of the request and the attachment.
             build: makes the transaction if there is none.
         """
         if self._prepared_for != self.version or len(self._prepared) >= _MOST_PREPARED:
@@ -326,11 +327,11 @@ class EtcdRequests(EtcdAttachment):
         *,
         joined: EtcdRequest | None = None,
     ) -> None:
-        """Note that a request is out of its queue.
+        """Record that a request has left its queue.
 
         Args:
-            request: the one that left.
-            head: the first request of the queue after that, if it is known.
+            request: the request.
+            head: the first request of the queue after that, if known.
             joined: a request that has just joined and reads the queue itself.
         """
         request.left = True
@@ -363,7 +364,7 @@ class EtcdRequests(EtcdAttachment):
         self.events.removed(request_id, Removal.TIMED_OUT)
 
     def taken_out(self, request_id: int, why: bytes) -> None:
-        """Forget a request that another client took out of its queue."""
+        """Forget a request that another client removed from its queue."""
         request = self.requests.get(request_id)
         if request is None:
             return
@@ -376,7 +377,7 @@ class EtcdRequests(EtcdAttachment):
         self.events.removed(request_id, _REMOVALS.get(why, Removal.EVICTED))
 
     def stop_requests(self) -> None:
-        """Stop waiting, because the session is over."""
+        """Stop waiting, because the session has ended."""
         local = self.engine.local.values()
         mine = [each for each in local if each.waiting is self._waiting]
         for request in {*self.requests.values(), *self._left_in.values(), *mine}:

@@ -1,13 +1,13 @@
-"""Operations on semaphores as such, and their descriptions.
+"""Operations on semaphores, and their descriptions.
 
-A change is a read, and a transaction that succeeds only if the state is still the one that was
-read. A change that was not answered is not made twice: it is done if its trace is found, or if the
-key was changed after the read.
+A change is a read, and a transaction that succeeds only if the state has not changed since. An
+unanswered change is not made twice: it was done if its result is found, or if the key was changed
+after the read.
 
 A transaction of etcd can count keys, but not compare their number. So the keys of a node are
 counted first, which is cheap while they are few. Only if they may be too many, the sessions or
-semaphores are counted. Clients that begin at the same moment may exceed a limit together. Creating
-an ephemeral semaphore counts nothing, since that would slow every lock down.
+semaphores are counted. Concurrent clients may exceed a limit together. Creating an ephemeral
+semaphore counts nothing, because that would slow down every lock.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 _MOST_NOTED = 40
-"""How many requests are taken out in one transaction; etcd takes 128 operations."""
+"""Requests that are removed in one transaction; etcd's maximum is 128 operations."""
 _MOST_KEYS = 100
-"""How many keys are read along with a page; etcd takes 128 operations."""
+"""Keys that are read along with a page; etcd's maximum is 128 operations."""
 _FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
 
 
@@ -83,14 +83,14 @@ async def create(
     found = answer.parts[1].first
     if found is None:
         rules.check_kind(False, True, name.path, name.name)
-    elif found.value != value:  # or else an attempt of ours has done it
+    elif found.value != value:  # otherwise one of our attempts has done it
         there = Queue(name.name, found, []).limit
         if not exist_ok or there != limit:
             raise refusals.semaphore_exists(name.path, name.name, there)
 
 
 async def update(session: EtcdAttachment, name: Name, data: bytes) -> None:
-    """Replace a semaphore's data, if it is not that already."""
+    """Replace a semaphore's data, unless it is equal."""
     get_data = wire.get(name.data)
     while True:
         read = await session.read(name.get_limit, name.first_request, get_data)
@@ -115,7 +115,7 @@ async def update(session: EtcdAttachment, name: Name, data: bytes) -> None:
 def _updating(
     session: EtcdAttachment, there: KeyValue, name: Name, modified: int, data: bytes
 ) -> bytes:
-    """Replace the data, if the semaphore and the data are still those that were read."""
+    """Replace the data, if neither the semaphore nor the data has changed since the read."""
     compares = (
         session.mine,
         wire.created_at(there.key, there.created),
@@ -212,7 +212,7 @@ async def describe(
 
 
 def descriptions(found: Mapping[bytes, bytes], sessions: bytes) -> dict[int, str]:
-    """Return the descriptions of sessions by their ids.
+    """Return the descriptions of sessions by id.
 
     Args:
         found: keys and values that were read.
@@ -231,7 +231,7 @@ async def all_under(
     """Read all keys with a prefix and their values, page by page.
 
     Args:
-        reader: reads one page after the other.
+        reader: reads the pages.
         prefix: the prefix of the keys.
         revision: the revision at which all of them are read.
         keys: other keys, which are read along with the pages.
@@ -271,11 +271,11 @@ def described(
     Args:
         queue: its limit and its requests.
         data: its data.
-        of_requests: the data of requests by the end of their key.
-        base: added to a create revision, it is the order id.
-        owners: describe the owners.
-        waiters: describe the waiters.
-        descriptions: what sessions say of themselves, if that was read.
+        of_requests: the data of requests by the end of their keys.
+        base: number that is added to a create revision to get the order id.
+        owners: whether to describe the owners.
+        waiters: whether to describe the waiters.
+        descriptions: the sessions' descriptions, if they were read.
     """
     said = descriptions or {}
 
@@ -308,7 +308,7 @@ def described(
 
 
 async def check_sessions(engine: EtcdCluster, path: str, keys: int) -> None:
-    """Raise `InvalidArgument` if a node, under whose sessions so many keys are, is full."""
+    """Raise `InvalidArgument` if a node with so many keys under its sessions is full."""
     most = rules.SESSIONS_PER_NODE
     if keys < most:
         return
@@ -321,7 +321,7 @@ async def check_sessions(engine: EtcdCluster, path: str, keys: int) -> None:
 
 
 async def check_semaphores(engine: EtcdCluster, reader: Reader, name: Name) -> None:
-    """Raise `InvalidArgument` if there is no such semaphore, and its node has no room for it."""
+    """Raise `InvalidArgument` if the semaphore does not exist and its node is full."""
     most, prefix = rules.SEMAPHORES_PER_NODE, engine.keys.queues(name.path)
     keys, *there = (
         await reader.read(wire.get_all(prefix, count_only=True), name.get_limit, name.first_request)
@@ -335,7 +335,7 @@ async def check_semaphores(engine: EtcdCluster, reader: Reader, name: Name) -> N
 async def _count_those(
     reader: Reader, prefix: bytes, thing: Callable[[bytes], bytes | None]
 ) -> int:
-    """Count the different things that the keys under a prefix belong to."""
+    """Count the distinct objects to which the keys under a prefix belong."""
     start, end = prefix, wire.after(prefix)
     number, last = 0, None
     while True:

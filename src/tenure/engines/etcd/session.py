@@ -1,10 +1,10 @@
 """A session of the etcd engine: the contract's methods, its events, and its end.
 
-* etcd ends a session: its key is gone, or another attachment has it. The program is notified,
-  pending operations fail, and an attachment that was taken over deletes its claim.
-* The program ends a session: no new operation is accepted. Those under way are finished, or
-  cancelled after a timeout. Then the session is detached or its lease revoked. A session that can
-  be taken over is first marked as detached, by a compare with its key, so that the lease of another
+* etcd ends a session: its key is deleted, or belongs to another attachment. The program is
+  notified, pending operations fail, and an attachment that was taken over deletes its claim.
+* The program ends a session: no new operation is accepted. Pending operations are finished, or
+  cancelled after a timeout. Then the session is detached or its lease revoked. A resumable session
+  is first marked as detached, by a compare-and-swap on its key, so that the lease of another
   attachment is not revoked. A transaction without an answer is repeated for a window.
 """
 
@@ -83,7 +83,7 @@ class EtcdSession(EtcdRequests):
                 self._note(int(kv.key.rpartition(b"/")[2], 16), kv.value)
 
     def _note(self, request_id: int, why: bytes) -> None:
-        """Act on the note of a client that took out a request of this session."""
+        """Process the note of a client that removed a request of this session."""
         if self.early is not None:
             self.early.append(partial(self._note, request_id, why))
             return
@@ -103,7 +103,7 @@ class EtcdSession(EtcdRequests):
                 self.events.detached(cause)
 
     def begin(self, found: Sequence[Queue], data: dict[bytes, bytes]) -> None:
-        """Complete a takeover: report the requests, and then what has happened since."""
+        """Complete a takeover: report the requests, and then later events."""
         self.resume(self._recover(found, data))
         self._read_all()
 
@@ -130,7 +130,7 @@ class EtcdSession(EtcdRequests):
                 )
                 self.joined(request, entry.created)
                 self.requests[entry.request_id] = request
-                if not request.owns:  # its timeout begins again
+                if not request.owns:  # its timeout starts again
                     self._set_timer(request, entry.timeout)
                 mine.append(request)
         return [
@@ -147,12 +147,12 @@ class EtcdSession(EtcdRequests):
         ]
 
     def _read_all(self) -> None:
-        """Read the queues of all waiters after a gap."""
+        """Read the queues of all waiters after an interruption."""
         for request in self.requests.values():
             self._waiting.read_soon(request)
 
     def _missed(self) -> None:
-        """Read the session's keys after a gap."""
+        """Read the session's keys after an interruption."""
         if not self.over:
             self.engine.spawn(self._read_keys())
 
@@ -235,7 +235,7 @@ class EtcdSession(EtcdRequests):
         self.engine.spawn(self._acknowledged())
 
     async def _acknowledged(self) -> None:
-        """Delete the claim, since this attachment considers no lease held any more."""
+        """Delete the claim, since this attachment no longer considers a lease held."""
         request = wire.txn((), (wire.delete(self.claim),))
         await self.engine.eventually(request, self.window, "delete a claim")
 
@@ -317,7 +317,7 @@ class EtcdSession(EtcdRequests):
         if data is not None:
             rules.check_data(data, path, name)
         if count is not None:
-            # The limit does not matter to one that is to shrink, and growing is always wrong.
+            # The limit does not matter to a request that shrinks, and growing is always an error.
             grows = isinstance(count, int) and request.count < count <= EPHEMERAL_LIMIT
             limit = EPHEMERAL_LIMIT if grows and count <= rules.EXACT else request.count
             rules.check_shrink(count, request.count, limit, path, name)
@@ -335,7 +335,7 @@ class EtcdSession(EtcdRequests):
             request.count = new
             request.data = request.data if data is None else data
             if not request.owns and shrinks:
-                self._waiting.unwatch(request)  # it watched for its former count
+                self._waiting.unwatch(request)  # it watched with its former count
         if not request.owns and (shrinks or timeout == 0):
             await self._waiting.read(request, report=False)
             self.engine.loop.call_soon(self._report_if_granted, request)
@@ -351,7 +351,7 @@ class EtcdSession(EtcdRequests):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
+        """Watch a name; return the function that ends the watch."""
         self.check_open()
         stop, in_place = self._caches.watch(self, self.name(name), data, owners, changed)
         self.operations.wait_for(in_place)

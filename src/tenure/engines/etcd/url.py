@@ -42,13 +42,13 @@ class EtcdUrl:
     """A parsed URL.
 
     Attributes:
-        url: without secrets.
-        endpoints: ``host:port`` of each member that is named.
-        tls: how to encrypt, or ``None``.
+        url: the URL without secrets.
+        endpoints: ``host:port`` of each member in the URL.
+        tls: the TLS options, or ``None``.
         prefix: the beginning of all keys; it ends in a slash.
         user, password: the account; both empty without an account.
-        timeout: seconds after which an unanswered call is sent to another member, at the most.
-        connect_timeout: seconds for opening, and for attaching.
+        timeout: longest time in seconds after which an unanswered call is sent to another member.
+        connect_timeout: timeout in seconds of opening and of attaching.
     """
 
     url: str
@@ -62,7 +62,7 @@ class EtcdUrl:
 
     @property
     def transport(self) -> str:
-        """The encryption that the members have to have, in words."""
+        """The encryption required of the members, as text."""
         if self.tls is None:
             return "without TLS"
         return "with TLS and a certificate to be trusted (tls_ca=FILE, tls_server_name=NAME)"

@@ -1,12 +1,12 @@
-"""Waiting in a queue until a request owns.
+"""Waiting in a queue until a request becomes an owner.
 
 * **Ownership is the prefix rule** over the queue in the order of the create revisions, as this
   session read it at a revision of a majority, under its own attachment.
 * **A waiter is woken by the request before it.** A request for the whole limit waits for its
-  predecessor to leave. Another one waits for its predecessor to leave, to shrink, or to be marked
-  as an owner; the first waiter watches the owners. An owner that had to wait, and that leaves room
-  for others, marks itself to wake the next waiter. If it dies before that, the next waiter finds
-  out when it reads the queue, every few seconds.
+  predecessor to leave. Other requests wait for their predecessor to leave, to shrink, or to be
+  marked as an owner; the first waiter watches the owners. An owner that had to wait, and that
+  leaves room for others, marks itself to wake the next waiter. If it dies before that, the next
+  waiter notices when it reads the queue, every few seconds.
 * A waiter whose predecessor is in this engine is notified directly: see `gone`.
 """
 
@@ -32,17 +32,18 @@ __all__ = ["Waiting", "log_failure"]
 _log = logging.getLogger("tenure")
 
 _POLL, _POLL_BY_PLACE = 2.5, 0.02
-"""Seconds between two reads of a waiter behind others: at least, and for each before it."""
+"""Seconds between two reads of a waiter behind others: the minimum, and the time per request before
+it."""
 
 _MISSED = 0.1
-"""Seconds after which a waiter far from the head reads, when its watch began late."""
+"""Seconds until the first read of a waiter far from the head, if its watch began late."""
 
 
 class Waiting:
     """The waiting requests of one session.
 
     Args:
-        taken_out: called with the number of a request that another client took out, and the reason.
+        taken_out: called with the number of a request that another client removed, and the reason.
     """
 
     def __init__(self, session: EtcdAttachment, taken_out: Callable[[int, bytes], None]) -> None:
@@ -53,7 +54,7 @@ class Waiting:
         self._failures = Failures("reading a queue", _log)
 
     def place(self, request: EtcdRequest, queue: Sequence[Entry], revision: int) -> None:
-        """Conclude from a queue, as it was at that revision, whether a request owns.
+        """Conclude from a queue, as of a revision, whether a request is an owner.
 
         For a request for the whole limit, only its predecessor matters.
         """
@@ -85,11 +86,12 @@ class Waiting:
         self._watch(request, watched, revision)
 
     def _time_late(self, request: EtcdRequest, before: Sequence[Entry]) -> None:
-        """Set the timer that takes out overdue waiters before a request."""
+        """Set the timer that removes overdue waiters before a request."""
         due = self._engine.late.next_due(before)
         if due is not None and request.late is None:
             pause = due - self._engine.clock.now()
-            # An overdue request is an owner already: its value shows that only after the next put.
+            # An overdue request may be an owner already: its value shows that only after the next
+            # put.
             pause = pause if pause > 0 else _POLL
             request.late = self._engine.loop.call_later(pause, self._take_out_late, request)
 
@@ -126,10 +128,10 @@ class Waiting:
         )
 
     def _missed(self, request: EtcdRequest) -> None:
-        """Read the queue after a gap before the watch began."""
+        """Read the queue after an interruption before the watch began."""
         if request.near:
             self.read_soon(request)
-        elif request.poll is None:  # so far behind, most probably nothing has happened
+        elif request.poll is None:  # so far behind, most probably nothing has changed
             self._poll(request, _MISSED)
 
     def _happened(self, request: EtcdRequest, events: Sequence[WatchEvent]) -> None:
@@ -137,7 +139,7 @@ class Waiting:
             self.read_soon(request)
 
     def read_soon(self, request: EtcdRequest) -> None:
-        """Read the queue, and once more if it is being read."""
+        """Read the queue; if it is being read, read it again."""
         if request.reading:
             request.read_again = True
         elif not (request.decided or self._session.over or not request.created):
@@ -167,7 +169,7 @@ class Waiting:
         request.poll = self._engine.loop.call_later(delay, self.read_soon, request)
 
     async def read(self, request: EtcdRequest, *, report: bool) -> None:
-        """Read the queue before a request, and act on it; report a grant or a removal, too."""
+        """Read the queue before a request, and process it; report a grant or a removal, too."""
         if request.poll is not None:
             request.poll.cancel()
             request.poll = None
@@ -185,7 +187,7 @@ class Waiting:
             self._taken_out(request.request_id, EVICTED if left is None else left.value)
 
     def granted(self, request: EtcdRequest) -> None:
-        """Report that a request owns."""
+        """Report that a request is an owner."""
         self._session.events.granted(request.request_id, self._session.order_id(request))
         if not request.whole:
             answer = self._session.operations.take(request.name.name, lambda: self._mark(request))
@@ -209,7 +211,7 @@ class Waiting:
             request.poll = None
 
     def stop(self, request: EtcdRequest) -> None:
-        """End the watch and the timers of a request that does not wait any more."""
+        """End the watch and the timers of a request that no longer waits."""
         self.unwatch(request)
         if request.timer is not None:
             request.timer.cancel()
@@ -219,7 +221,7 @@ class Waiting:
             request.late = None
 
     def gone(self, request: EtcdRequest) -> None:
-        """Forget a request that left its queue, or whose session is over; its followers read."""
+        """Forget a request that left its queue, or whose session has ended; its followers read."""
         request.gone = True
         self._engine.local.pop(request.key, None)
         followers, request.followers = request.followers, []

@@ -2,9 +2,8 @@
 
 An engine has one cache for each watched name. It reads the state once, and then receives every
 change of the semaphore's keys. The prefix rule, applied after each revision, shows whether owners
-have changed, so that requests which join, wait and leave without owning notify no watch. The copy
-is used only to decide which watches to notify. After a gap it is read again, and all watches are
-notified.
+have changed, so that waiters which join and leave notify no watch. The copy is only used to decide
+which watches to notify. After an interruption it is read again, and all watches are notified.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class WatchCache:
     # The copy
 
     async def _load(self) -> None:
-        """Read the copy, and watch from its revision on."""
+        """Read the copy, and watch from its revision."""
         name = self._name
         try:
             everything = wire.get_all(name.all)
@@ -132,7 +131,7 @@ class WatchCache:
         ]
 
     def _missed(self) -> None:
-        """Load the copy again after a gap, and notify all watchers."""
+        """Load the copy again after an interruption, and notify all watchers."""
         self._stop()
         if self._is_watched and self._loading is None:
             self._loading = self._cluster.spawn(self._load())
@@ -218,7 +217,7 @@ class WatchCaches:
         """Watch a semaphore.
 
         Returns:
-            the function that ends the watch, and the task that ends when the watch is in place.
+            The function that ends the watch, and the task that ends when the watch is active.
         """
         key = (name.path, name.name)
         cache = self._caches.get(key)
@@ -235,6 +234,6 @@ class WatchCaches:
             del self._caches[key]
 
     def forget(self, session: object) -> None:
-        """End all watches of a session that is over."""
+        """End all watches of a session that has ended."""
         for cache, watcher in self._watchers.of(session):
             cache.remove(watcher)

@@ -3,13 +3,14 @@
 Rules:
 
 * One task owns the stream: it opens the stream, begins all watches on it, reads it, and opens
-  another one at the current member when it ends.
-* A watch continues after the last revision that it has received. If that was compacted, it begins
-  at the oldest revision that is left, and its owner is notified of the gap.
-* A watch of a key that was deleted for good is not ended by itself. When there are many, a new
-  stream without them replaces the old one.
-* Silence does not show that nothing happens. A stream is only up when the member has answered on
-  it, the member ends it when it has no leader, and a member that does not answer pings is left.
+  another one to the current member when it ends.
+* A watch continues after the last revision that it has received. If that was compacted, it
+  continues at the oldest available revision, and its owner is notified of the gap.
+* A watch of a key that was deleted for good is not cancelled individually. When there are many, a
+  new stream without them replaces the old one.
+* Silence does not prove that nothing has changed. A stream is up only after the member has answered
+  on it. The member ends it when it has no leader, and the stream is moved if the member does not
+  answer pings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["EtcdWatch", "Watching"]
 _log = logging.getLogger("tenure")
 
 _SENTINEL = 1
-"""Number of the watch whose beginning shows that the stream is up."""
+"""Number of the watch whose start shows that the stream is up."""
 _LONGEST_PAUSE = 1.0
 _MOST_SPENT = 512
 """Largest number of watches of deleted keys on a stream, until another one replaces it."""
@@ -46,9 +47,9 @@ class EtcdWatch:
 
     Attributes:
         following: the first revision that it has not received; 0 until it has begun.
-        known: the revision at which the state was read, if it begins in the present.
-        once: the key is not created again after its deletion.
-        spent: its key was deleted for good.
+        known: the revision at which the state was read, if it starts at the current revision.
+        once: whether the key is never created again after its deletion.
+        spent: whether its key was deleted for good.
     """
 
     number: int
@@ -71,7 +72,7 @@ class Watching:
     """The stream of watches.
 
     Args:
-        up: called when it works, at first and after each interruption.
+        up: called when it works, initially and after each interruption.
         down: called with the reason when it is interrupted.
     """
 
@@ -99,7 +100,7 @@ class Watching:
         self.is_up = False
 
     def open(self) -> None:
-        """Start the task that keeps a stream."""
+        """Start the task that keeps a stream open."""
         self._task = asyncio.get_running_loop().create_task(self._keep(), name="tenure-etcd-watch")
 
     async def aclose(self) -> None:
@@ -124,10 +125,10 @@ class Watching:
         at_once: bool = False,
         once: bool = False,
     ) -> EtcdWatch:
-        """Watch a key, or a range, from the revision `following` on.
+        """Watch a key, or a range, from the revision `following`.
 
-        A watch that begins in the past is 0.1 s late until it has caught up. With `at_once` it
-        begins in the present, and `missed` is called if a change may have been missed.
+        A watch that begins in the past is up to 0.1 s late until it has caught up. With `at_once`
+        it begins at the current revision, and `missed` is called if a change may have been missed.
         """
         number = next(self._numbers)
         known, following = (following - 1, 0) if at_once else (0, following)
@@ -141,7 +142,7 @@ class Watching:
         if self._watches.pop(watch.number, None) is None:
             return
         if watch.spent:
-            self._spent += 1  # which is cheaper than two messages
+            self._spent += 1  # cheaper than two messages
         else:
             self._send(wire.unwatch(watch.number))
 

@@ -1,8 +1,8 @@
 """Messages to etcd, encoded by hand.
 
-They are the Protocol Buffers of etcd's ``rpc.proto`` and ``kv.proto``. The hot path joins pieces
-that are encoded once, which no library of messages does. No name is registered with which the
-messages of another package would collide. `tenure.engines.etcd.answers` decodes.
+They are the Protocol Buffers of etcd's ``rpc.proto`` and ``kv.proto``. The hot path joins parts
+that are encoded once, which message libraries do not support. No names are registered that could
+collide with the messages of another package. `tenure.engines.etcd.answers` decodes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _compare(result: int, target: int, key: bytes, number: int, end: bytes | Non
 
 
 def version_is(key: bytes, number: int) -> bytes:
-    """Compare: the key was put this often since its creation."""
+    """Compare: the key was put that many times since its creation."""
     return _compare(_EQUAL, _VERSION, key, number)
 
 
@@ -125,13 +125,13 @@ def get(
     Args:
         key: the key, or the beginning of the range.
         end: the end of the range.
-        limit: the largest number of keys; 0: all of them.
-        revision: the revision to read at; 0: the newest one.
-        oldest_first: in the order of creation.
-        newest_first: in the reverse order of creation.
+        limit: maximum number of keys; 0: all.
+        revision: the revision to read at; 0: the newest.
+        oldest_first: whether to sort in the order of creation.
+        newest_first: whether to sort in the reverse order of creation.
         created_until: the last create revision of the keys to read; 0: any.
-        keys_only: without the values.
-        count_only: without the keys.
+        keys_only: whether to omit the values.
+        count_only: whether to omit the keys.
     """
     body = octets(1, key)
     if end:
@@ -202,7 +202,7 @@ def grant(number: int, seconds: int) -> bytes:
 
 
 def watch(number: int, key: bytes, end: bytes, revision: int, *, puts: bool) -> bytes:
-    """Encode the beginning of a watch, from a revision on."""
+    """Encode the start of a watch at a revision."""
     body = octets(1, key)
     if end:
         body += octets(2, end)

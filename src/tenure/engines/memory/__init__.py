@@ -1,18 +1,17 @@
-"""``memory://``: the core on a clock, in one process; the reference for every other engine.
+"""``memory://``: the core with a clock, in one process; the reference for every other engine.
 
-``memory://`` alone is a store of its own for each connection; ``memory://name`` is shared, by that
-name, by all connections of the process, on any loop or thread, and lasts until the last of
-them is closed.
+With ``memory://`` each connection has its own store; ``memory://name`` is shared by all connections
+of the process with that name, on any loop or thread, and exists until the last of them is closed.
 
 Rules:
 
 * One lock guards the core. It is held for one command, never across an await.
-* Events of a command go to the loop of each connection concerned, in order, one callback per turn
-  of that loop. They are never delivered from inside the command.
-* Each connection with something attached keeps one timer on its own loop, for the store's next
-  deadline, or after a second at most, so that a loop that is stuck delays only itself.
-* An event goes to the attachment that was current when it happened: one that has been taken over
-  receives its end, and nothing else.
+* Events of a command are delivered on the loops of their connections, in order, with one callback
+  per iteration of the loop. They are never delivered from inside the command.
+* Each connection with an attached session has a timer on its own loop, for the store's next
+  deadline, or after at most a second, so that a stuck loop delays only itself.
+* An event is delivered to the attachment that was current when it occurred: an attachment that has
+  been taken over only receives its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Descriptions of what is in the core, one by one and in pages."""
+"""Descriptions of the objects in the core, individually and in pages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tenure.model import Recovered, RequestDescription, SemaphoreDescription, Se
 __all__ = ["ALL", "MemoryPages", "recovered", "semaphore", "session"]
 
 ALL = sys.maxsize
-"""Size of a page that has the whole list."""
+"""Size of a page with the whole list."""
 
 
 def recovered(request: StoredRequest) -> Recovered:
-    """Return a request as a resumed session receives it."""
+    """Return a request in the form for a resumed session."""
     semaphore = request.semaphore
     return Recovered(
         request.request_id,
@@ -32,7 +32,7 @@ def recovered(request: StoredRequest) -> Recovered:
 
 
 def session(found: StoredSession, node: str, now: float) -> SessionDescription:
-    """Describe a session as it is at `now`."""
+    """Describe a session at `now`."""
     return SessionDescription(
         found.id, node, found.description, found.window, found.attached, now - found.last_contact
     )
@@ -41,7 +41,7 @@ def session(found: StoredSession, node: str, now: float) -> SessionDescription:
 def semaphore(
     found: StoredSemaphore, now: float, *, owners: bool, waiters: bool
 ) -> SemaphoreDescription:
-    """Describe a semaphore as it is at `now`."""
+    """Describe a semaphore at `now`."""
     owning: list[RequestDescription] = []
     waiting: list[RequestDescription] = []
     if owners or waiters:
@@ -85,7 +85,7 @@ class MemoryPages:
     """Pages of one engine.
 
     Args:
-        command: enters the store, which is locked and up to date meanwhile; gives it and the time.
+        command: context that locks and updates the store, and returns it with the time.
     """
 
     def __init__(self, command: Callable[[], AbstractContextManager[tuple[Store, float]]]) -> None:

@@ -1,4 +1,4 @@
-"""One connection, and what several of one name share."""
+"""One connection, and the state shared by connections of one name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Push = tuple[MemorySession, int, Any]
 """An event for a session: (session, kind, subject)."""
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
-_TAKEN_OVER = -1  # a kind of push beside the core's effects: (session, _TAKEN_OVER, error)
+_TAKEN_OVER = -1  # kind of a push that is not an effect of the core: (session, _TAKEN_OVER, error)
 
 
 _named: dict[str, Shared] = {}
@@ -45,7 +45,7 @@ _naming = threading.Lock()
 
 
 def forget(name: str) -> None:
-    """Let the next open of that name make a new store, though engines were never closed."""
+    """Make the next open of that name create a new store, even if engines were never closed."""
     with _naming:
         _named.pop(name, None)
 
@@ -56,7 +56,7 @@ class MemoryEngine(EngineDefaults):
     capabilities = Capabilities(resume=True, adopt=True)
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """Prepare the connection; `open` finds or makes the store."""
+        """Prepare the connection; `open` finds or creates the store."""
         self.url = f"memory://{name}"
         self.clock = clock
         self._name = name
@@ -70,7 +70,7 @@ class MemoryEngine(EngineDefaults):
         self.seen = 0
 
     async def open(self) -> None:
-        """Connect to the store of this name, or make it."""
+        """Connect to the store of this name, or create it."""
         self.loop = loop = asyncio.get_running_loop()
         now = self.clock.now
         self._timer = BackgroundTimer(loop, now, self._tick, self._failures)
@@ -109,16 +109,16 @@ class MemoryEngine(EngineDefaults):
     # Effects
 
     def settle(self, store: Store) -> None:
-        """Send the effects of the last command to their sessions. Under the lock."""
+        """Deliver the effects of the last command to their sessions. Under the lock."""
         for session, kind, what in store.effects:
             self._push(session.sink, kind, what)
         store.effects.clear()
 
     def settle_grants(self, store: Store) -> list[tuple[MemorySession, StoredRequest]]:
-        """Settle, but return the grants that can be delivered now: by the caller, outside the lock.
+        """Settle, but return the grants that the caller can deliver now, outside the lock.
 
-        That is possible if all effects are grants to this connection's own sessions, and no event
-        waits before them.
+        This is possible if all effects are grants to this connection's sessions, and no earlier
+        event waits.
         """
         if not self._pushes:
             granted = [
@@ -133,9 +133,9 @@ class MemoryEngine(EngineDefaults):
         return []
 
     def _push(self, sink: MemorySession, kind: int, what: Any) -> None:
-        """Send an event to a session. Under the lock."""
+        """Queue an event for a session. Under the lock."""
         if sink.deaf and kind not in {ENDED, _TAKEN_OVER}:
-            return  # it receives the requests that it has found first (`begin`)
+            return  # first it receives the recovered requests (`begin`)
         sink.engine.deliver(self.loop, (sink, kind, what))
 
     def deliver(self, from_loop: asyncio.AbstractEventLoop | None, push: _Push) -> None:
@@ -161,7 +161,7 @@ class MemoryEngine(EngineDefaults):
         elif kind == GRANTED:
             sink.events.granted(what.request_id, what.order_id)
         elif kind == CHANGED:
-            if what in what.session.watches:  # or else it has ended since
+            if what in what.session.watches:  # otherwise it has ended since
                 what.sink()
         elif kind == ENDED:
             path = sink.node
@@ -236,7 +236,7 @@ class MemoryEngine(EngineDefaults):
 
     @contextmanager
     def _command(self) -> Iterator[tuple[Store, float]]:
-        """Lock the store, and expire what is overdue; send the effects of the block."""
+        """Lock the store, and expire what is overdue; deliver the effects of the block."""
         shared = self._opened()
         with shared.lock:
             store, now = shared.store, self.clock.now()
@@ -301,7 +301,7 @@ class MemoryEngine(EngineDefaults):
         return self.clock.wall()
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session; returns false if there was none."""
+        """End a session; return false if it did not exist."""
         with self._command() as (store, now):
             session = store.node(path).sessions.get(session_id)
             if session is None:
@@ -310,6 +310,6 @@ class MemoryEngine(EngineDefaults):
             return True
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Evict a request from its queue; returns false if there was none."""
+        """Evict a request from its queue; return false if it did not exist."""
         with self._command() as (store, now):
             return store.evict(store.node(path), name, order_id, now)

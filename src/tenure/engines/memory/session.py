@@ -1,4 +1,4 @@
-"""One attachment of a session, and how another one takes it over."""
+"""One attachment of a session, and its takeover by another one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 __all__ = ["TICK", "MemorySession", "Shared"]
 
 TICK = 1.0
-"""Seconds between two looks at the clock, at the most."""
+"""Longest time between two readings of the clock, in seconds."""
 _REFUSED = Enqueued(Place.REFUSED, None)
 _GRANTED = Place.GRANTED
 _LEFT, _MISSING = Withdrawn.LEFT, Withdrawn.MISSING
@@ -29,7 +29,7 @@ _enqueued = partial(tuple.__new__, Enqueued)  # `Enqueued`, faster
 
 
 class _Engine(Protocol):
-    """The connection, as its sessions use it."""
+    """The connection, as seen by its sessions."""
 
     clock: Clock
     loop: asyncio.AbstractEventLoop | None
@@ -55,10 +55,10 @@ class _Engine(Protocol):
 
 
 class Shared:
-    """A store, the lock that guards it, and the engines that are connected.
+    """A store, the lock that guards it, and the connected engines.
 
-    Of a store without a name all is done on one loop, except that sessions are renewed from any
-    thread. So there requests join and leave their queues without the lock: `guard` is ``None``.
+    A store without a name is used on one loop only, except that sessions are renewed from any
+    thread. So its requests join and leave their queues without the lock: `guard` is ``None``.
     """
 
     def __init__(self, name: str) -> None:
@@ -70,11 +70,11 @@ class Shared:
 
 
 class MemorySession(SessionDefaults):
-    """One attachment of a session, of which it is the state's `sink` until another takes over.
+    """One attachment of a session; it is the state's `sink` until it is taken over.
 
     Attributes:
-        deaf: it receives no event but its end: its takeover is not complete.
-        superseded: another one has taken over.
+        deaf: whether it receives only its end, because its takeover is not complete.
+        superseded: whether another attachment has taken over.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MemorySession(SessionDefaults):
         events: SessionEvents,
         former: MemorySession | None = None,
     ) -> None:
-        """Make an attachment, under the lock; with `former`, it takes that one over."""
+        """Make an attachment, under the lock; with `former`, it takes over from that one."""
         state.sink = self
         self.id = state.id
         self.node = state.node.path
@@ -94,7 +94,7 @@ class MemorySession(SessionDefaults):
         self.events = events
         self.superseded = False
         self.deaf = former is not None
-        self._holds = former is None  # considers what it was granted held
+        self._holds = former is None  # whether it considers its granted leases held
         self._until = 0.0  # when that ends, once superseded
         self._former = former
         self._look = asyncio.Event()
@@ -145,10 +145,10 @@ class MemorySession(SessionDefaults):
         return self.state
 
     def takes_grants_of(self, engine: _Engine) -> bool:
-        """Return true if it is that connection's, and may receive a grant. Under the lock."""
+        """Return true if it belongs to that connection, and may receive a grant. Under the lock."""
         return self.engine is engine and not self.deaf and not self.superseded
 
-    # Taking over
+    # Takeover
 
     def cut_off(self) -> None:
         """Cut it off: another attachment takes over. Under the lock."""
@@ -157,9 +157,9 @@ class MemorySession(SessionDefaults):
         self.wake()
 
     def _release_all(self) -> None:
-        """Note that it does not consider anything held any more. Under the lock."""
+        """Record that it no longer considers anything held. Under the lock."""
         self._holds = False
-        self.state.sink.wake()  # perhaps a successor waits for that
+        self.state.sink.wake()  # a takeover may wait for that
 
     def wake(self) -> None:
         """Wake a waiting takeover, so that it checks again. From any thread."""
@@ -168,17 +168,17 @@ class MemorySession(SessionDefaults):
             loop.call_soon_threadsafe(self._look.set)
 
     def held_until(self) -> float:
-        """Return until when it, or one before it, may consider anything held. Under the lock."""
+        """Return until when it, or an earlier one, may consider anything held. Under the lock."""
         loop = self.engine.loop
         dead = loop is not None and loop.is_closed()
         mine = self._until if self._holds and not dead else 0.0
         return max(mine, 0.0 if self._former is None else self._former.held_until())
 
     async def wait_for_former(self) -> None:
-        """Return when no attachment before this one can still consider anything held.
+        """Return when no earlier attachment can still consider anything held.
 
         Raises:
-            SessionExpired: it has ended meanwhile, or was taken over once more.
+            SessionExpired: it has ended meanwhile, or was taken over again.
         """
         assert self._former is not None
         while True:
@@ -194,7 +194,7 @@ class MemorySession(SessionDefaults):
                     await self._look.wait()
 
     def begin(self) -> None:
-        """Complete the takeover: from now on this is the program that holds."""
+        """Complete the takeover: from now on this program is the holder."""
         now = self._now()
         with self._lock:
             state = self._alive()
@@ -308,7 +308,7 @@ class MemorySession(SessionDefaults):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
+        """Watch a name; return the function that ends the watch."""
         with self._lock:
             watch = self._store.watch(self._alive(), name, data=data, owners=owners, sink=changed)
 

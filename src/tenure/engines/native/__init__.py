@@ -1,6 +1,6 @@
 """``tenure://``: tenure's own server, over the native protocol.
 
-Modules import one way, in this order: `calls` (a message without an answer), `connection` (one
+Modules, each of which only imports earlier ones: `calls` (an unanswered message), `connection` (one
 socket), `dispatch` (the server's messages), `reconnector` (the connection of an engine, and its
 sessions), `reconcile` and `operation_queue` (a session's operations, sent again after a reconnect),
 `watches`, `heartbeat`, `attachment` and `session`, `engine`.

@@ -1,4 +1,4 @@
-"""Attachment of a session: its place on a connection, proof and end.
+"""Attachment of a session: its connection, proof and end.
 
 States::
 
@@ -8,11 +8,11 @@ States::
 
 Rules:
 
-* A session ends by the program, by the server's report that it is over, taken over or has another
-  key, and with its recovery window. Any other refusal leads to another attempt, on this server or
-  another one.
-* Operations without an answer are sent again over the next connection, before new ones, under the
-  same number. `reconcile` finds those that need not be.
+* A session is ended by the program, by the server's report that it has ended, was taken over or has
+  another key, and when its recovery window has passed. Any other error leads to another attempt, on
+  this server or another one.
+* Unanswered operations are sent again over the next connection, before new ones, under the same
+  number. `reconcile` finds those that need not be sent again.
 * A session that the program has closed or detached reports no more events.
 """
 
@@ -58,11 +58,11 @@ class NativeAttachment(PlainSession):
     Attributes:
         attach_number: number of this attachment of the session, in the store.
         channel: its number on every connection.
-        is_resumed: it existed before, and is taken over.
-        begun: it has been attached once.
-        proofs: of its life.
-        changed: set after an event that its beginning waits for.
-        is_store_lost: the server has no contact to its own store.
+        is_resumed: whether it existed before, and is taken over.
+        begun: whether it has been attached once.
+        proofs: its proofs.
+        changed: set after an event that the first attach waits for.
+        is_store_lost: whether the server has lost contact to its store.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class NativeAttachment(PlainSession):
         how: Attach,
         events: SessionEvents,
     ) -> None:
-        """Start unattached, with a channel of its own."""
+        """Start unattached, with its own channel."""
         super().__init__(how, events, 0, float(how.recovery_window))
         self.attach_number = 0
         self.channel = reconnector.next_channel()
         self.is_resumed = how.session_id is not None
-        # Without a key any client could attach it; one that is to be resumed has its own.
+        # Without a key any client could attach it; a resumed session has its own.
         self._drawn = how.liveness == "process" and not self.is_resumed and not how.key
         self.key = os.urandom(rules.ATTACH_KEY_BYTES) if self._drawn else how.key
         self.begun = False
@@ -90,7 +90,7 @@ class NativeAttachment(PlainSession):
         self._loop = reconnector.loop
         self._thread = threading.get_ident()
         self._now = reconnector.clock.now
-        self._connection: NativeConnection | None = None  # while it is attached over it
+        self._connection: NativeConnection | None = None  # set while it is attached over it
         self._attach_sent = 0.0
         self._operations = NativeOperationQueue(self.channel, reconnector)
         self._watches = NativeWatches(self.channel)
@@ -102,14 +102,14 @@ class NativeAttachment(PlainSession):
         self._refusals = 0
 
     def check(self) -> None:
-        """Raise an error if the session is over, or the program is leaving it."""
+        """Raise an error if the session has ended, or the program is leaving it."""
         if self.over or self.closing:
             raise self.reason
 
     # Attaching
 
     def send_attach(self, rid: int, connection: NativeConnection) -> NativeCall:
-        """Send an `Attach`, the first one or another."""
+        """Send an `Attach`, for the first time or again."""
         how = self._how
         message = wire.Attach(
             rid,
@@ -151,7 +151,7 @@ class NativeAttachment(PlainSession):
         self.changed.set()
 
     def _continue(self, answer: wire.Attached, connection: NativeConnection) -> None:
-        """Report what happened meanwhile, and send the open operations again."""
+        """Report what has happened meanwhile, and send the open operations again."""
         plan = self._operations.reattached(connection, answer)
         if self.closing:
             return
@@ -163,7 +163,7 @@ class NativeAttachment(PlainSession):
         self._watches.resume(connection)
 
     def interrupt(self) -> None:
-        """Note that the connection is lost; the session expires with its recovery window."""
+        """Record that the connection is lost; the session expires with its recovery window."""
         if not self.begun:
             return
         was_attached, self._connection = self._connection is not None, None
@@ -180,10 +180,10 @@ class NativeAttachment(PlainSession):
             self.events.detached(self._reconnector.failure)
 
     def reattach(self, connection: NativeConnection) -> None:
-        """Reattach it on a new connection, unless it is over.
+        """Reattach it on a new connection, unless it has ended.
 
-        After the recovery window another program may have resumed it, and attaching would take it
-        from that one. The timer of the window may be late, or may not count a suspension.
+        After the recovery window another program may have resumed it, and reattaching would take it
+        away. The timer of the window may be late, or may not count a suspension.
         """
         self._retry = None
         if self._expiry is not None and self._now() >= self._expires_at:
@@ -252,7 +252,7 @@ class NativeAttachment(PlainSession):
             self.events.proven(at)
 
     def proven_by_thread(self, at: float) -> None:
-        """Note a proof that came on the heartbeat thread."""
+        """Record a proof from the heartbeat thread."""
         if not self.over:
             self._prove(at)
 
@@ -267,7 +267,7 @@ class NativeAttachment(PlainSession):
         await self._leave(wire.Detach)
 
     async def _leave(self, how: type[wire.Close | wire.Detach]) -> None:
-        """End or detach it; the cancellation of the caller does not stop that."""
+        """End or detach it; cancelling the caller does not stop that."""
         if self._leaving is None:
             if self.over:
                 return
@@ -319,7 +319,7 @@ class NativeAttachment(PlainSession):
     # Messages from the server
 
     def receive(self, message: Struct) -> None:
-        """Handle a message that answers no call."""
+        """Handle a message that is not an answer."""
         _RECEIVERS[type(message)](self, message)
 
     def granted(self, push: wire.Granted) -> None:
@@ -339,18 +339,18 @@ class NativeAttachment(PlainSession):
         self._watches.changed(push.number)
 
     def watch_refused(self, push: wire.WatchRefused) -> None:
-        """Poll where the server refuses a watch."""
+        """Poll, because the server has rejected a watch."""
         self._watches.refused(push)
 
     def proven(self, answer: wire.Proven) -> None:
-        """Note the answer to a renewal."""
+        """Record the answer to a renewal."""
         at = self.proofs.answered(answer.number, answer.age)
         if at is not None:
             self._prove(at)
             self.changed.set()
 
     def contact(self, push: wire.Contact) -> None:
-        """Report that the server has lost, or regained, the contact to its store."""
+        """Report that the server has lost, or re-established, contact to its store."""
         self.is_store_lost = not push.there
         if self.closing:
             return
@@ -360,7 +360,7 @@ class NativeAttachment(PlainSession):
             self.events.detached(EngineUnavailable(STORE_LOST))
 
     def ended(self, push: wire.Ended) -> None:
-        """End the session, as the server reports."""
+        """End the session, as reported by the server."""
         self._end_by_server(from_wire(push.error))
 
 

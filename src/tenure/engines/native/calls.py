@@ -1,4 +1,4 @@
-"""A message of the client that has no answer yet."""
+"""An unanswered message of the client."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["CallOwner", "ConnectionGone", "NativeCall"]
 
 
 class ConnectionGone(Exception):
-    """The connection was lost before the answer came. It never leaves this engine."""
+    """Error: the connection was lost before the answer arrived. It never leaves this engine."""
 
 
 class CallOwner(Protocol):
-    """Operation queue of a session, as its calls use it."""
+    """Operation queue of a session, as seen by its calls."""
 
     def placed(self, call: NativeCall, answer: wire.Placed) -> None:
         """Handle the answer to an `Enqueue`."""
 
     def answered(self, call: NativeCall) -> None:
-        """Note that a call was answered."""
+        """Record that a call was answered."""
 
     def failed(self, call: NativeCall) -> None:
-        """Note that a call has failed."""
+        """Record that a call has failed."""
 
 
 class NativeCall:
@@ -34,14 +34,14 @@ class NativeCall:
 
     Attributes:
         rid: the number of the message.
-        future: of the answer; a caller that stops waiting cancels it.
+        future: the future of the answer; a caller that stops waiting cancels it.
         owner: the operation queue of its session; ``None``: its caller sends it again.
-        number: of an operation, its number among those of its session.
-        until: of an `Enqueue` with a timeout, the time when that ends.
-        parts: received parts of an answer that comes in parts.
-        sent: it was sent, over this connection or an earlier one.
-        may_have_run: a server that has lost the session may have carried it out.
-        interrupted: it was sent over a connection that was lost before the answer.
+        number: the number of an operation among those of its session.
+        until: the end of an `Enqueue`'s timeout.
+        parts: received parts of an answer in several parts.
+        sent: whether it was sent, over this connection or an earlier one.
+        may_have_run: whether a server that has lost the session may have carried it out.
+        interrupted: whether it was sent over a connection that was lost before the answer.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class NativeCall:
             self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Set the error. No warning is logged if the caller does not read it."""
+        """Set the error. No warning is logged if the caller does not retrieve it."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()

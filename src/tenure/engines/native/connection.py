@@ -2,13 +2,13 @@
 
 Rules:
 
-* It is used on its loop alone. Messages of one iteration of the loop leave together at its end.
-  A program that sends one request at a time does not wait for that.
-* No more requests are in flight than the server said it reads, and none are added while the
-  transport reports a full buffer. The rest wait here, in order. Other messages do not wait.
-* After a silence, in either direction, a `Ping` is sent. A server that is silent for three times as
-  long loses the connection. A loop that was blocked first reads what has arrived.
-* Each end is followed by `connection_lost` and sets `gone`; the owner is notified once.
+* It is used only on its loop. Messages of one iteration of the loop are written together at its
+  end, except for a program that sends one request at a time.
+* The server's limit of requests in flight is not exceeded, and none are added while the transport
+  reports a full buffer. The rest wait here, in order. Other messages do not wait.
+* After a silence, in either direction, a `Ping` is sent. If the server is silent for three times as
+  long, the connection is dropped. A loop that was blocked first reads received data.
+* Each end leads to `connection_lost`, which sets `gone`; the owner is notified once.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _log = logging.getLogger("tenure")
 _failures = Failures("looking after a connection", _log)
 
 LARGEST_ANSWER = 256 * 1024 * 1024
-"""Bytes of a message that is accepted from a server that has been greeted."""
+"""Maximum bytes of a message from a server after the greeting."""
 
 _CHECK = "Check that it is a tenure server, and that the URL's scheme says whether it uses TLS"
 
 _ENOUGH = 768
-"""Bytes that are sent at once, before the loop's iteration ends."""
+"""Bytes that are sent at once, before the end of the loop's iteration."""
 
 
 class ConnectionOwner(Protocol):
-    """Receiver of what a connection reports."""
+    """Receiver of a connection's reports."""
 
     def handlers(self, connection: NativeConnection) -> Handlers:
         """Return the handler of each message after the greeting."""
@@ -68,10 +68,10 @@ class NativeConnection(asyncio.Protocol):
         greeting: a future of the server's `Welcome`.
         welcome: the server's greeting, once it has arrived.
         calls: the unanswered calls, by their numbers.
-        useful: the server has answered a call.
+        useful: whether the server has answered a call.
         gone: done when the connection is lost.
         why: the reason of its end, as text.
-        dismissed: other servers come before this one.
+        dismissed: whether other servers should be tried before this one.
     """
 
     welcome: wire.Welcome
@@ -111,12 +111,12 @@ class NativeConnection(asyncio.Protocol):
         self._waiting: deque[NativeCall] = deque()
         self._paused = False
         self._flushing = False
-        self._peak = 1  # the most that were in flight since it was idle
+        self._peak = 1  # maximum that was in flight since it was idle
         self._received_at = self._sent_at = self._now()
         self._ticked_at = self._tick_due = 0.0
         self._ticking: asyncio.TimerHandle | None = None
 
-    # Calls from the owner
+    # Calls by the owner
 
     def submit(self, call: NativeCall) -> None:
         """Send a call, as soon as the server reads it."""
@@ -228,8 +228,8 @@ class NativeConnection(asyncio.Protocol):
         """Send the greeting."""
         self._transport = cast("asyncio.Transport", transport)
         if transport.get_extra_info("sslcontext") is None:
-            # Written data goes out at once, so that the server answers the first requests while
-            # others are made. (In TLS this would say that there is no reader.)
+            # Written data is sent at once, so that the server answers the first requests while
+            # others are made. (In TLS this would report that there is no reader.)
             self._transport.set_write_buffer_limits(high=0)
         if self.why:  # it was dropped meanwhile
             self._transport.abort()
@@ -238,7 +238,7 @@ class NativeConnection(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Handle the messages that the bytes complete."""
+        """Handle the messages that these bytes complete."""
         self._received_at = self._now()
         decode, handlers = self._decode, self._handlers
         try:
@@ -257,7 +257,7 @@ class NativeConnection(asyncio.Protocol):
             self._launch_waiting()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note that the connection is closed, and the reason."""
+        """Record that the connection is closed, and the reason."""
         if self.greeting.done():
             self._end(str(error or "the server closed the connection"))
         else:
@@ -313,7 +313,7 @@ class NativeConnection(asyncio.Protocol):
     def _tick(self) -> None:
         try:
             self._beat()
-        except Exception as error:  # the next connection has a heartbeat of its own
+        except Exception as error:  # the next connection has its own heartbeat
             _failures.report(error)
             self.abort(f"its heartbeat failed: {error!r}")
 
@@ -322,7 +322,7 @@ class NativeConnection(asyncio.Protocol):
         limit = self._owner.silence_limit(self.welcome.heartbeat)
         beat = limit / 3
         if self._ticking is not None and now - self._tick_due > beat:
-            # The loop was blocked: first read what has arrived.
+            # The loop was blocked: first read received data.
             self._received_at = max(self._received_at, now - beat)
         silent = now - self._received_at
         if silent >= limit:

@@ -24,7 +24,7 @@ class Receiver(Protocol):
         """Handle the answer to an attach over this connection."""
 
     def receive(self, message: Struct) -> None:
-        """Handle a message that answers no call."""
+        """Handle a message that is not an answer."""
 
 
 def dispatch(
@@ -36,10 +36,10 @@ def dispatch(
     """Return the handler of each message of a connection.
 
     Args:
-        sessions: by their channels.
-        connection: the one that the messages come from.
+        sessions: the sessions by channel.
+        connection: the connection of the messages.
         fail: fails a call.
-        close: closes what was attached to a channel without a session.
+        close: closes a session that was attached to an unknown channel.
     """
     calls = connection.calls
 
@@ -62,7 +62,7 @@ def dispatch(
     def done(answer: wire.Done) -> None:
         call = calls.get(answer.rid)
         if call is not None and isinstance(call.message, wire.Withdraw):
-            # A server older than this field leaves it out.
+            # A server older than this field omits it.
             was_there = answer.found is not False or call.may_have_run
             succeed(answer.rid, Withdrawn.LEFT if was_there else Withdrawn.MISSING)
         else:
@@ -83,7 +83,7 @@ def dispatch(
         if session is not None:
             session.attached(answer, connection)
             call.succeed(None)
-        else:  # its window has ended meanwhile, for the program
+        else:  # its window has passed meanwhile, for the program
             close(channel, connection)
 
     def part(rid: int, found: list[Any], *, more: bool) -> None:
@@ -132,4 +132,4 @@ def dispatch(
 
 
 def _ignore(_: Struct) -> None:
-    """Ignore a message whose arrival is all that counts."""
+    """Ignore a message that only shows that the server is alive."""

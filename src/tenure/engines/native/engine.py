@@ -33,21 +33,22 @@ from tenure.wire.values import Config
 __all__ = ["NativeEngine"]
 
 _CLOSING = 5.0
-"""Seconds that a server is given to close the sessions of an engine that is closed."""
+"""Seconds for a server to close the sessions of an engine that is closed."""
 
 
 class _OlderServer(Exception):
-    """The server lacks a feature. It never leaves this module."""
+    """Error: the server lacks a feature. It never leaves this module."""
 
 
 class NativeEngine(EngineDefaults):
     """A connection to tenure's own server.
 
     Args:
-        dial: how a server is reached, where that is not over a network.
+        dial: connects to a server, if that is not over a network.
 
     Attributes:
-        capabilities: what the server's store can do; before it has said so, what it may.
+        capabilities: the capabilities of the server's store; before the greeting, the possible
+            ones.
     """
 
     def __init__(self, address: NativeUrl, clock: Clock, dial: Dial | None = None) -> None:
@@ -65,7 +66,7 @@ class NativeEngine(EngineDefaults):
         address = self._address
         tls = None if address.tls is None else address.tls.context()
         dial = self._dial or dialler(address, tls)
-        program = os.urandom(16)  # another one each time, because numbers begin again
+        program = os.urandom(16)  # another one each time, because numbers start again
         reconnector = NativeReconnector(address, self.clock, program, dial)
         await reconnector.open()
         assert reconnector.connection is not None
@@ -118,7 +119,7 @@ class NativeEngine(EngineDefaults):
         )
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        """Return the reason why the store grants nothing at this moment, if it is known."""
+        """Return the reason why the store currently grants nothing, if known."""
         reconnector = self._reconnector
         if reconnector is None:
             return None
@@ -177,7 +178,7 @@ class NativeEngine(EngineDefaults):
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        """Describe a semaphore; an older server lists all of the node for it."""
+        """Describe a semaphore; with an older server, by listing all of the node."""
         path = plain_path(path)
         name = plain_name(name, path)
         try:
@@ -192,7 +193,7 @@ class NativeEngine(EngineDefaults):
         return found
 
     async def store_time(self) -> float:
-        """Read the store's wall clock; an older server has none, and the local one is read."""
+        """Read the store's wall clock; with an older server, the local one."""
         try:
             return float(await self._call(wire.ReadStoreTime, feature=wire.STORE_TIME))
         except _OlderServer:
@@ -204,24 +205,24 @@ class NativeEngine(EngineDefaults):
         return found
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session; returns false if there was none."""
+        """End a session; return false if it did not exist."""
         return bool(await self._call(wire.EndSession, plain_path(path), session_id))
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Evict a request from its queue; returns false if there was none."""
+        """Evict a request from its queue; return false if it did not exist."""
         path = plain_path(path)
         return bool(await self._call(wire.Evict, path, plain_name(name, path), order_id))
 
     async def _call(self, kind: Callable[..., Struct], *fields: object, feature: str = "") -> Any:
-        """Send a request, through reconnects if need be.
+        """Send a request, across reconnects if needed.
 
         Args:
             kind: the class of the message.
             *fields: the fields of the message after its number.
-            feature: the feature that the message belongs to.
+            feature: the feature to which the message belongs.
 
         Raises:
-            EngineError: there was no server to answer for a while.
+            EngineError: no server answered within the timeout.
             _OlderServer: the server does not have the feature.
         """
         reconnector = self._opened()
@@ -246,14 +247,14 @@ class NativeEngine(EngineDefaults):
                     ) from None
 
 
-# The beginning of a session: attached, and proven to live
+# First attach of a session, and its first proof
 
 
 async def _attach(reconnector: NativeReconnector, session: NativeSession) -> None:
     """Attach a session for the first time.
 
     Raises:
-        the errors of `Engine.attach`. Then, and after a cancellation, no new session is left.
+        the errors of `Engine.attach`. After an error or a cancellation, no new session is left.
     """
     rid = reconnector.next_rid()  # the same for all attempts
     call: NativeCall | None = None
@@ -280,7 +281,7 @@ async def _attach(reconnector: NativeReconnector, session: NativeSession) -> Non
 
 
 def _try_others(reconnector: NativeReconnector, error: BaseException, refusals: int) -> bool:
-    """Return true to try another server: this one is the reason, and no session needs it."""
+    """Return true to try another server: the error is of this server, and no session needs it."""
     return (
         isinstance(error, EngineError | EngineUnavailable)
         and refusals < len(reconnector.address.endpoints)

@@ -1,13 +1,12 @@
 """Proofs of sessions, and the heartbeat thread of the native engine.
 
-The thread renews a session by its id and key (`RenewAside`), and changes nothing about where the
-session is attached.
+The thread renews a session by its id and key (`RenewAside`), without changing its attachment.
 
 Rules:
 
-* The loop comes first: it has a moment to renew the session.
-* All servers are tried until one proves the session, because only one of them has it. The server
-  of the last proof comes first.
+* The loop has precedence: the thread first gives it time to renew the session.
+* All servers are tried until one proves the session, because only one of them has it. The server of
+  the last proof is tried first.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from tenure.wire.frames import FrameReader, FrameWriter
 __all__ = ["NativeHeartbeat", "Proofs"]
 
 _HEAD_START = 0.05
-"""Seconds in which the loop may renew first."""
+"""Seconds for the loop to renew first."""
 
 _TIMEOUT = (0.25, 2.0)
-"""Seconds for an answer of one server: the least, and the most."""
+"""Shortest and longest timeout in seconds for the answer of one server."""
 
 _BYTES = 64 * 1024
 
 _REMEMBERED = 32
-"""Renewals whose times are kept. A later answer proves nothing."""
+"""Number of renewals whose times are kept. A later answer proves nothing."""
 
 
 class Proofs:
-    """Renewals of one session. Used on its loop, but for `note`.
+    """Renewals of one session. Used on its loop, except `note`.
 
     Attributes:
         last: the time of the latest proof; ``None``: there was none.
@@ -62,7 +61,7 @@ class Proofs:
         return self.last is not None and now - self.last <= self._window / 3
 
     def send(self, now: float) -> int:
-        """Note a renewal that is being sent; return its number."""
+        """Record a renewal that is being sent; return its number."""
         self.renewed = now
         self._number += 1
         self._sent[self._number] = now
@@ -71,20 +70,20 @@ class Proofs:
         return self._number
 
     def answered(self, number: int, age: float) -> float | None:
-        """Return the time that the answer to a renewal proves; ``None`` if it proves none."""
+        """Return the time proven by the answer to a renewal; ``None`` if it proves none."""
         sent = self._sent.pop(number, None)
         if sent is None or not age >= 0:
             return None
         return sent - age
 
     def note(self, at: float) -> None:
-        """Note a proof for that time. Safe to call on any thread."""
+        """Record a proof for that time. Safe to call on any thread."""
         if self.last is None or at > self.last:
             self.last = at
 
 
 class RenewedSession(Protocol):
-    """A session, as it is renewed."""
+    """A session, as seen by its renewals."""
 
     id: int
     path: str
@@ -93,11 +92,11 @@ class RenewedSession(Protocol):
     proofs: Proofs
 
     def proven_by_thread(self, at: float) -> None:
-        """Note a proof that came on the heartbeat thread."""
+        """Record a proof from the heartbeat thread."""
 
 
 class _NoAnswer(Exception):
-    """The server did not answer, or sent an unexpected answer."""
+    """Error: the server did not answer, or sent an unexpected answer."""
 
 
 class _HeartbeatConnection:
@@ -116,7 +115,7 @@ class _HeartbeatConnection:
             raise _NoAnswer
 
     def renew(self, session: RenewedSession, timeout: float) -> float | None:
-        """Return the age of the proof that the server gave, or ``None`` if it gave none."""
+        """Return the age of the proof from the server, or ``None`` if it gave none."""
         self._number += 1
         self.socket.settimeout(timeout)
         answer = self._exchange(

@@ -1,10 +1,10 @@
-"""Operation queue of a session, through all its connections.
+"""Operation queue of a session, across all its connections.
 
 Rules:
 
 * An operation is kept until it is answered, and sent again over the next connection.
-* The server keeps each answer until it is acknowledged, and only so many. No more operations are
-  sent than that, counted from the oldest unanswered one; answers before it are acknowledged.
+* The server keeps a limited number of answers until they are acknowledged. At most so many
+  operations are sent, counted from the oldest unanswered one; answers before it are acknowledged.
   So only a program with one very slow operation among thousands of others waits here.
 """
 
@@ -34,8 +34,8 @@ class NativeOperationQueue:
     """Unanswered operations of one session, and its requests.
 
     Attributes:
-        calls: the unanswered operations, by their numbers, in order.
-        requests: those that are, or may be, in queues.
+        calls: the unanswered operations by number, in order.
+        requests: the requests that are, or may be, in queues.
     """
 
     def __init__(self, channel: int, reconnector: NativeReconnector) -> None:
@@ -110,13 +110,13 @@ class NativeOperationQueue:
         call.succeed(Enqueued(_GRANTED if granted else _WAITING, answer.order_id))
 
     def failed(self, call: NativeCall) -> None:
-        """Note that an operation has failed."""
+        """Record that an operation has failed."""
         self.answered(call)
         if isinstance(call.message, wire.Enqueue):
             self.requests.pop(call.message.request_id, None)
 
     def answered(self, call: NativeCall) -> None:
-        """Note that an operation was answered."""
+        """Record that an operation was answered."""
         self.calls.pop(call.rid, None)
         if self._waiting:
             self._acknowledge()
@@ -163,7 +163,7 @@ class NativeOperationQueue:
         return plan
 
     def _in_time(self, call: NativeCall) -> bool:
-        """Shorten the timeout of an operation; refuse it, and return false, if it has passed."""
+        """Shorten the timeout of an operation; if it has passed, reject it and return false."""
         if call.until is not None:
             left = call.until - self._now()
             if left <= 0:
@@ -174,12 +174,12 @@ class NativeOperationQueue:
         return True
 
     def end(self, error: TenureError, *, by_server: bool) -> None:
-        """Settle all operations, because the session is over. What was to end it succeeds.
+        """Settle all operations, because the session has ended. Operations that end it succeed.
 
         Args:
-            error: raised by the operations that have no answer.
-            by_server: the server has reported the end. Then a withdrawal came too late, unless it
-                may have been carried out over a connection that was lost.
+            error: raised by the unanswered operations.
+            by_server: whether the server has reported the end. Then a withdrawal was too late,
+                unless it may have been carried out over a lost connection.
         """
         calls = list(self.calls.values())
         self.calls.clear()

@@ -1,8 +1,7 @@
 """Reconciliation of a reattached session's state with the server's.
 
-It is a pure function of both states. A server that never lost the session would answer every
-operation that is sent again. Even then its list of requests counts first, because it also contains
-the changes since.
+It is a pure function of both states. Even for a server that never lost the session, and so answers
+every repeated operation, its list of requests takes precedence, because it contains later changes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ OWNED = -inf
 """In `Requests`: the request is an owner."""
 
 Requests: TypeAlias = dict[int, float]
-"""Requests of a session: the time until which each waits, or `OWNED`."""
+"""Requests of a session: the end of each one's timeout, or `OWNED`."""
 
 REFUSED = Enqueued(Place.REFUSED, None)
 
@@ -38,10 +37,10 @@ class Plan(NamedTuple):
     """Steps of a reconciliation, in this order.
 
     Attributes:
-        requests: those that are in queues now.
+        requests: the requests that are in queues now.
         placed: `Enqueue`s that need not be sent again, and their answers.
         granted: requests that have become owners.
-        removed: requests that are out of their queues, and why.
+        removed: requests that have left their queues, with the reasons.
         orphans: the ids of abandoned requests, to be withdrawn.
         made: changes of requests that need not be sent again.
         again: operations to be sent again, in order.
@@ -62,7 +61,8 @@ def reconcile(
     """Compare the client's state of a session with the server's.
 
     Args:
-        requests: those that the client knows to be in queues, or has sent, but for withdrawn ones.
+        requests: the requests that the client knows to be in queues, or has sent, without withdrawn
+            ones.
         calls: its unanswered operations, in order.
         answer: the server's state of the session.
         now: the local time, in seconds.
@@ -95,9 +95,9 @@ def reconcile(
 
 
 def _made(calls: Collection[NativeCall], found: Mapping[int, Found]) -> list[NativeCall]:
-    """Return the changes that a server without its former answers has made, as a later one shows.
+    """Return the changes that a server without its former answers has made, as later ones show.
 
-    Sent again, an earlier shrink would let the request grow.
+    If sent again, an earlier shrink would make the request grow.
     """
     made, seen = [], set()
     for call in reversed(list(calls)):

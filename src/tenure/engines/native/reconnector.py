@@ -2,11 +2,11 @@
 
 Rules:
 
-* The kit's reconnector chooses the server. After a lost connection the same one comes first, since
-  it still has the sessions. It comes last if it was silent, dismissed the client, answered nothing,
-  or could not reattach a session.
+* The kit's reconnector chooses the server. After a lost connection the same one is first, since it
+  still has the sessions. It is last if it was silent, dismissed the client, answered nothing, or
+  could not reattach a session.
 * Pauses are short compared with the shortest recovery window.
-* Connecting, TLS and the greeting together have a time limit, a share of the shortest window.
+* Connecting, TLS and the greeting together have a timeout, a fraction of the shortest window.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tenure.wire import messages as wire
 __all__ = ["CONNECTION_TIMEOUT", "Dial", "NativeReconnector", "ReconnectedSession", "dialler"]
 
 Dial: TypeAlias = Callable[[Endpoint, asyncio.Protocol], Awaitable[None]]
-"""Connects a protocol to a server. It raises `OSError`, and is cancelled after the time limit."""
+"""Connects a protocol to a server. It raises `OSError`, and is cancelled after the timeout."""
 
 CONNECTION_TIMEOUT = 10.0
-"""Seconds for which a call waits for a connection, by default."""
+"""Default timeout in seconds of a call's wait for a connection."""
 
 _CONNECT_TIMEOUT = (0.5, 5.0)  # seconds that may be spent on one server: the least, and the most
 _SILENCE = 0.5  # seconds of silence before a connection is dropped, at the least
@@ -55,7 +55,7 @@ class ReconnectedSession(Receiver, Protocol):
     Attributes:
         channel: its number on every connection.
         window: its recovery window, in seconds.
-        is_store_lost: the server has no contact to its own store.
+        is_store_lost: whether the server has lost contact to its store.
     """
 
     channel: int
@@ -63,10 +63,10 @@ class ReconnectedSession(Receiver, Protocol):
     is_store_lost: bool
 
     def reattach(self, connection: NativeConnection) -> None:
-        """Reattach it on a new connection, unless it is over."""
+        """Reattach it on a new connection, unless it has ended."""
 
     def interrupt(self) -> None:
-        """Note that the connection is lost."""
+        """Record that the connection is lost."""
 
     async def close(self) -> None:
         """End it."""
@@ -79,9 +79,8 @@ class NativeReconnector:
     """Connection of an engine to one server of several, and its sessions.
 
     Attributes:
-        sessions: those that are attached, are being attached, or are to be reattached, by their
-            channels.
-        timeout: seconds for which a call waits for a connection.
+        sessions: the sessions by channel, attached, being attached or to be reattached.
+        timeout: timeout in seconds of a call's wait for a connection.
     """
 
     def __init__(self, address: NativeUrl, clock: Clock, program: bytes, dial: Dial) -> None:
@@ -96,7 +95,7 @@ class NativeReconnector:
         self._dial = dial
         endpoints = random.sample(address.endpoints, len(address.endpoints))
         self._reconnector = Reconnector[Endpoint, NativeConnection](address.url, endpoints, self)
-        self._made: set[NativeConnection] = set()  # those whose transports are not closed yet
+        self._made: set[NativeConnection] = set()  # connections whose transports are not closed yet
         self._last_rid = 0
         self._last_channel = 0
 
@@ -106,12 +105,12 @@ class NativeReconnector:
         """Connect to any server of the URL; each is tried once.
 
         Raises:
-            EngineUnavailable: none can be reached.
-            AuthenticationFailed, Unsupported, EngineError: the refusal of a server.
+            EngineUnavailable: no server can be reached.
+            AuthenticationFailed, Unsupported, EngineError: a server's error.
         """
         try:
             await self._reconnector.open()
-        except (Exception, asyncio.CancelledError):  # this object will not be closed later
+        except (Exception, asyncio.CancelledError):  # otherwise this object could not be closed
             await self._until_closed()
             raise
         assert self.connection is not None
@@ -129,7 +128,7 @@ class NativeReconnector:
         await self._until_closed()
 
     async def _until_closed(self) -> None:
-        """Wait until the transports are closed, and abort those that are not after a second."""
+        """Wait until the transports are closed, and abort the others after a second."""
         if self._made:
             await asyncio.wait([each.gone for each in self._made], timeout=1.0)
         while self._made:
@@ -140,7 +139,7 @@ class NativeReconnector:
     # The connection
 
     async def connected(self) -> NativeConnection:
-        """Return the connection, and wait for it if necessary.
+        """Return the connection, waiting for it if necessary.
 
         Raises:
             EngineUnavailable: there was none for `timeout` seconds, or the engine is closed.
@@ -154,7 +153,7 @@ class NativeReconnector:
 
     @property
     def failure(self) -> TenureError | None:
-        """Cause of the lack of a connection; ``None`` while there is one."""
+        """Cause of the missing connection; ``None`` while there is one."""
         return self._reconnector.failure
 
     @property
@@ -206,7 +205,7 @@ class NativeReconnector:
     def close_abandoned(
         self, attach: Struct, channel: int, connection: NativeConnection | None
     ) -> None:
-        """Close the abandoned new session that this message may have begun, now or later.
+        """Close the abandoned new session that this message may have opened, now or later.
 
         If the answer is lost with the connection, both messages are sent again over the next one.
         """
@@ -222,7 +221,7 @@ class NativeReconnector:
         self.close_channel(channel, connection).add_done_callback(closed)
 
     def close_channel(self, channel: int, connection: NativeConnection) -> asyncio.Future[object]:
-        """Close a session that has no object any more; return a future of the answer."""
+        """Close a session without an object; return a future of the answer."""
         rid = self.next_rid()
         call = NativeCall(rid, wire.Close(rid, channel), self.loop.create_future())
         connection.submit(call)
@@ -285,7 +284,7 @@ class NativeReconnector:
         for session in list(self.sessions.values()):
             session.reattach(connection)
         for attach, channel in list(self._abandoned.items()):
-            connection.send(attach)  # finds the session, if this server has begun it
+            connection.send(attach)  # finds the session, if this server has opened it
             self._close_abandoned(attach, channel, connection)
 
     def down(self, connection: NativeConnection, why: TenureError) -> None:

@@ -1,6 +1,6 @@
 """Session of the native engine: the operations of the contract as messages.
 
-Arguments that do not fit into a message are rejected here, with the error of every engine; the
+Arguments that cannot be encoded are rejected here, with the same errors as on other engines; the
 server checks everything else. A message has plain values, because subclasses cannot be encoded.
 """
 
@@ -179,7 +179,7 @@ class NativeSession(NativeAttachment):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
+        """Watch a name; return the function that ends the watch."""
         self.check()
         name = plain_name(name, self.path)
         watches = self._watches

@@ -31,11 +31,11 @@ class NativeUrl:
     """A parsed URL.
 
     Attributes:
-        url: without secrets and parameters.
+        url: the URL without secrets and parameters.
         endpoints: the servers, in their order.
-        tls: how to encrypt, or ``None``.
+        tls: the TLS options, or ``None``.
         token: the client's credential; empty: none.
-        busy_poll: seconds of busy polling for an answer, at the most.
+        busy_poll: maximum seconds of busy polling for an answer.
     """
 
     url: str

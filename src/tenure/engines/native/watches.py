@@ -1,4 +1,4 @@
-"""Watches of a session, through all its connections."""
+"""Watches of a session, across all its connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenure.wire.errors import from_wire
 __all__ = ["NativeWatches"]
 
 POLLING = 1.0
-"""Seconds between two notifications where the server refuses to watch."""
+"""Seconds between two notifications if the server rejects a watch."""
 
 _log = logging.getLogger("tenure")
 
@@ -45,7 +45,7 @@ class NativeWatches:
         data: bool,
         owners: bool,
     ) -> int:
-        """Begin a watch; returns its number."""
+        """Begin a watch; return its number."""
         self._last += 1
         message = wire.Watch(self._channel, self._last, name, data, owners)
         self._watches[self._last] = _Watch(message, changed)
@@ -75,7 +75,7 @@ class NativeWatches:
             watch.changed()
 
     def resume(self, connection: NativeConnection) -> None:
-        """Watch again over a new connection, and notify all because changes may be missed."""
+        """Watch again over a new connection, and notify all: changes may have been missed."""
         watches = list(self._watches.values())
         for watch in watches:
             if watch.polling is not None:
@@ -86,7 +86,7 @@ class NativeWatches:
             watch.changed()
 
     def refused(self, push: wire.WatchRefused) -> None:
-        """Poll, because the server refuses this watch."""
+        """Poll, because the server rejects this watch."""
         watch = self._watches.get(push.number)
         if watch is not None:
             _log.warning(

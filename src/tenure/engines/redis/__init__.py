@@ -1,26 +1,25 @@
 """``redis://``, ``rediss://``, ``redis+unix://``, ``redis+sentinel://``: one Redis or Valkey.
 
-The keys of Redis are the truth. Each operation is one script and one round trip, by Redis's own
-clock. A grant is published to the one engine that has its session. Messages that may have been
-missed are looked up after a gap, and every few seconds.
+All state is in keys of Redis. Each operation is one script and one round trip, with Redis's clock.
+A grant is published to the engine that has its session. Messages that may have been missed are
+looked up after an interruption, and every few seconds.
 
-Modules, in the order to read them in: `session` has what Redis adds to the sessions of
-`tenure.engines._kit.commands`. It sends `commands`, which run the scripts in ``lua/``, over
-`connection`, one socket; `reconnector` replaces it when it breaks, and `connecting` opens it.
-`engine` owns all of them; its bases are `administration` and `attaching`. `namespace` judges a
-loss of data. `heartbeat` and `confirming` have connections of their own. `values` encodes and
-decodes, `url` parses.
+Modules, in reading order: `session` extends the sessions of `tenure.engines._kit.commands`. It
+sends `commands`, which run the scripts in ``lua/``, over `connection`, one socket; `reconnector`
+replaces it when it breaks, and `connecting` opens it. `engine` owns all of them; its bases are
+`administration` and `attaching`. `namespace` handles a loss of data. `heartbeat` and `confirming`
+have separate connections. `values` encodes and decodes, `url` parses.
 
 Rules:
 
-* All keys of a namespace have one hash tag, its prefix. Each key of a session or a request has an
-  owner that removes it, or a time to live.
-* Operations that a session calls for together are one script, which runs them in order; one that
-  fails leaves the others alone.
-* Every command of a session has the token of its attachment, and an older token is refused. After
-  a gap, sessions are first reattached, under new tokens. Then unanswered commands are sent
-  again: requests are identified by their numbers, and changes by theirs, so none is made twice.
-* Every script removes the expired sessions and requests that it meets, in the order of their
+* All keys of a namespace have one hash tag, its prefix. Each key of a session or a request is
+  removed by its owner, or has a time to live.
+* Concurrent operations of a session are one script, which runs them in order; a failed one does not
+  affect the others.
+* Every command of a session has the token of its attachment, and an older token is rejected. After
+  an interruption, sessions are first reattached, under new tokens. Then unanswered commands are
+  sent again: requests and changes are identified by numbers, so none is executed twice.
+* Every script removes the expired sessions and requests that it encounters, in the order of their
   expiry.
 """
 

@@ -21,7 +21,7 @@ _CHANGES = frozenset({"create_node", "alter_node", "drop_node", "end_session", "
 
 
 class RedisAdministration(CommandEngine[RedisSession]):
-    """Operations that belong to no session.
+    """Operations without a session.
 
     Attributes:
         reconnector: the connection to the server.
@@ -45,13 +45,13 @@ class RedisAdministration(CommandEngine[RedisSession]):
             self.reconnector.send(LargeRead(SCRIPTS["describe"], None, words, answered))
             return
         words = tuple(map(_word, args))
-        if command == "create_node":  # so that one that is sent again finds its own node
+        if command == "create_node":  # so that a repeated command recognises its own node
             words += (secrets.token_hex(8),)
         kind = ScriptCall if command in _CHANGES else LargeRead
         self.reconnector.send(kind(SCRIPTS["admin"], None, (command, *words), answered))
 
     def note_silence(self) -> TenureError | None:
-        """Drop the connection; return the reason why there is none."""
+        """Drop the connection; return the reason."""
         self.reconnector.drop("the server does not answer")
         return self.reconnector.failure
 

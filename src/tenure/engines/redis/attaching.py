@@ -16,11 +16,11 @@ __all__ = ["RedisAttachEngine", "RedisAttaching"]
 
 
 class RedisAttachEngine(RedisSessionEngine, AttachEngine, Protocol):
-    """The engine, as `RedisAttaching` uses it."""
+    """The engine, as seen by `RedisAttaching`."""
 
 
 class _AttachCall(ScriptCall):
-    """Call that attaches, with the epoch that the engine knows when this is sent."""
+    """Call that attaches, with the engine's known epoch at the time of sending."""
 
     __slots__ = ("_engine",)
 
@@ -39,7 +39,7 @@ class _AttachCall(ScriptCall):
 
 
 class RedisAttaching(Attaching[RedisSession]):
-    """The attaching of one engine, which allows no window longer than `longest` seconds."""
+    """Attaching to one engine, with no window longer than `longest` seconds."""
 
     _engine: RedisAttachEngine
 
@@ -49,7 +49,7 @@ class RedisAttaching(Attaching[RedisSession]):
         self._longest = longest
 
     def check_window(self, how: Attach) -> None:
-        """Raise `InvalidArgument` if the window is none, or longer than the namespace allows."""
+        """Raise `InvalidArgument` if the window is invalid, or longer than the namespace allows."""
         super().check_window(how)
         if how.recovery_window > self._longest:
             raise InvalidArgument(
@@ -73,7 +73,7 @@ class RedisAttaching(Attaching[RedisSession]):
     def send_take_over(
         self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
     ) -> None:
-        """Take a session over."""
+        """Take over a session."""
         window = int(how.recovery_window * 1e6) if how.adopt else ""
         place = (how.node, number, secret, self._engine.channel, how.key)
         self._send("takeover", (*place, window), answered)
@@ -83,12 +83,12 @@ class RedisAttaching(Attaching[RedisSession]):
         self._engine.reconnector.send(call)
 
     def read_take_over(self, number: int, reply: Any) -> TakenOver:  # noqa: ARG002
-        """Decode the reply to a takeover that succeeded."""
+        """Decode the reply to a successful takeover."""
         return TakenOver(reply[1].decode(), reply[2] / 1e6, reply[3].decode())
 
     def new_session(
         self, how: Attach, events: SessionEvents, number: int, token: str, window: float
     ) -> RedisSession:
-        """Create the session that was attached."""
+        """Create the object of the attached session."""
         kind = RedisSession if self._engine.confirmer is None else ConfirmedSession
         return kind(self._engine, how, events, number, token, window)

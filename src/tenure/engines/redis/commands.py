@@ -1,14 +1,14 @@
 """Commands before they are bytes, and the handlers of their replies.
 
-A `ScriptCall` runs one script. Operations of a session (see the kit) that are called for
-together become one script call, a batch (`tenure.engines.redis.connection`). When a connection
-breaks before the reply, these commands are sent again on the next connection. A `PlainCommand` and
-a `Subscription` belong to one connection and fail with it.
+A `ScriptCall` runs one script. Concurrent operations of a session (see the kit) become one script
+call, a batch (`tenure.engines.redis.connection`). When a connection breaks before the reply, these
+commands are sent again on the next connection. A `PlainCommand` and a `Subscription` belong to one
+connection and fail with it.
 
-A script is composed of the files in ``lua/``: ``head.lua`` begins each of them; ``body.lua`` and
-``rest.lua`` have the functions for unusual cases. A script names the parts that it needs at their
-place, so that the usual case does not pay for them: in Lua, creating a function costs about as much
-as looking up a key.
+A script is composed of the files in ``lua/``: ``head.lua`` is the beginning of all; ``body.lua``
+and ``rest.lua`` have the functions for rare cases. A script includes the required parts only where
+they are needed, so that the common case does not pay for them: in Lua, creating a function costs
+about as much as looking up a key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Refusal = hiredis.ReplyError
 """A reply that is an error, as a value."""
 
 pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
-"""Encode a command; hiredis declares its argument as a tuple of one."""
+"""Encode a command; hiredis declares its argument as a 1-tuple."""
 
 _MOST_BREAKS = 5
 
@@ -55,7 +55,7 @@ _NAMES = (
 
 
 class Script:
-    """The text of a script, and the digest by which Redis knows it."""
+    """Text of a script, and the digest by which Redis identifies it."""
 
     __slots__ = ("digest", "name", "text")
 
@@ -85,14 +85,14 @@ SCRIPTS = _load()
 
 
 class AttachedSession(Protocol):
-    """An attached session, as commands and connections see it.
+    """An attached session, as seen by commands and connections.
 
     Attributes:
-        id: its number in the store.
-        token: names the current attachment: "<attach number>.<secret>".
-        order_ids: those that the engine has seen.
+        id: its id in the store.
+        token: identifies the current attachment: "<attach number>.<secret>".
+        order_ids: the order ids seen by the engine.
         events: the receiver of its events.
-        over: it ended, or was closed by this program.
+        over: whether it has ended, or was closed by this program.
     """
 
     id: int
@@ -102,7 +102,7 @@ class AttachedSession(Protocol):
     over: bool
 
     def handle_push(self, message: bytes) -> None:
-        """Handle a push that came with a reply."""
+        """Handle a push that arrived with a reply."""
 
 
 class Command:
@@ -110,7 +110,7 @@ class Command:
 
     Attributes:
         answered: handles the reply.
-        session: whose operations keep their order with this command; ``None`` for no session.
+        session: the session whose operations keep their order with this command, or ``None``.
     """
 
     __slots__ = ()
@@ -120,27 +120,27 @@ class Command:
     session: AttachedSession | None = None
 
     def packed(self, meta: str) -> bytes:
-        """Encode it as of now; `meta` is the key that scripts are given."""
+        """Encode it at the time of sending; `meta` is the key that scripts get."""
         raise NotImplementedError
 
     def came_too_early(self, reply: Any) -> None:
-        """Handle a reply to what ran before an earlier command; it is sent again."""
+        """Ignore the reply of a command that ran before an earlier one; it is sent again."""
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:  # noqa: ARG002
         """Handle the end of the connection.
 
         Args:
-            why: the reason of that end.
-            ran: the server may have run it.
+            why: the reason of the end.
+            ran: whether the server may have run it.
 
         Returns:
-            what the next connection sends.
+            The commands for the next connection.
         """
         return (self,)
 
 
 class ScriptCall(Command):
-    """A call of a script, for a session as it is attached when this is sent, or for no session."""
+    """A script call, for a session with its token at the time of sending, or without a session."""
 
     __slots__ = ("answered", "args", "script", "session")
 
@@ -151,7 +151,7 @@ class ScriptCall(Command):
         args: tuple[Word, ...],
         answered: Callable[[Any], None],
     ) -> None:
-        """Describe the call; `answered` receives the reply."""
+        """Set the script and its arguments; `answered` receives the reply."""
         self.script = script
         self.session = session
         self.args = args
@@ -168,13 +168,13 @@ class LargeRead(ScriptCall):
     """A call of a script that changes nothing, with a reply that may be large.
 
     A reply longer than ``client-output-buffer-limit pubsub`` breaks the connection each time. The
-    call then fails after a few attempts, because it would keep every other command waiting.
+    call then fails after a few attempts, because it would block every other command.
     """
 
     _breaks = 0
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:
-        """Return the call again, unless the connection broke too often; then refuse it."""
+        """Return the call again, unless the connection broke too often; then fail it."""
         self._breaks += ran
         if self._breaks < _MOST_BREAKS:
             return (self,)
@@ -189,12 +189,12 @@ class LargeRead(ScriptCall):
 
 
 class PlainCommand(Command):
-    """A command for one connection, and the future of its reply; a refusal is raised."""
+    """A command for one connection, and the future of its reply; an error reply is raised."""
 
     __slots__ = ("reply", "words")
 
     def __init__(self, words: tuple[Word, ...], reply: asyncio.Future[Any]) -> None:
-        """Describe the command; `reply` receives the reply."""
+        """Set the arguments of the command; `reply` receives the reply."""
         self.words = words
         self.reply = reply
 
@@ -203,7 +203,7 @@ class PlainCommand(Command):
         return pack(self.words)
 
     def answered(self, reply: Any) -> None:
-        """Set the reply, or raise the refusal in its future."""
+        """Set the reply, or the error, of the future."""
         if self.reply.done():
             return
         if isinstance(reply, Refusal):
@@ -219,7 +219,7 @@ class PlainCommand(Command):
 
 
 class Subscription(PlainCommand):
-    """A subscription to channels; the server confirms each channel by itself."""
+    """A subscription to channels; the server confirms each channel separately."""
 
     __slots__ = ("_left",)
 
@@ -229,6 +229,6 @@ class Subscription(PlainCommand):
         self._left = len(channels)
 
     def confirmed(self) -> bool:
-        """Note the confirmation of one channel; true if it was the last one."""
+        """Record the confirmation of one channel; return true if it was the last one."""
         self._left -= 1
         return self._left == 0

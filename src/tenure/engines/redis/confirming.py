@@ -1,9 +1,9 @@
 """Confirmation of grants by replicas, before they are reported (``min_replicas=N``).
 
-`WAIT` counts the replicas that have the writes of *its own connection*, so there is a connection
-for this alone. On it each grantee renews its session, a write that follows the grant in the
-replication stream. One WAIT follows for all grants of the meantime. A replica that has confirmed
-the renewal has the grant.
+`WAIT` counts the replicas that have the writes of *its own connection*, so it has a separate
+connection. On it each grantee renews its session, a write that follows the grant in the replication
+stream. One WAIT follows for all grants since the last one. A replica that has confirmed the renewal
+has the grant.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Confirmer"]
 _log = logging.getLogger("tenure")
 
 _TIMEOUT = 1.0
-"""Seconds in which the replicas confirm."""
+"""Timeout in seconds of the replicas' confirmation."""
 
 Done = Callable[[EngineError | None], None]
 
 
 class Confirmer:
-    """The connection for this, and the grants that wait for a confirmation."""
+    """The connection for confirmations, and the grants that wait for them."""
 
     def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
         """Start without a connection."""
@@ -56,7 +56,7 @@ class Confirmer:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def disconnect(self) -> None:
-        """Drop the connection; grants under way are not confirmed."""
+        """Drop the connection; pending grants are not confirmed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.drop("the connection to the server ended")
@@ -90,7 +90,7 @@ class Confirmer:
                     *(connection.run("renew", session.id, session.token) for session in sessions),
                     connection.execute("WAIT", needed, int(_TIMEOUT * 1000)),
                 )
-        except Exception as error:  # of any kind: each grantee receives it
+        except Exception as error:  # errors of any kind: each grantee receives them
             self.disconnect()
             return EngineError(
                 f"{self._address.url}: no replica confirmed the grant, so the lease was released: "

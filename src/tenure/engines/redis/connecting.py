@@ -1,7 +1,7 @@
-"""Opening of a connection to the right server: place, greeting, identity, checks of the server.
+"""Opening of a connection to the right server: address, greeting, identity, checks.
 
-Each connection begins with a query of the sentinels. The server that they name must itself report
-that it is the master.
+With sentinels, each connection begins with a query of them. The server that they name must report
+itself as the master.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NOT_NOW = {
     "sentinels with redis+sentinel://",
     "MISCONF": "the server rejects writes, because it cannot save its data. See its log",
 }
-"""Replies that mean that the server cannot be used at the moment."""
+"""Replies of a server that temporarily cannot be used."""
 
 _ADVICE: dict[type[OSError], str] = {
     ConnectionRefusedError: "check that the server is running, and listens there",
@@ -71,8 +71,8 @@ class Server(NamedTuple):
 
     Attributes:
         place: its address.
-        protocol: 3 where pushes arrive on the same connection.
-        run_id: its identity, another one after every start.
+        protocol: the protocol version; with 3, pushes arrive on the same connection.
+        run_id: its identity, which changes with every start.
     """
 
     place: Place
@@ -81,7 +81,7 @@ class Server(NamedTuple):
 
 
 class Loading(EngineUnavailable):
-    """The server is loading its data, and does not answer before."""
+    """Error: the server is loading its data, and does not answer before."""
 
 
 Lost = Callable[[str, list[Command]], None]
@@ -126,7 +126,7 @@ async def connect(
 
 
 async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
-    """Read the server's report of itself; empty if this account may not."""
+    """Read the server's report about itself; empty if this account may not."""
     try:
         return parse_info(await connection.execute("INFO"))
     except Refusal as refusal:
@@ -143,7 +143,7 @@ async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
 async def connect_once(
     address: RedisUrl, place: Place, meta: str, pushed: Pushed, lost: Lost
 ) -> RedisConnection:
-    """Open a connection to one place, without a greeting."""
+    """Open a connection to one address, without a greeting."""
     loop = asyncio.get_running_loop()
 
     def new() -> RedisConnection:
@@ -188,13 +188,13 @@ async def _authenticate(connection: RedisConnection, address: RedisUrl, protocol
 
 
 def shown(place: Place) -> str:
-    """Format a place for people."""
+    """Format an address for people."""
     return place if isinstance(place, str) else "{}:{}".format(*place)
 
 
 @asynccontextmanager
 async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
-    """Limit a connection attempt, and raise its failures as `EngineUnavailable`."""
+    """Limit the time of a connection attempt, and raise its failures as `EngineUnavailable`."""
     where = shown(place)
     try:
         async with asyncio.timeout(address.connect_timeout) as limit:
@@ -218,7 +218,7 @@ async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
 
 
 def _advice(address: RedisUrl, error: OSError) -> str:
-    """Return advice about a failure, with a semicolon in front."""
+    """Return advice about a failure, after a semicolon."""
     if isinstance(error, ConnectionResetError) and address.tls is None:
         return "; if it uses TLS, write rediss://"
     advice = _ADVICE.get(type(error))
@@ -261,11 +261,11 @@ def _ignore(*_: object) -> None:
 
 
 class Info(dict[str, str]):
-    """A server's report of itself, the answer to ``INFO``."""
+    """A server's report about itself, the answer to ``INFO``."""
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Version of Redis that it is compatible with; the newest if it does not say."""
+        """Version of Redis that it is compatible with; the newest if unknown."""
         numbers = self.get("redis_version", "").split(".")[:2]
         return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (999,)
 
@@ -307,7 +307,7 @@ def _loading(address: RedisUrl, place: Place, info: Info) -> str:
 
 
 def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
-    """Return the error for a refusal of the greeting."""
+    """Return the error for a rejected greeting."""
     text = str(refusal)
     word = text.partition(" ")[0]
     if word in _NOT_ALLOWED or "AUTH" in text:

@@ -2,18 +2,16 @@
 
 Rules:
 
-* Only this protocol touches the socket. The caller sends a `Command`, which handles its reply, even
-  when the reply has no receiver any more.
-* Operations that a session calls for together are one command, a `Batch`. Commands that are sent in
-  one iteration of the loop leave in one write, or in pieces when they are many, so that the server
-  runs the first while others are made. A program that does one thing at a time waits for no
-  iteration.
-* A reply that says that the server cannot be used (a replica, one that is loading, one that has
-  lost its data) is no answer: the connection is dropped, and unanswered commands are sent again on
-  the next one.
-* A server that has forgotten its scripts gets them again, and then the commands that it did not
-  run, in order. Another client may load them meanwhile. Later commands of a session may then have
-  run first; they are sent again, behind those that had not run.
+* Only this protocol uses the socket. The caller sends a `Command`, which handles its reply, even if
+  the reply no longer has a receiver.
+* Concurrent operations of a session are one command, a `Batch`. Commands sent in one iteration of
+  the loop are one write, or several when they are many, so that the server runs the first ones
+  early. A program that sends one operation at a time does not wait for the end of the iteration.
+* A reply of a server that cannot be used (a replica, loading, or without its data) is not an
+  answer: the connection is dropped, and unanswered commands are sent again on the next one.
+* If the server has forgotten its scripts, they are loaded again, and then the commands that did not
+  run are sent again, in order. If another client loads the scripts meanwhile, later commands of a
+  session may have run first; they are sent again, after those that had not run.
 """
 
 from __future__ import annotations
@@ -47,11 +45,11 @@ _OPERATE = SCRIPTS["operate"]
 _UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
 _NOTHING = object()
 _ENOUGH = 16
-"""Operations that are sent at once, before the loop's iteration ends."""
+"""Number of operations that are sent at once, before the end of the loop's iteration."""
 
 
 class Batch(Command):
-    """Operations of one session, in their order, as one command."""
+    """Operations of one session, in order, as one command."""
 
     __slots__ = ("operations", "session")
 
@@ -73,7 +71,7 @@ class Batch(Command):
         return pack(tuple(words))
 
     def answered(self, reply: Any) -> None:
-        """Give each operation its part of the reply."""
+        """Pass to each operation its part of the reply."""
         operations = self.operations
         if type(reply) is not list or type(reply[0]) is bytes:  # the same for all
             for operation in operations:
@@ -84,7 +82,7 @@ class Batch(Command):
         self._push(reply)
 
     def came_too_early(self, reply: Any) -> None:
-        """Have the operations sent again, because the script was not loaded."""
+        """Send the operations again, because the script was not loaded."""
         if type(reply) is list and type(reply[0]) is not bytes:
             self._push(reply)
         for operation in self.operations:
@@ -106,15 +104,14 @@ class RedisConnection(asyncio.Protocol):
     """Connection to a Redis server.
 
     Args:
-        meta: the key that scripts are given.
+        meta: the key that scripts get.
         pushed: receives (channel, message) of each push.
-        lost: called when the connection has ended, with the reason and the commands that are to be
-            sent again.
-        busy_poll: seconds that the loop stays awake for an answer, at the most.
+        lost: called when the connection has ended, with the reason and the commands to send again.
+        busy_poll: maximum seconds of busy polling for an answer.
 
     Attributes:
-        over: the connection has ended.
-        progress: rises with everything that arrives.
+        over: whether the connection has ended.
+        progress: counts received data.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class RedisConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._batch: Batch | None = None  # open for the next operation
         self._flushing = False
-        self._alone = True  # one operation at a time, when it was last idle
+        self._alone = True  # sent one operation at a time, when it was last idle
         self._loop = asyncio.get_running_loop()
         self._poll = BusyPoll(self._loop.call_soon, busy_poll)
         self._transport: asyncio.Transport | None = None
@@ -164,7 +161,7 @@ class RedisConnection(asyncio.Protocol):
         else:
             try:
                 self._pack(call)
-            except (TypeError, ValueError) as error:  # nothing is sent, and no reply will come
+            except (TypeError, ValueError) as error:  # nothing is sent, and no reply will arrive
                 call.answered(Refusal(f"it cannot be sent: {error}"))
             else:
                 self._soon()
@@ -172,12 +169,12 @@ class RedisConnection(asyncio.Protocol):
     def _pack(self, call: Command) -> None:
         """Encode a command for the next write."""
         packed = call.packed(self._meta)
-        # Together, or replies would go to other commands.
+        # All or none, or replies would be assigned to other commands.
         self._out.append(packed)
         self._pending.append(call)
 
     def operate(self, operation: Operation[Any]) -> None:
-        """Send an operation, with others of its session."""
+        """Send an operation, together with others of its session."""
         session: AttachedSession = operation.session
         batch = self._batch
         if batch is not None and batch.session is session:
@@ -212,21 +209,21 @@ class RedisConnection(asyncio.Protocol):
         else:
             try:
                 self._pack(batch)
-            except Exception as error:  # nothing is sent, and no reply will come
+            except Exception as error:  # nothing is sent, and no reply will arrive
                 batch.answered(Refusal(f"it cannot be sent: {error!r}"))
 
     def execute(self, *words: Word) -> asyncio.Future[Any]:
-        """Send a plain command; returns its reply."""
+        """Send a plain command; return its reply."""
         reply = self._loop.create_future()
         self.send(PlainCommand(words, reply))
         return reply
 
     def run(self, name: str, *args: Word) -> asyncio.Future[Any]:
-        """Run a script on this connection alone; returns its reply."""
+        """Run a script on this connection only; return its reply."""
         return self.execute("EVALSHA", SCRIPTS[name].digest, 1, self._meta, *args)
 
     async def load_missing_scripts(self) -> None:
-        """Load the scripts that the server does not have."""
+        """Load the missing scripts."""
         digests = [each.digest for each in SCRIPTS.values()]
         there = await self.execute("SCRIPT", "EXISTS", *digests)
         missing = [each for each, known in zip(SCRIPTS.values(), there, strict=True) if not known]
@@ -289,7 +286,7 @@ class RedisConnection(asyncio.Protocol):
         self._why = why
         self._close_batch()
         unanswered = (*self._unscripted, *self._pending, *self._held_back)
-        ran = not self._data_lost  # otherwise the scripts did nothing
+        ran = not self._data_lost  # otherwise the scripts had no effect
         again = [each for call in unanswered for each in call.unanswered(why, ran=ran)]
         self._pending.clear()
         self._unscripted.clear()
@@ -297,7 +294,7 @@ class RedisConnection(asyncio.Protocol):
         self._lost(why, again)
 
     def data_received(self, data: bytes) -> None:
-        """Handle the replies that the bytes complete."""
+        """Handle the replies that these bytes complete."""
         self.progress += 1
         reader, pending = self._reader, self._pending
         reader.feed(data)
@@ -334,7 +331,7 @@ class RedisConnection(asyncio.Protocol):
             self._pushed(reply[1], reply[2])
         elif reply[0] == b"subscribe":
             call = pending[0]
-            assert isinstance(call, Subscription)  # confirmed in the place of its reply
+            assert isinstance(call, Subscription)  # confirmed instead of a reply
             if call.confirmed():
                 self._answer(pending, None)
 
@@ -355,7 +352,7 @@ class RedisConnection(asyncio.Protocol):
     def _refused(self, pending: deque[Command], refusal: Refusal) -> None:
         word = str(refusal).partition(" ")[0]
         if word in _UNUSABLE:
-            if isinstance(pending[0], PlainCommand):  # it says more than the end of the connection
+            if isinstance(pending[0], PlainCommand):  # more specific than the end of the connection
                 pending.popleft().answered(refusal)
             self.drop(str(refusal))
             return
@@ -368,7 +365,7 @@ class RedisConnection(asyncio.Protocol):
             self._reload()
 
     def _reload(self) -> None:
-        """Load the scripts: each command is answered, or did not run without them."""
+        """Load the scripts: every command is answered, or did not run without them."""
         self._close_batch()
         self._reloading = False
         calls = [*self._unscripted, *self._held_back]

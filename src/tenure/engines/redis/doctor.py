@@ -2,10 +2,9 @@
 
 Rules:
 
-* Nothing is changed beyond what any client's greeting does, and a namespace that is not there is
-  not made.
-* One connection, and `TIMEOUT` for all of it. A command that is denied to this account is
-  reported, and left out.
+* Nothing is changed except by the usual greeting, and a missing namespace is not created.
+* One connection is used, within `TIMEOUT`. A command that is denied to this account is reported,
+  and skipped.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from tenure.errors import TenureError
 __all__ = ["examine"]
 
 TIMEOUT = 10.0
-"""Seconds for the whole examination."""
+"""Timeout of the whole diagnosis in seconds."""
 ROUNDS = 20
 SLOW = 0.05
-"""Seconds of round trip above which something is wrong."""
+"""Round trip in seconds above which a warning is given."""
 FAR = 1.0
-"""Seconds between the clocks above which a warning is due."""
+"""Difference of the clocks in seconds above which a warning is given."""
 MOST_KEYS = 20_000
-"""Keys that are examined, at the most."""
+"""Maximum number of examined keys."""
 
 
 def examine(address: RedisUrl, engine: Engine) -> Iterator[Finding]:
@@ -132,7 +131,7 @@ class _Examination:
             )
 
     async def _read(self, connection: RedisConnection, *words: str | int) -> Any:
-        """Return the answer; `None` where the command is denied."""
+        """Return the answer; `None` if the command is denied."""
         try:
             return await connection.execute(*words)
         except Refusal as refusal:
@@ -165,7 +164,7 @@ class _Examination:
             "warning",
             "clock",
             f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
-            "leases do not depend on it, but set it right slowly (NTP): a step forward of the "
+            "leases do not depend on it, but correct it slowly (NTP): a step forward of the "
             "server's clock ends every session",
         )
 
@@ -207,13 +206,13 @@ class _Examination:
             yield finding
 
     async def _first_contact(self, connection: RedisConnection) -> Finding:
-        """Predict what the first client finds in a namespace that does not exist yet."""
+        """Predict the first client's result in a namespace that does not exist yet."""
         address = self._address
         witnesses = Witnesses(address)
         there = await self._read(connection, "SCRIPT", "EXISTS", *witnesses.digests)
         witnessed = 0.0 if there is None else witnesses.longest(there)
         wait, reason = judge(address, witnessed, await collect(connection))
-        found = f"{address.prefix[:-1]} is not there yet; the first use makes it"
+        found = f"{address.prefix[:-1]} does not exist yet; the first use creates it"
         if wait <= ROLL_CALL:
             pause = f", and grants nothing for {wait:g} s" if wait else ""
             return Finding("ok", "namespace", f"{found}{pause}", absent=True)
@@ -259,15 +258,15 @@ class _Examination:
             yield Finding(
                 "warning",
                 "expiry",
-                f"{len(endless)} keys have none, {endless[0]} for one",
-                "another program wrote them, or used PERSIST: nothing of tenure's stays for ever "
-                "but nodes and lasting semaphores",
+                f"{len(endless)} keys have none, such as {endless[0]}",
+                "another program wrote them, or used PERSIST: tenure's keys all expire, "
+                "except nodes and lasting semaphores",
             )
         else:
             yield Finding("ok", "expiry", "everything that belongs to a session or request has one")
 
     async def _endless(self, connection: RedisConnection, lasting: set[str]) -> list[str] | None:
-        """Return other keys that never expire; `None` where the command is denied."""
+        """Return other keys that never expire; `None` if the command is denied."""
         found = []
         cursor, seen = "0", 0
         while seen < MOST_KEYS:

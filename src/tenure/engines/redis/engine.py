@@ -31,7 +31,7 @@ from tenure.model import Capabilities
 __all__ = ["RedisEngine"]
 
 _POLL = 2.5
-"""Seconds between two reads of state that a push should have reported, at the most."""
+"""Longest time in seconds between two reads of state that a push should have reported."""
 _SIGNS = 4
 """Checks of a silent connection before it is dropped."""
 
@@ -41,9 +41,9 @@ class RedisEngine(RedisAdministration):
 
     Attributes:
         channel: the channel of pushes to its sessions.
-        epoch: of the namespace; another one after each loss of data.
-        confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
-        quarantine: the time for which nothing is granted, as far as it is known here.
+        epoch: the epoch of the namespace, which changes with each loss of data.
+        confirmer: the confirmation of grants by replicas; ``None`` without ``min_replicas``.
+        quarantine: the time for which nothing is granted, as far as known here.
     """
 
     heartbeat: RedisHeartbeat
@@ -62,7 +62,7 @@ class RedisEngine(RedisAdministration):
         self._meta = f"{address.prefix}meta"
         self._witnesses = Witnesses(address)
         self._channel = b""
-        self._sessions: dict[str, RedisSession] = {}  # by each token that it may have
+        self._sessions: dict[str, RedisSession] = {}  # by each possible token
         self._watches: Watchers[str, RedisSession, LocalWatch[RedisSession]] = Watchers()
         self._missed_changes = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
@@ -72,7 +72,7 @@ class RedisEngine(RedisAdministration):
 
     @property
     def guarantees(self) -> str:
-        """Risks that remain on this store, in a sentence or two."""
+        """Limitations of this store, in a few sentences."""
         n = self._address.min_replicas
         confirmed = (
             f"Every grant is confirmed by {n} replica(s) before it is reported: it survives the "
@@ -127,12 +127,12 @@ class RedisEngine(RedisAdministration):
     # Reports of the connections
 
     def pushed(self, channel: bytes, message: bytes) -> None:
-        """Keep a published message; it is handled later in this iteration."""
+        """Queue a published message for later in this iteration."""
         # Later in this turn: the answer that came before it has been handled by then.
         self._pushes.put(((channel, message),))
 
     def handle_push(self, message: bytes) -> None:
-        """Handle a push that came with a reply."""
+        """Handle a push that arrived with a reply."""
         if self._pushes.items:
             self._pushes.put(((self._channel, message),))
         else:
@@ -198,7 +198,7 @@ class RedisEngine(RedisAdministration):
             session.end("the store does not know it any more")
 
     def resumed(self) -> None:
-        """Report the return of contact to the sessions."""
+        """Report to the sessions that contact is re-established."""
         for session, at in self._proofs:
             if not session.over:
                 session.events.proven(at)
@@ -217,12 +217,12 @@ class RedisEngine(RedisAdministration):
     # Time
 
     def expect(self, microseconds: int) -> None:
-        """Look for expired sessions and requests in that time; never if it is negative."""
+        """Check for expired sessions and requests after that time; never if it is negative."""
         if microseconds >= 0:
             self._set_timer(min(microseconds / 1e6 + 0.001, _POLL))
 
     def quarantined(self, left: float) -> None:
-        """Note the rest of a quarantine in seconds; 0 outside of one."""
+        """Record the remaining seconds of a quarantine; 0 outside of one."""
         if left > 0:
             self.quarantine.prolong(left)
         else:
@@ -277,18 +277,18 @@ class RedisEngine(RedisAdministration):
     # Sessions
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        """Return the reason why the store grants nothing at this moment, if it is known."""
+        """Return the reason why the store currently grants nothing, if known."""
         return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
     def admit(self, session: RedisSession) -> bool:
-        """Add an attached session; false if the engine has been closed."""
+        """Add an attached session; return false if the engine has been closed."""
         self._sessions[session.token] = session
         if self._open:
             self.expect(int(session.window * 1e6))
         return self._open
 
     def forget(self, session: RedisSession) -> None:
-        """Remove a session that is over."""
+        """Remove a session that has ended."""
         for token in session.tokens:
             self._sessions.pop(token, None)
         for channel, watch in self._watches.of(session):
@@ -299,7 +299,7 @@ class RedisEngine(RedisAdministration):
     def watch(
         self, session: RedisSession, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call `changed` after changes of these kinds; returns what ends the watch."""
+        """Call `changed` after changes of these kinds; return a function that ends the watch."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
         watch = LocalWatch(session, kinds, changed)
         if channel not in self._watches:
@@ -311,7 +311,7 @@ class RedisEngine(RedisAdministration):
     def _watched(self, reply: Any) -> None:
         if isinstance(reply, list):
             now, until = reply
-            # Changes went unpublished after a standstill of a minute, or a step of that clock.
+            # Changes were not published after a pause of a minute, or a step of that clock.
             self._missed_changes = self._missed_changes or now > self._published_until > 0
             self._published_until = until
         else:

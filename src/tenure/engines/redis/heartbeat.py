@@ -57,7 +57,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
         for session in sessions:
             reply = self._read(connection)
             if isinstance(reply, hiredis.ReplyError):
-                raise reply  # no script, no rights, no master: the loop's connection finds out
+                raise reply  # no script, no rights, no master: the loop's connection reports it
             if reply == 0 and not session.over:
                 session.events.proven(at)
 

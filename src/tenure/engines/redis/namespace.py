@@ -1,14 +1,12 @@
-"""First contact with a namespace that has no epoch, and the quarantine in which it grants nothing.
+"""First contact with a namespace without an epoch, and the quarantine in which it grants nothing.
 
-A namespace without its epoch is new, or has lost its data. After a loss, holders may consider
-their leases held for at most W, the longest recovery window (``max_window``). The wait is therefore
-W, or less where the server shows that no such holder can exist; docs/engines/redis.md has the
-argument.
+A namespace without an epoch is new, or has lost its data. After a loss, holders may consider their
+leases held for at most W, the longest recovery window (``max_window``). So the quarantine lasts W,
+or less if the server proves that no such holder can exist; docs/engines/redis.md has the argument.
 
-The evidence is a *witness*, a script that each program loads into the server before it attaches
-anything, and what the server reports of itself. A witness outlives the data (``FLUSHALL``,
-``SWAPDB``, a resynchronisation) and ends with the process, or by ``SCRIPT FLUSH``, which the
-server counts.
+The evidence is the server's report about itself, and a *witness*: a script that each program loads
+into the server before it attaches a session. A witness survives the data (``FLUSHALL``, ``SWAPDB``,
+a resynchronisation) and ends with the process, or by ``SCRIPT FLUSH``, which the server counts.
 """
 
 from __future__ import annotations
@@ -45,13 +43,14 @@ __all__ = [
 _log = logging.getLogger("tenure")
 
 ROLL_CALL = 4.0
-"""Seconds in which programs that can reach the server reconnect, and report the loss of data."""
+"""Seconds for connected programs to reconnect, and to report the loss of data."""
 
 _LEVELS = (2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, MAX_WINDOW)
-"""Longest recovery windows that a witness can stand for, in seconds."""
+"""Longest recovery windows that a witness can represent, in seconds."""
 
 _APART = 5.0
-"""Seconds between the clocks of server and client above which the server's is not relied on."""
+"""Difference in seconds between the clocks of server and client above which the server's is not
+used."""
 
 _PROMOTING = ("replicaof", "slaveof", "failover")
 _MALLOC_UPTIME = re.compile(r"^uptime:\s*(\d+)", re.MULTILINE)
@@ -74,17 +73,17 @@ REASONS = {
     "moved": "its data was moved to another database, and former holders may still consider "
     "their leases held",
 }
-"""Why nothing is granted, by the code that the namespace keeps."""
+"""Reason why nothing is granted, by the code stored in the namespace."""
 
 _CERTAIN = frozenset({"lost", "moved"})
 """Reasons by which the data is known to be lost."""
 
 _LATE = 3.0
-"""Seconds by which an answer may be late without the wait seeming to be prolonged."""
+"""Seconds by which an answer may be late without counting as a longer wait."""
 
 
 class Witnesses:
-    """The witness scripts of one namespace.
+    """Witness scripts of one namespace.
 
     There is one text for each of `_LEVELS`, so that a witness also shows the longest possible
     recovery window of its programs.
@@ -116,10 +115,10 @@ class Witnesses:
 
 
 class Verdict(NamedTuple):
-    """Decision for how long nothing is granted in a namespace without an epoch.
+    """Duration and reason of the quarantine of a namespace without an epoch.
 
     Attributes:
-        wait: seconds.
+        wait: the duration in seconds.
         reason: a key of `REASONS`.
     """
 
@@ -128,13 +127,13 @@ class Verdict(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Self-report of a server.
+    """A server's report about itself.
 
     Attributes:
-        info: the answer to ``INFO everything``; ``None`` where that is denied.
-        uptime: seconds since the start of the process by a clock that cannot be set; ``None``
-            where the server does not report it.
-        apart: seconds between the clock of the server and the clock of this client.
+        info: the answer to ``INFO everything``; ``None`` if denied.
+        uptime: seconds since the start of the process by a monotonic clock; ``None`` if the server
+            does not report it.
+        apart: difference in seconds between the clocks of the server and this client.
     """
 
     info: Info | None
@@ -146,10 +145,10 @@ class Greeting(NamedTuple):
     """Answer of a namespace to a client that has connected.
 
     Attributes:
-        epoch: another one after each loss of data.
-        left: seconds for which nothing is granted.
+        epoch: the epoch, which changes with each loss of data.
+        left: remaining seconds of the quarantine.
         reason: a key of `REASONS`.
-        may_be_new: ``?fresh=true`` would end that.
+        may_be_new: whether ``?fresh=true`` would end it.
     """
 
     epoch: str
@@ -161,16 +160,16 @@ class Greeting(NamedTuple):
 async def greet_namespace(
     connection: RedisConnection, address: RedisUrl, witnesses: Witnesses, run_id: str, known: str
 ) -> Greeting:
-    """Greet the namespace, make it where it is not there, and leave a witness.
+    """Greet the namespace, create it if it is missing, and leave a witness.
 
-    The witness is there before anything is attached or renewed over this connection.
+    The witness exists before anything is attached or renewed over this connection.
 
     Args:
-        connection: the connection that was just made.
+        connection: the new connection.
         address: the namespace and the options of the URL.
         witnesses: the witness scripts of the namespace.
-        run_id: the id of the server's run, as it reports it.
-        known: the epoch that this client has seen; empty for none.
+        run_id: the id of the server's run, as reported.
+        known: the epoch that this client has seen, or empty.
 
     Raises:
         InvalidArgument: the programs of the namespace have another ``max_window``.
@@ -185,13 +184,13 @@ async def greet_namespace(
         if reply[0] == b"ok":
             await connection.execute("SCRIPT", "LOAD", witnesses.mine)
             break
-        # Of two clients that come first, one makes the namespace. The other sees its epoch, and
-        # never a witness without one, since both come into being in one transaction.
+        # If two clients are first, one creates the namespace. The other sees its epoch, and never a
+        # witness without an epoch, since both are created in one transaction.
         await connection.execute("WATCH", meta)
         witnessed = witnesses.longest(
             await connection.execute("SCRIPT", "EXISTS", *witnesses.digests)
         )
-        # Collected after that, or a SCRIPT FLUSH in between would go unnoticed.
+        # Collected after that; otherwise a SCRIPT FLUSH in between would be missed.
         report = await collect(connection)
         if known:
             verdict = Verdict(max(address.max_window, witnessed), "lost")
@@ -236,7 +235,7 @@ async def collect(connection: RedisConnection) -> Report:
     try:
         uptime = _elapsed(await connection.execute("MEMORY", "MALLOC-STATS"))
     except Refusal:
-        uptime = None  # another allocator or a narrow account: the wall clock has to do
+        uptime = None  # another allocator or a restricted account: the wall clock is used
     return Report(info, uptime, apart)
 
 
@@ -252,8 +251,8 @@ def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
 
     Args:
         address: the namespace and the options of the URL.
-        witnessed: what `Witnesses.longest` found.
-        report: what the server reports of itself.
+        witnessed: the result of `Witnesses.longest`.
+        report: the server's report about itself.
     """
     longest = max(address.max_window, witnessed)
     if witnessed:
@@ -271,7 +270,7 @@ def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
 
 
 def _doubt(address: RedisUrl, report: Report) -> str:
-    """Return why the absence of a witness proves nothing; empty if it proves something."""
+    """Return why the absence of a witness proves nothing, or an empty text."""
     if address.service:
         return "sentinel"
     info = report.info
@@ -286,7 +285,7 @@ def _doubt(address: RedisUrl, report: Report) -> str:
         return "unknown"
     if info["master_replid2"].strip("0") or any(calls.get(each) for each in _PROMOTING):
         return "promoted"
-    # Before 7.0 the calls of a command's subcommands are counted as one.
+    # Before 7.0 the calls of a command's subcommands are counted together.
     if calls.get("config|resetstat") or calls.get("config"):
         return "reset"
     if calls.get("script|flush") or calls.get("script"):
@@ -300,17 +299,18 @@ def _calls(statistics: str) -> int:
 
 
 def _uptime(report: Report) -> float | None:
-    """Return the seconds for which the process has certainly been up; ``None`` if unknown."""
+    """Return the minimum seconds for which the process has been up; ``None`` if unknown."""
     if report.uptime is not None:
         return report.uptime
     assert report.info is not None
     if report.apart > _APART:
-        return None  # the clock may have been set since the start, and uptime follows it
+        # The clock may have been set since the start, which changes the reported uptime.
+        return None
     return float(report.info["uptime_in_seconds"]) - 1.0  # it is a difference of whole seconds
 
 
 class Quarantine:
-    """The time for which nothing is granted in a namespace, because its data may be lost."""
+    """Time for which nothing is granted in a namespace, because its data may be lost."""
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Start without a quarantine."""
@@ -328,7 +328,7 @@ class Quarantine:
         return self._until - self._now()
 
     def update(self, left: float, reason: str, *, may_be_new: bool | None = None) -> None:
-        """Note the server's report. One warning is logged, and one more if it is prolonged.
+        """Record the server's report. One warning is logged, and another if it is prolonged.
 
         Args:
             left: seconds until it ends; 0 for none.
@@ -346,12 +346,12 @@ class Quarantine:
             _log.warning("quarantine: url=%s error=%s", self._address.url, self)
 
     def prolong(self, left: float) -> None:
-        """Note that it ends no sooner."""
+        """Record that it ends no sooner."""
         if left > self.left:
             self.update(left, self._reason or "lost")
 
     def end(self) -> None:
-        """Note that the store has refused a request for another reason."""
+        """Record that the store has rejected a request for another reason."""
         self._until = min(self._until, self._now())
 
     def trouble(self) -> EngineError | None:
@@ -359,7 +359,7 @@ class Quarantine:
         return EngineError(str(self)) if self.left > 0 else None
 
     def __str__(self) -> str:
-        """Return a clause that says until when nothing is granted, and why."""
+        """Return a clause that says until when, and why, nothing is granted."""
         left = max(self.left, 0.0)
         until = datetime.fromtimestamp(self._wall() + left, UTC).astimezone()
         why = REASONS.get(self._reason, REASONS["lost"])

@@ -1,14 +1,13 @@
-"""Connections of one engine, with automatic reconnect. Pending commands survive it.
+"""Connections of one engine, with automatic reconnect. Pending commands survive a reconnect.
 
-The kit's `Reconnector` decides when to connect. Rules for what it keeps here:
+The kit's `Reconnector` decides when to connect. Rules:
 
 * Each connection is prepared before it is used (see `RedisReconnectorOwner`).
-* A command that is sent without a connection waits for the next one, behind earlier commands
-  without an answer. They are sent, in that order, when every session is attached again.
-* Where pushes do not come on the connection of the commands (RESP2), a second connection receives
-  them; the end of either is the end of both. Commands then wait until subscriptions are confirmed.
-  The second connection repeats a subscription from time to time, because otherwise its end would
-  go unnoticed.
+* A command that is sent without a connection waits for the next one, behind earlier unanswered
+  commands. They are sent, in that order, when every session is reattached.
+* With RESP2, a second connection receives the pushes; when one ends, the other is closed. Commands
+  then wait until subscriptions are confirmed. The second connection repeats a subscription
+  periodically, because otherwise its end would not be noticed.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _log = logging.getLogger("tenure")
 _LONGEST_LOADING_PAUSE = 0.5
 
 _Pair = tuple[RedisConnection, RedisConnection]
-"""The connection of the commands and the one of the pushes, which are often the same."""
+"""The connections for commands and for pushes, usually the same."""
 
 
 class RedisReconnectorOwner(Protocol):
-    """Receiver of what the connections report."""
+    """Receiver of the connections' reports."""
 
     def pushed(self, channel: bytes, message: bytes) -> None:
         """Handle a published message."""
@@ -79,7 +78,8 @@ class RedisReconnector:
         self._owner = owner
         self._reconnector = Reconnector[str, _Pair](address.url, [address.url], self)
         self._connection: RedisConnection | None = None
-        self._receiver: RedisConnection | None = None  # receives pushes; often the same connection
+        # Receives pushes; usually the same connection.
+        self._receiver: RedisConnection | None = None
         self._waiting: deque[Command] = deque()
         self._gates = 0
         self._channels: dict[str, None] = {}
@@ -98,7 +98,7 @@ class RedisReconnector:
         return self._connection is not None
 
     async def open(self) -> None:
-        """Connect for the first time. A server that loads its data is waited for.
+        """Connect for the first time, waiting for a server that loads its data.
 
         Raises:
             EngineUnavailable, AuthenticationFailed, Unsupported, EngineError, InvalidArgument
@@ -129,7 +129,7 @@ class RedisReconnector:
             self._connection.send(call)
 
     def _route(self) -> None:
-        """Choose where operations go, without a call in between."""
+        """Choose the recipient of operations, to save a call."""
         connection = None if self._gates else self._connection
         self.operate = self._operate_later if connection is None else connection.operate
 
@@ -137,7 +137,7 @@ class RedisReconnector:
         self._waiting.append(Batch(operation.session, operation))
 
     def subscribe(self, channel: str) -> None:
-        """Subscribe to a channel; commands that are sent from now on come later."""
+        """Subscribe to a channel; commands sent from now on are later."""
         self._channels[channel] = None
         receiver = self._receiver
         if receiver is None:
@@ -156,7 +156,7 @@ class RedisReconnector:
     def _confirmed(self, receiver: RedisConnection, answer: asyncio.Future[Any]) -> None:
         error = answer.exception()
         if receiver is not self._receiver:
-            return  # a gate goes with its connection
+            return  # a gate belongs to its connection
         if error is not None:
             self.drop(str(error))
         elif receiver is not self._connection:
@@ -233,7 +233,7 @@ class RedisReconnector:
             raise EngineUnavailable(f"{self._address.url} closed the connection")
 
     def up(self, connection: _Pair) -> None:
-        """Send what waits for a connection."""
+        """Send the commands that wait for a connection."""
         self._connection, self._receiver = connection
         self._progress = (0, 0)
         self._was_up = True

@@ -1,4 +1,4 @@
-"""Findings of `tenure doctor` about what a Redis reports of itself (``INFO``)."""
+"""Findings of `tenure doctor` from a Redis server's report (``INFO``)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tenure.engines.redis.url import RedisUrl
 __all__ = ["memory", "persistence", "replicas", "role", "version"]
 
 FULL = 0.9
-"""Part of the allowed memory above which a warning is due."""
+"""Fraction of the allowed memory above which a warning is given."""
 
 
 def version(info: Info) -> Finding:
-    """Examine which server it is."""
+    """Check which server it is."""
     name = "Valkey" if "valkey_version" in info else "Redis"
     version = info.get("valkey_version") or info.get("redis_version", "of an unknown version")
     found = f"{name} {version}, up for {int(info.get('uptime_in_seconds', 0)):,} s"
@@ -32,7 +32,7 @@ def version(info: Info) -> Finding:
 
 
 def role(info: Info) -> Finding:
-    """Examine whether it takes writes."""
+    """Check whether it accepts writes."""
     if info.get("role", "master") == "master":
         return Finding("ok", "role", "master")
     master = f"{info.get('master_host')}:{info.get('master_port')}"
@@ -45,7 +45,7 @@ def role(info: Info) -> Finding:
 
 
 def persistence(info: Info, settings: dict[str, str]) -> Finding:
-    """Examine how it keeps its data."""
+    """Check the persistence of its data."""
     if info.get("aof_enabled") == "1":
         if info.get("aof_last_write_status", "ok") != "ok":
             remedy = "make room on its disk: see the log of the server"
@@ -60,10 +60,10 @@ def persistence(info: Info, settings: dict[str, str]) -> Finding:
         return Finding("ok", "persistence", found)
     snapshots = settings.get("save")
     if info.get("rdb_last_bgsave_status", "ok") != "ok" and snapshots:
-        remedy = "see the log of the server: by default it takes no writes until one succeeds"
+        remedy = "see the log of the server: by default it rejects writes until one succeeds"
         return Finding("failure", "persistence", "the last snapshot failed", remedy)
     found = (
-        f"snapshots alone (save {snapshots}): a restart forgets what came after the last"
+        f"only snapshots (save {snapshots}): a restart loses changes after the last one"
         if snapshots
         else "none: after a restart nothing is granted for the longest recovery window"
     )
@@ -73,7 +73,7 @@ def persistence(info: Info, settings: dict[str, str]) -> Finding:
 
 
 def memory(info: Info, address: RedisUrl) -> Finding:
-    """Examine how much memory is left, and what happens without."""
+    """Check the remaining memory, and the eviction policy."""
     policy = info.get("maxmemory_policy", "noeviction")
     most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     found = f"{used / 2**20:,.0f} MiB used" + (f" of {most / 2**20:,.0f}" if most else ", no limit")
@@ -92,7 +92,7 @@ def memory(info: Info, address: RedisUrl) -> Finding:
 
 
 def replicas(info: Info, address: RedisUrl) -> Finding:
-    """Examine the number of replicas."""
+    """Check the number of replicas."""
     count = int(info.get("connected_slaves", 0))
     online = 0
     for number in range(count):
@@ -110,12 +110,12 @@ def replicas(info: Info, address: RedisUrl) -> Finding:
             "start the replicas, or lower min_replicas",
         )
     if needed and online == needed:
-        return Finding("warning", "replicas", found, "have one more: one that is away stops grants")
+        return Finding("warning", "replicas", found, "add one: otherwise a failure stops grants")
     if online and not needed:
         return Finding(
             "warning",
             "replicas",
-            f"{found}: a failover may forget the last grants",
+            f"{found}: a failover may lose the last grants",
             "set ?min_replicas=1: a replica then confirms each grant before it is reported",
         )
     return Finding("ok", "replicas", found)

@@ -1,4 +1,4 @@
-"""Session of the Redis engine, and the one whose grants replicas confirm."""
+"""Session of the Redis engine, and its variant with grants confirmed by replicas."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CHUNK = 256
 
 
 class RedisSessionEngine(CommandSessionEngine, Protocol):
-    """The engine, as its sessions use it.
+    """The engine, as seen by its sessions.
 
     Attributes:
-        confirmer: what has replicas confirm grants; ``None`` without ``min_replicas``.
+        confirmer: the confirmation of grants by replicas; ``None`` without ``min_replicas``.
         channel: the channel of pushes to its sessions.
-        epoch: of the namespace, as far as it is known.
+        epoch: the epoch of the namespace, as far as known.
     """
 
     reconnector: RedisReconnector
@@ -42,14 +42,14 @@ class RedisSessionEngine(CommandSessionEngine, Protocol):
     epoch: str
 
     def handle_push(self, message: bytes) -> None:
-        """Handle a push that came with a reply."""
+        """Handle a push that arrived with a reply."""
 
     def expect(self, microseconds: int) -> None:
-        """Look for expired sessions and requests in that time; never if it is negative."""
+        """Check for expired sessions and requests after that time; never if it is negative."""
 
 
 class RedisSession(CommandSession):
-    """An attached session, as the contract defines it."""
+    """An attached session, as defined by the contract."""
 
     time_unit = 1e-6
 
@@ -64,7 +64,7 @@ class RedisSession(CommandSession):
         token: str,
         window: float,
     ) -> None:
-        """Start attached, with the token that the store has."""
+        """Start attached, with the token in the store."""
         super().__init__(engine, engine.reconnector, how, events, number, token, window)
         self.handle_push = engine.handle_push
         self._reconnector = engine.reconnector
@@ -79,7 +79,7 @@ class RedisSession(CommandSession):
         engine = self._engine
         if not engine.is_in_loop():
             engine.heartbeat.renew(self)
-        elif self._reconnector.is_up:  # otherwise reattaching is the proof
+        elif self._reconnector.is_up:  # otherwise the reattach is the proof
             renewed = partial(self._renewed, engine.clock.now())
             self._reconnector.send(ScriptCall(_RENEW, self, (), renewed))
 
@@ -166,13 +166,13 @@ class RedisSession(CommandSession):
                 self._granted(request_id, place)
 
     def _lost_something(self) -> None:
-        """End the session, because the store has lost some grant or place that it reported."""
+        """End the session, because the store has lost a grant or place that it had reported."""
         self.end("the store has lost what it had granted or queued (a failover, or old data)")
         self._send_leave(detach=False, answered=ignore)
 
 
 class ConfirmedSession(RedisSession):
-    """Session whose grants are reported when replicas have confirmed them."""
+    """Session whose grants are reported after replicas have confirmed them."""
 
     def placed(self, operation: EnqueueOperation, reply: Any) -> None:
         """Handle the answer to a request."""

@@ -37,7 +37,7 @@ __all__ = ["PARAMETERS", "Place", "RedisUrl", "parse"]
 _REDIS_PORT, _SENTINEL_PORT = 6379, 26379
 
 Place = tuple[str, int] | str
-"""Where a server listens: (host, port), or the path of a socket."""
+"""Address of a server: (host, port), or the path of a socket."""
 
 _CONNECT_TIMEOUT = replace(CONNECT_TIMEOUT, default=5.0)
 _DB = number("db", 0, 0, 999_999_999)
@@ -79,18 +79,18 @@ class RedisUrl:
     """A parsed URL.
 
     Attributes:
-        url: without secrets.
-        places: of the server, or of the sentinels.
-        service: the name under which the sentinels know the server; empty without them.
-        tls: how to encrypt, or ``None``.
+        url: the URL without secrets.
+        places: the addresses of the server, or of the sentinels.
+        service: the sentinels' name of the server; empty without sentinels.
+        tls: the TLS options, or ``None``.
         server_name: the name in the server's certificate; empty: its host.
-        prefix: the beginning of all keys, in braces.
-        fresh: the caller says that a namespace without data is new.
-        max_window: seconds of the namespace's longest recovery window, the same for every program.
+        prefix: the prefix of all keys, in braces.
+        fresh: whether the caller declares that a namespace without data is new.
+        max_window: the namespace's longest recovery window in seconds, the same for every program.
         min_replicas: number of replicas that confirm a grant before it is reported.
-        socket_timeout: seconds after which a silent connection is dropped, at the most.
-        connect_timeout: seconds for one attempt to connect.
-        busy_poll: seconds that the loop stays awake for an answer, at the most.
+        socket_timeout: timeout in seconds after which a silent connection is dropped.
+        connect_timeout: timeout in seconds of one attempt to connect.
+        busy_poll: maximum seconds of busy polling for an answer.
     """
 
     url: str
@@ -118,7 +118,7 @@ class RedisUrl:
 def parse(url: str) -> RedisUrl:
     """Parse a URL. Raises `InvalidArgument`."""
     place, mark, query = url.partition("?")
-    query = query.replace("+", "%20")  # a space, as redis-py reads it; a part of namespaces' names
+    query = query.replace("+", "%20")  # a space, as redis-py reads it; allowed in namespaces' names
     schemes = "redis", "rediss", "redis+sentinel", "redis+unix"
     given = StoreUrl(f"{place}{mark}{query}", schemes, PARAMETERS)
     endpoints, service, db = _server(given)

@@ -1,4 +1,4 @@
-"""Values of the model as scripts return them."""
+"""Values of the model in the form of the scripts' replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["recovered", "semaphore", "sessions"]
 
 
 def semaphore(reply: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:
-    """Decode a semaphore; `reply` as ``describe`` in body.lua has it."""
+    """Decode a semaphore; `reply` is in the form of ``describe`` in body.lua."""
     name, data, limit, lasting, held, waiting, now, requests = reply
     owning, queued, total = [], [], 0
     for each in sorted(requests, key=lambda each: int(each[0])):

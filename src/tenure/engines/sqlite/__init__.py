@@ -2,11 +2,11 @@
 
 The rows of the file are the only state; no process keeps a copy. To change something, a process
 takes the *turn* (a kernel lock that one process holds at a time), changes rows in one transaction,
-and notifies the participants that the change concerns.
+and notifies the affected participants.
 
 The modules, from the bottom up:
 
-* ``url``, ``files`` and ``folders``: where the store is, and the checks before it is trusted.
+* ``url``, ``files`` and ``folders``: the location of the store, and its checks.
 * ``schema`` and ``checkpoint``: the tables, the connections to them, and SQLite's log.
 * ``liveness``: the liveness file and the heartbeats of each participant.
 * ``notifier``: notification of other processes.
@@ -17,7 +17,7 @@ The modules, from the bottom up:
 * ``descriptions``: descriptions of nodes, semaphores and sessions.
 * ``watches``, ``delivery`` and ``monitor``: notify sessions, and check the waiters.
 * ``engine`` and ``session``: the engine contract.
-* ``doctor``: examines a store that may be broken.
+* ``doctor``: diagnoses a store that may be broken.
 * ``backup`` and ``restore``: copy a store, and restore it.
 """
 

@@ -1,12 +1,11 @@
 """Backups of a store: one consistent copy, made while programs use the store.
 
-The copy is made in one SQLite read transaction. It therefore shows the store at one moment, and
-writers do not wait for it. It is written to a partial file beside the target, checked, synced, and
-renamed in one step. The target is always either a complete backup or the file that was there
-before.
+The copy is made in one SQLite read transaction, so it is consistent, and writers do not wait for
+it. It is written to a partial file in the target's folder, checked, synced, and renamed atomically.
+The target is always either a complete backup or the previous file.
 
-A backup has its own application id, so that programs refuse to open it as a store. Used without
-`restore`, a backup could grant leases that other clients still hold.
+A backup has its own application id, so that programs refuse to open it as a store: without
+`restore`, it could grant leases that other clients still hold.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def backup(
 
     Args:
         url: the store; programs may use it during the backup.
-        file: the backup to create, readable by its owner alone.
-        force: replace an existing file.
+        file: the backup to create, readable only by its owner.
+        force: whether to replace an existing file.
         progress: called after each step of the copy.
 
     Raises:
@@ -63,7 +62,7 @@ def backup(
         with contextlib.closing(schema.connect(address)) as source:
             if not schema.is_ready(source, address.path):
                 raise EngineError(
-                    f"{address.path} has no tables of this version. Any use of it makes them "
+                    f"{address.path} has no tables of this version. Any use of it creates them "
                     "('tenure ls'); then try again"
                 )
             with _partial(target) as (partial, fd):
@@ -139,7 +138,7 @@ def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> 
 
 
 def step(progress: Progress | None) -> Callable[[int, int, int], object]:
-    """Adapt a progress callback to the signature that `sqlite3` uses."""
+    """Adapt a progress callback to the signature of `sqlite3`."""
     return lambda _, left, all_pages: progress(left, all_pages) if progress else None
 
 
@@ -151,7 +150,7 @@ def check_whole(connection: sqlite3.Connection, path: str) -> None:
     """
     try:
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    except UnicodeDecodeError:  # the message of SQLite quotes bytes of the damaged file
+    except UnicodeDecodeError:  # SQLite's message quotes bytes of the damaged file
         found = "it contains invalid text"
     if found != "ok":
         raise EngineError(
@@ -161,9 +160,9 @@ def check_whole(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _publish(partial: str, fd: int, target: str, *, force: bool) -> None:
-    """Sync the copy and give it its final name.
+    """Sync the copy and rename it to its final name.
 
-    Without `force`, a file that appeared meanwhile is not replaced.
+    Without `force`, a file that was created meanwhile is not replaced.
     """
     os.fsync(fd)
     if force:

@@ -1,20 +1,20 @@
-"""Checkpoints of SQLite's write-ahead log, in a thread of their own.
+"""Checkpoints of SQLite's write-ahead log, in a separate thread.
 
 By default SQLite runs a checkpoint inside a commit from time to time, and that commit waits for the
-disk. Here a thread runs it while commits go on. SQLite can restart the log only at a moment when
+disk. Here a thread runs checkpoints concurrently with commits. SQLite can restart the log only when
 all of it has been copied to the database. If the log grows long nevertheless, a commit runs the
 checkpoint (``wal_autocheckpoint``).
 
 SQLite 3.7.0 to 3.51.2 has a defect, which its documentation calls the WAL-reset bug. A checkpoint
-reads the log's length. A commit of another connection then restarts the log, unseen by the
-checkpoint, which then records the former length as copied. A later checkpoint skips as many
-frames of the restarted log, and the commits in them are lost.
+reads the log's length. A commit of another connection then restarts the log, unnoticed by the
+checkpoint, which records the old length as copied. A later checkpoint skips that many frames of the
+restarted log, and the commits in them are lost.
 
-Rule: a checkpoint runs only while a read transaction of another connection is open, which began
-before it. That excludes the bug with every version of the library and every other program:
+Rule: a checkpoint runs only inside a read transaction of another connection, which began before it.
+This excludes the bug with every version of the library and every other program:
 
 * If the reader reads from the log, no commit can restart the log until the reader ends.
-* If the whole log had been copied when the reader began, the reader reads the database alone. A
+* If the whole log had been copied when the reader began, the reader reads only the database. A
   commit may then restart the log, but no checkpoint can copy anything until the reader ends.
 
 A checkpoint in a commit needs no reader: it runs in the turn, while no other program commits.
@@ -37,27 +37,27 @@ from tenure.errors import TenureError
 __all__ = ["Checkpointer", "examine_library", "has_wal_reset_bug"]
 
 _EVERY = 500
-"""Commits of one engine between two checkpoints. Each engine starts counting at a random point, so
-that programs that commit only a few times also run their share."""
+"""Commits of one engine between two checkpoints. Each engine starts counting at a random number, so
+that programs with only a few commits also run checkpoints."""
 
 _CORRECTED = {(3, 44): 6, (3, 50): 7}
-"""First patch release with the correction, of the branches before 3.51 that have one."""
+"""First corrected patch release of the branches before 3.51, if there is one."""
 
 
 class Checkpointer:
     """Runs the checkpoints of one engine.
 
     Args:
-        address: of the store.
-        check_in_place: raises unless the database is still the file that was opened. SQLite would
-            take the log, which it finds by name, for that of a file in its place.
+        address: the store's URL.
+        check_in_place: raises if the database was replaced by another file: SQLite finds the log by
+            name, and would use it for that file.
 
     Attributes:
         left: commits until the next checkpoint; `Transaction` counts them.
     """
 
     def __init__(self, address: SqliteUrl, check_in_place: Callable[[], None]) -> None:
-        """Start without a thread; the first checkpoint comes after a random number of commits."""
+        """Start without a thread; the first checkpoint follows a random number of commits."""
         self._address = address
         self._check_in_place = check_in_place
         self._guard = Guard()
@@ -71,8 +71,8 @@ class Checkpointer:
             thread = threading.Thread(
                 target=self.checkpoint, name="tenure-sqlite-checkpoint", daemon=True
             )
-            # If no thread can be started, the commit stands, and the log grows until the next
-            # checkpoint is due.
+            # If no thread can be started, the commit is still valid, and the log grows until the
+            # next checkpoint is due.
             with contextlib.suppress(RuntimeError, MemoryError):
                 thread.start()
                 self._thread = thread
@@ -110,7 +110,7 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
 
 
 def examine_library() -> Finding:
-    """Describe the library, with a warning where other programs' checkpoints can do harm."""
+    """Describe the library, with a warning if checkpoints of other programs can cause damage."""
     version = sqlite3.sqlite_version
     if not has_wal_reset_bug(sqlite3.sqlite_version_info):
         return Finding("ok", "checkpoints", f"SQLite {version} does not have the WAL-reset bug")

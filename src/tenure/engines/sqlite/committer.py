@@ -1,18 +1,17 @@
-"""Execution of operations: inline where possible, grouped in a background thread otherwise.
+"""Execution of operations: inline if possible, otherwise grouped in a background thread.
 
 Rules:
 
 * Operations take effect in the order in which they were submitted.
-* An operation commits immediately, on the caller's thread, when the turn is free. After several of
-  these in a row, one is deferred to the next iteration of the event loop. If others have been
-  deferred by then, all share one transaction, and later operations are grouped as well. If it is
-  the only one, the next operations commit immediately again.
-* While another process has the turn, one thread waits for it, and then runs all operations
-  deferred meanwhile in one transaction. The event loop never waits for a lock or for a disk.
-* Where commits are durable, the thread makes all of them. Each waits for the disk, which takes
-  between a tenth of a millisecond and a second. Operations submitted meanwhile share the next
-  commit.
-* One thread at a time uses a connection: the loop's thread, or the background thread while `busy`.
+* An operation commits immediately, on the caller's thread, if the turn is free. After several of
+  these in a row, one is deferred to the next iteration of the event loop. If more operations are
+  deferred by then, all share one transaction, and later operations are grouped as well. Otherwise
+  the next operations commit immediately again.
+* While another process has the turn, a thread waits for it, and then runs all operations deferred
+  meanwhile in one transaction. The event loop never waits for a lock or for a disk.
+* Durable commits are all made by the thread, because each waits for the disk, for between a tenth
+  of a millisecond and a second. Operations submitted meanwhile share the next commit.
+* Only one thread uses a connection: the loop's thread, or the background thread while `busy`.
 * If a shared transaction fails, its operations run again in one transaction each, so that one
   failing operation does not fail the others.
 """
@@ -44,7 +43,7 @@ T = TypeVar("T")
 _ALONE = 16
 """Operations in a row that commit immediately before one is deferred."""
 _LOCKED_TIMEOUT = 5.0
-"""Seconds for which a transaction is retried while another program has locked the database."""
+"""Seconds during which a transaction is retried while another program has locked the database."""
 
 _log = logging.getLogger("tenure.sqlite")
 
@@ -56,8 +55,7 @@ class _Operation:
     """One operation; a deferred one has a future.
 
     `note` is called with the result, or with ``None`` after a failure, even if the caller no longer
-    waits. `done` is set when the operation is decided, by its commit or its failure; it is not run
-    again after that.
+    waits. `done` is set after its commit or its failure; it is not run again after that.
     """
 
     future: asyncio.Future[Any] | None = None
@@ -72,7 +70,7 @@ class _Operation:
 
 
 class _Listener(Protocol):
-    """The monitor, as the committer calls it on the loop: after commits, answers, deferrals."""
+    """The monitor, which the committer calls on the loop: after commits, answers, deferrals."""
 
     def committed(self, messages: Messages, /) -> None: ...
 
@@ -85,9 +83,9 @@ class Committer:
     """Runs the operations of one engine.
 
     Attributes:
-        listener: to be set before the first operation.
-        busy: the thread uses the connection, or waits for the turn.
-        stalled_since: the time since when the thread waits for the turn.
+        listener: the monitor; set before the first operation.
+        busy: whether the thread uses the connection, or waits for the turn.
+        stalled_since: the time at which the thread began to wait for the turn.
     """
 
     listener: _Listener
@@ -95,7 +93,7 @@ class Committer:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, clock: Clock, turn: Turn, tx: Transaction
     ) -> None:
-        """Start with an empty queue, with operations run inline."""
+        """Start with an empty queue, running operations inline."""
         self.busy = False
         self.stalled_since: float | None = None
         self._loop = loop
@@ -132,7 +130,7 @@ class Committer:
         Args:
             work: called with the transaction and `args`.
             *args: further arguments of `work`.
-            note: called with the result, before the caller has it; with ``None`` after a failure.
+            note: called with the result, before the caller gets it; with ``None`` after a failure.
         """
         operation = _Operation(work, args, note)
         if self._grouping or self._tx.durable or self._queue or self.busy:
@@ -305,9 +303,9 @@ class Committer:
     def _run_together(
         self, operations: Sequence[_Operation], messages: list[Messages], *, take: bool = False
     ) -> bool:
-        """Run operations in one transaction; with `take`, in a turn of its own, if it is free."""
+        """Run operations in one transaction; with `take`, in a separate turn, if it is free."""
         tx = self._tx
-        tx.committed = False  # also if `begin` fails before it can say so
+        tx.committed = False  # also if `begin` fails before it can report so
         if take and not self._turn.try_take():
             return False
         try:
@@ -373,8 +371,8 @@ class Committer:
     def stop(self, error: TenureError) -> bool:
         """Stop, and fail all unfinished operations with `error`.
 
-        Return whether a thread still waits for the turn. Such a thread is not joined; when it gets
-        the turn, it closes the turn's file, which releases the lock.
+        Return true if the thread still waits for the turn. It is not joined then; when it gets the
+        turn, it closes the turn's file, which releases the lock.
         """
         self._closed = error
         self._flushing.cancel()

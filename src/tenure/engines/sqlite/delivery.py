@@ -1,7 +1,7 @@
 """Delivery of events to an engine's sessions, from the file and from its own commits.
 
 All events are delivered on the loop, in order, and never from inside the operation that caused
-them. Events of a request whose place is not known yet wait until it is.
+them. Events of a request wait until its place is known.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class EventDelivery:
     """Delivery of events to the sessions of one engine.
 
     Args:
-        over: called with a session and a request's number when a request does not wait any more.
-        acknowledge: called with an attachment that was taken over, and is over here already.
+        over: called with a session and a request's number when the request no longer waits.
+        acknowledge: called with an attachment that was taken over, and has already ended here.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Descriptions of nodes, semaphores and sessions. Reading them takes no turn.
 
-Sessions that are over are removed before they would be described, if the turn is free in time.
+Sessions that have ended are removed before a description, if the turn is free in time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALL = sys.maxsize
 """Size of a page that contains the whole list."""
 
 _READING = 1.0
-"""Seconds that a description waits for dead participants and silent sessions to be removed."""
+"""Seconds that a description waits for the removal of dead participants and silent sessions."""
 
 _QUEUE = """
 SELECT r.session, r.order_id, r.count, r.data, r.joined_at, r.granted_at, r.deadline,
@@ -57,7 +57,7 @@ _WAITERS = _QUEUE.format(index="INDEXED BY waiting", granted="IS NULL")
 
 
 def _names(tx: Transaction, node: int, after: str = "", most: int = ALL) -> list[str]:
-    """Return the next names of a node's semaphores, sorted: `most` of those after `after`."""
+    """Return at most `most` names of a node's semaphores after `after`, sorted."""
     # Goes from one name to the next through the index, however many requests each has.
     ephemeral = tx.execute(
         "WITH RECURSIVE names (name) AS ("
@@ -79,7 +79,7 @@ def _names(tx: Transaction, node: int, after: str = "", most: int = ALL) -> list
 def _semaphore(
     tx: Transaction, node: int, path: str, name: str, owners: bool, waiters: bool
 ) -> SemaphoreDescription:
-    """Describe a semaphore as it is now."""
+    """Describe a semaphore."""
     rules.check_name(name, path)
     if not exists(tx, node, name):
         raise refusals.semaphore_not_found(path, name)
@@ -198,7 +198,7 @@ class SqliteDescriptions:
     async def _remove(self, participants: Sequence[int], silent: Sequence[int]) -> None:
         """End dead participants and silent sessions, waiting at most `_READING` seconds.
 
-        If the turn cannot be taken by then, the store is described as it is.
+        If the turn cannot be taken by then, they remain in the description.
         """
         if participants or silent:
             with contextlib.suppress(TenureError):
@@ -274,7 +274,7 @@ class SqliteDescriptions:
     async def semaphore_for(
         self, me: Attachment, node: int, path: str, name: str, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
-        """Describe a semaphore as a session sees it: after all its earlier operations."""
+        """Describe a semaphore for a session: after all its earlier operations."""
         store = self._store
         if owners or waiters:
             with store.reading() as tx:

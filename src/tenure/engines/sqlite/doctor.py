@@ -1,13 +1,12 @@
-"""Examination of a ``sqlite://`` store for `tenure doctor`: the file, its folder, its users.
+"""Diagnosis of a ``sqlite://`` store for `tenure doctor`: the file, its folder, its users.
 
 Rules:
 
-* The store is not changed, and missing files are not created. Trials run in a temporary folder
-  beside the database, which is removed afterwards.
-* No check waits longer than a fraction of a second. A check runs even if earlier ones failed, as
-  far as it makes sense without them.
-* It runs before this process has opened the store, so that closing a second connection does no
-  harm.
+* The store is not changed, and missing files are not created. Trials run in a temporary folder next
+  to the database, which is removed afterwards.
+* No check waits longer than a fraction of a second. A check runs even if earlier ones failed,
+  unless it depends on them.
+* It runs before this process has opened the store, so that closing a second connection is harmless.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ LITTLE_SPACE = 64 * MIB
 NO_SPACE = MIB
 FEW_INODES = 100
 INTEGRITY_UP_TO = 64 * MIB
-"""A larger file is not read from end to end."""
+"""A larger file is not read completely."""
 STALL = 0.5
-"""Seconds that one process may have the turn before it is called stalled."""
+"""Seconds after which a process that keeps the turn is called stalled."""
 SOCKET_PATH = 100
 
 
@@ -78,7 +77,7 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
 def _file(address: SqliteUrl, *, there: bool) -> Finding:
     path = address.path
     if not there:
-        found = f"{path} is not there yet; the first use makes it"
+        found = f"{path} does not exist yet; the first use creates it"
         return Finding("ok", "file", found, absent=True)
     try:
         with system_error(f"cannot use {path}"):
@@ -102,7 +101,7 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
             "failure",
             "folder",
             f"{about}: this user ({user(os.geteuid())}) may not write there",
-            "SQLite makes files beside the database: choose a folder of your own, or have the "
+            "SQLite creates files next to the database: choose your own folder, or have the "
             "owner share this one",
         )
     else:
@@ -114,7 +113,7 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
         except TenureError as error:
             yield Finding.of_error("folder", error)
         else:
-            missing = "" if standing == folder else f"; {folder} will be made in it"
+            missing = "" if standing == folder else f"; {folder} will be created in it"
             yield Finding("ok", "folder", about + missing)
     kind = file_system(standing)
     try:
@@ -199,7 +198,7 @@ def _locks(path: str) -> str:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return "flock() keeps others out"
-        raise ValueError("two have got the same lock of flock() at once")
+        raise ValueError("two files got the same lock of flock() at once")
     finally:
         os.close(first)
         os.close(second)
@@ -212,7 +211,7 @@ def _shared_memory(path: str) -> str:
         with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
             mapped[:4] = b"beat"
             if os.pread(fd, 4, 0) != b"beat":
-                raise ValueError("what is written to mapped memory is not seen in the file")
+                raise ValueError("data written to mapped memory does not appear in the file")
     finally:
         os.close(fd)
     return "works"
@@ -233,7 +232,7 @@ def _sockets(address: SqliteUrl) -> Finding:
     return Finding(
         "warning",
         "sockets",
-        f"the path of {length} bytes is too long for a socket's: others are woken with a delay",
+        f"the path of {length} bytes is too long for a socket: notifications are delayed",
         "choose a shorter path",
     )
 
@@ -260,7 +259,7 @@ def _contents(address: SqliteUrl) -> Iterator[Finding]:
 def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Finding]:
     path = address.path
     if not schema.is_ready(connection, path):
-        yield Finding("ok", "contents", "no tables of this version yet; the first use makes them")
+        yield Finding("ok", "contents", "no tables of this version yet; the first use creates them")
         return
     if os.path.getsize(path) <= INTEGRITY_UP_TO:
         (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -293,7 +292,7 @@ def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Find
 
 
 def _epoch(boot: str, last: int) -> Finding:
-    """Compare the store's boot with this one, and its order ids with the wall clock."""
+    """Compare the store's boot with the current one, and its order ids with the wall clock."""
     ahead = last / 1e6 - time.time()
     if ahead > 60:
         return Finding(
@@ -301,10 +300,12 @@ def _epoch(boot: str, last: int) -> Finding:
             "tokens",
             f"are ahead of the wall clock by {ahead:,.0f} s: it was set back, or a program has "
             "had a wrong one, or the store was restored from a backup (a day ahead)",
-            "set the clock right if it is wrong; tokens go on rising either way",
+            "correct the clock if it is wrong; tokens keep rising in either case",
         )
     if boot and boot != boot_id():
-        return Finding("ok", "boot", "the machine was started since; old sessions end with the use")
+        return Finding(
+            "ok", "boot", "the machine was restarted since; the next use ends old sessions"
+        )
     return Finding("ok", "boot", "the store's clock is this machine's, of this boot")
 
 
@@ -318,15 +319,15 @@ def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding
             else:
                 dead += 1
     frozen = [pid for pid in alive if is_stopped(pid)]
-    gone = f"; {dead} dead, which the next one clears away" if dead else ""
+    gone = f"; {dead} dead, which the next one removes" if dead else ""
     used = f"by pid {_listed(alive)}" if alive else "by no other process"
     if frozen:
         return Finding(
             "warning",
             "in use",
             f"{used}{gone}; stopped: pid {_listed(frozen)}",
-            "a stopped process keeps what it holds until its recovery window is over; "
-            f"kill -CONT {frozen[0]} lets it go on",
+            "a stopped process keeps its leases until its recovery window has passed; "
+            f"kill -CONT {frozen[0]} continues it",
         )
     return Finding("ok", "in use", used + gone)
 
@@ -371,5 +372,5 @@ def _turn(address: SqliteUrl) -> Finding:
         "warning",
         "writers",
         f"pid {pid} has had the turn for more than {STALL:g} s",
-        "see what it is doing; nothing is granted meanwhile",
+        "check that process; nothing is granted meanwhile",
     )

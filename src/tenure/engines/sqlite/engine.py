@@ -130,7 +130,7 @@ class SqliteEngine(EngineDefaults):
         """Return the descriptor whose lock shows that this program is alive.
 
         A child process that inherits a copy keeps the lock after this program's death. The leases
-        then pass on when the child has ended too, or when the recovery window has passed.
+        are then released when the child has ended, too, or when the recovery window has passed.
 
         Raises:
             EngineUnavailable: the engine is not open, or has no session yet.
@@ -158,13 +158,13 @@ class SqliteEngine(EngineDefaults):
         return await answered(self._opened().committer.do(work, *args))
 
     def forget(self, session: SqliteSession) -> None:
-        """Remove a session that is over, with its watches."""
+        """Remove a session that has ended, with its watches."""
         self.monitor.forget(session)
-        if self._closing is None:  # or else all watches end with the participant
+        if self._closing is None:  # otherwise all watches end with the participant
             self.watches.forget(session)
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        """Return the reason why the store grants nothing at this moment, if it is known."""
+        """Return the reason why the store currently grants nothing, if known."""
         return self.monitor.trouble(self.clock.now()) if self._open else None
 
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
@@ -210,7 +210,7 @@ class SqliteEngine(EngineDefaults):
             except asyncio.CancelledError:
                 takeovers = self.monitor.takeovers
                 taken = () if how.session_id is None else (how.session_id,)
-                takeovers += taken  # as long as the store may do it yet
+                takeovers += taken  # while the store may still do it
 
                 def abandon(_: object) -> None:
                     if session is not None:
@@ -248,7 +248,7 @@ class SqliteEngine(EngineDefaults):
         self.store.loop.call_soon(self._acknowledge, former, note)
 
     def _acknowledge(self, former: Attachment, note: Callable[[Any], None] | None) -> None:
-        with contextlib.suppress(TenureError):  # then its silence ends the wait
+        with contextlib.suppress(TenureError):  # its silence then ends the wait
             self.do_in_background(sessions.acknowledge, former, note=note)
 
     async def _registered(self) -> Store:
@@ -330,9 +330,9 @@ class SqliteEngine(EngineDefaults):
         await self._do(nodes.drop_node, path, force)
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session; returns false if there was none."""
+        """End a session; return false if it did not exist."""
         return await self._do(sessions.end, path, session_id, "an administrator ended it")
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Evict a request from its queue; returns false if there was none."""
+        """Evict a request from its queue; return false if it did not exist."""
         return await self._do(nodes.evict, path, name, order_id)

@@ -1,15 +1,15 @@
-"""Expiry of sessions and waits: checks for those that are over but still in the store.
+"""Expiry of sessions and waits: detection of those that are still in the store.
 
 Rules:
 
-* A session of liveness ``process`` is over when its process has ended, and when it was not renewed
-  for its window. One of liveness ``window`` is over only when it was not renewed: another process
-  may take it over.
-* A waiter's time is over at its deadline. The program that made the request ends its wait on time.
-  If that program is detached, stopped or dead, any other program that reads the queue does
+* A session of liveness ``process`` has expired when its process has ended, or when it was not
+  renewed for its window. One of liveness ``window`` has expired only when it was not renewed:
+  another process may take it over.
+* A waiter times out at its deadline. The program of the request ends its wait on time. If that
+  program is detached, stopped or dead, any other program that reads the queue does so
   (`requests.time_out`).
 * Only a transaction *ends* a session, and it checks again. Until then, nothing that the session
-  holds has been granted to others, so that its time can be extended (`participants.reopen`).
+  holds has been granted to others, so its time can be extended (`participants.reopen`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ __all__ = [
 ]
 
 END = 2**62
-"""Beyond every order id."""
+"""Greater than every order id."""
 
 Attachment = tuple[int, int]
 """(session, attach number) of the caller. After a takeover its operations are rejected."""
 
 Suspect = tuple[int, int, int | None, int | None, float, float, Liveness]
-"""A session that may be over: (id, node, participant, slot, recovery window, contact, liveness)."""
+"""A session that may have expired: (id, node, participant, slot, recovery window, contact,
+liveness)."""
 
 
 def standing_before(tx: Transaction, node: int, name: str, order_id: int, most: int) -> list[Any]:
@@ -76,7 +77,7 @@ def over_in_queue(tx: Transaction, node: int, name: str) -> tuple[list[int], lis
 
 
 def why_over(tx: Transaction, suspect: Suspect) -> str:
-    """Return why a session in the store is over; empty if it lives."""
+    """Return why a session in the store has expired; empty if it lives."""
     _, _, participant, _, window, _, liveness = suspect
     if liveness == "process" and is_dead(tx, participant):
         return "its process has ended"
@@ -86,20 +87,20 @@ def why_over(tx: Transaction, suspect: Suspect) -> str:
 
 
 def is_dead(tx: Transaction, participant: int | None) -> bool:
-    """Return whether there is a participant, and its process has ended."""
+    """Return true if there is a participant whose process has ended."""
     if participant is None or participant == tx.participant:
         return False
     return tx.lives.is_dead(participant)
 
 
 def is_attached(tx: Transaction, suspect: Suspect) -> bool:
-    """Return whether a living program has the session."""
+    """Return true if a live program has the session."""
     participant = suspect[2]
     return participant is not None and not is_dead(tx, participant) and not is_silent(tx, suspect)
 
 
 def is_silent(tx: Transaction, suspect: Suspect) -> bool:
-    """Return whether a session was not renewed in time."""
+    """Return true if a session was not renewed in time."""
     _, _, participant, slot, window, contact, _ = suspect
     return last_contact(tx, participant, slot, contact) + window < tx.now
 
@@ -107,7 +108,7 @@ def is_silent(tx: Transaction, suspect: Suspect) -> bool:
 def last_contact(
     tx: Transaction, participant: int | None, slot: int | None, contact: float
 ) -> float:
-    """Return when a session was last renewed; `contact` counts if it has no participant."""
+    """Return when a session was last renewed; without a participant, that is `contact`."""
     if participant is None:
         return contact
     assert slot is not None
@@ -141,7 +142,7 @@ def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
 
 
 def is_current(tx: Transaction, me: Attachment) -> bool:
-    """Return whether the session is in the store, and was not taken over."""
+    """Return true if the session is in the store, and was not taken over."""
     row = tx.execute("SELECT 1 FROM sessions WHERE id = ? AND attach_number = ?", me).fetchone()
     return row is not None
 
@@ -156,7 +157,7 @@ def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
 
 
 def deadline_of(tx: Transaction, session: int, request_id: int) -> float | None:
-    """Return the deadline of a request; ``None`` if it has none, or is not waiting."""
+    """Return the deadline of a request; ``None`` if it has none, or does not wait."""
     row = tx.execute(
         "SELECT deadline FROM requests WHERE session = ? AND hold = ?", (session, request_id)
     ).fetchone()
@@ -175,7 +176,7 @@ def earliest(tx: Transaction) -> float | None:
 
 
 def unattended(tx: Transaction, node: int, name: str) -> float | None:
-    """Return the deadline of a queue's first waiter, if that one's session is detached."""
+    """Return the deadline of a queue's first waiter, if its session is detached."""
     row = tx.execute(
         "SELECT r.deadline, s.participant "
         "FROM requests AS r INDEXED BY waiting JOIN sessions AS s ON s.id = r.session "

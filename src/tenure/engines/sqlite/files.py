@@ -1,22 +1,22 @@
-"""The files of a store, and whether they may be trusted.
+"""Files of a store, and their checks.
 
-Beside the database (and SQLite's own ``-wal`` and ``-shm``) there is one folder, the database's
-name with ``.tenure`` behind it: the turn, and each participant's liveness file and socket.
+Next to the database (and SQLite's own ``-wal`` and ``-shm``) there is a folder with the database's
+name and ``.tenure``. It contains the turn, and each participant's liveness file and socket.
 
 Rules:
 
 * New files are private (0600, folders 0700), unless the URL's ``mode`` shares them. The umask
   has no effect.
-* Files of another user are never changed, and are used only when ``mode`` says that they are
-  shared. Folders in which others could exchange a file are refused likewise (`folders`).
-* A database has one name. SQLite finds its log, and tenure its folder, by the name, so that two
-  names of one file (a hard link, a second mount) would be two stores in one file.
-* A folder is made only in the user's state folder, where the default store is. Another missing
-  folder is more likely a mistake, and would silently split one store into two.
-* New files are on disk, by their names, before they are used (a new file is in its folder only
-  when the folder has been synced as well; SQLite syncs its own).
-* The database is examined by its name and never opened here: closing it would drop the locks
-  that SQLite has on it in this process.
+* Files of another user are never changed, and are used only if they are shared by ``mode``. The
+  same applies to folders in which others could replace a file (`folders`).
+* A database has one name. SQLite finds its log, and tenure its folder, by the name, so two names of
+  one file (a hard link, a second mount) would be two stores in one file.
+* A folder is created only in the user's state folder, for the default store. Another missing folder
+  is more likely a mistake, and creating it would silently split one store into two.
+* The entries of new files are synced to disk before they are used, by syncing the folder. (SQLite
+  syncs its own.)
+* The database is checked by its name and never opened here: closing it would release SQLite's locks
+  on it in this process.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class StoreFiles:
     """Paths of a store's files, and their mode.
 
     Attributes:
-        path: of the database.
-        identity: its device and inode.
-        folder: for everything that is not SQLite's.
-        mode: of every file.
+        path: the path of the database.
+        identity: the device and inode of the database.
+        folder: the folder for tenure's own files.
+        mode: the mode of every file.
     """
 
     path: str
@@ -73,17 +73,17 @@ class StoreFiles:
 
 @contextmanager
 def system_error(doing: str) -> Iterator[None]:
-    """Turn an `OSError` into an error that says what to do about it."""
+    """Convert an `OSError` into an error that says what to do about it."""
     try:
         yield
-    except TenureError:  # some of which are an OSError as well
+    except TenureError:  # some of which are OSErrors, too
         raise
     except OSError as error:
         raise explain(doing, error) from error
 
 
 def explain(doing: str, error: OSError) -> TenureError:
-    """Return an error that says what the system refused, and what to do about it."""
+    """Return an error that says what the system rejected, and what to do about it."""
     match error.errno:
         case errno.EACCES | errno.EPERM:
             return AuthenticationFailed(
@@ -100,12 +100,12 @@ def explain(doing: str, error: OSError) -> TenureError:
 
 
 def prepare(address: SqliteUrl) -> StoreFiles:
-    """Check everything about the store's files, and make those that are missing.
+    """Check all of the store's files, and create missing ones.
 
     Raises:
         AuthenticationFailed: this user may not use them, or others could tamper with them.
         Unsupported: they are on a network file system.
-        EngineError: anything else is wrong with them.
+        EngineError: they have another problem.
     """
     path = address.path
     parent = os.path.dirname(path)
@@ -142,7 +142,7 @@ def _make_folder(folder: str, address: SqliteUrl) -> None:
 
 
 def _sync_folder(folder: str, address: SqliteUrl) -> None:
-    """Sync the names in a folder. A failure counts only where commits are durable."""
+    """Sync the entries of a folder. A failure matters only if commits are durable."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -158,7 +158,7 @@ def _make_folders(folder: str, address: SqliteUrl) -> None:
     missing: list[str] = []
     target = folder
     while not os.path.isdir(folder):
-        # Checked again: another process may have made it just now.
+        # Checked again: another process may have created it just now.
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise EngineError(f"{folder} is not a folder. Check the path in the URL")
         missing.append(folder)
@@ -168,19 +168,19 @@ def _make_folders(folder: str, address: SqliteUrl) -> None:
     for each in reversed(missing):
         try:
             _make_folder(each, address)
-        except FileExistsError:  # another process came first
+        except FileExistsError:  # another process was first
             continue
 
 
 def may_make_folder(folder: str) -> bool:
-    """Return whether a missing folder is made: in the state folder of `tenure.default_url`."""
+    """Return true if a missing folder is created: in the state folder of `tenure.default_url`."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     own = os.path.abspath(os.path.join(home, "tenure"))
     return folder == own or folder.startswith(own + "/")
 
 
 def no_folder(folder: str, address: SqliteUrl) -> EngineError:
-    """Return the error of a folder that is missing and is not made."""
+    """Return the error for a missing folder that is not created."""
     mode = f"{_folder_mode(address):o}"
     return EngineError(
         f"there is no folder {folder} for {address.path}. Check the URL (a relative path counts "
@@ -222,7 +222,7 @@ def _give_to_group(path: str, group: int, mode: int) -> None:
         try:
             os.chown(path, -1, group)
         except PermissionError:
-            return  # it keeps the group that it was made with
+            return  # it keeps its original group
         os.chmod(path, mode)
 
 
@@ -246,10 +246,10 @@ def _database(path: str, address: SqliteUrl) -> os.stat_result:
 
 
 def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None:
-    """Refuse a database that another user may have tampered with.
+    """Reject a database that another user may have tampered with.
 
     Raises:
-        AuthenticationFailed: another user owns it, can write to it, or may have put it there.
+        AuthenticationFailed: another user owns it, can write to it, or may have placed it there.
         EngineError: it is not a regular file with one name.
     """
     if stat.S_ISLNK(status.st_mode):
@@ -265,7 +265,7 @@ def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None
     if is_mount_point(path):
         raise EngineError(
             f"{path} is mounted by itself, and a program that reaches the file by another path has "
-            "a queue of its own. Mount the folder that it is in"
+            "a queue of its own. Mount its folder"
         )
     _check_owner(path, status, address)
     mode = stat.S_IMODE(status.st_mode)
@@ -277,7 +277,7 @@ def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None
 
 
 def check_one_name(path: str, status: os.stat_result) -> None:
-    """Refuse a database with hard links."""
+    """Reject a database with hard links."""
     if status.st_nlink > 1:
         raise EngineError(
             f"{path} has {status.st_nlink} names (hard links), and a program that opens it by "
@@ -287,7 +287,7 @@ def check_one_name(path: str, status: os.stat_result) -> None:
 
 
 def check_usable(path: str) -> None:
-    """Refuse a database that this user cannot both read and write.
+    """Reject a database that this user cannot both read and write.
 
     Raises:
         AuthenticationFailed: this user lacks a permission.
@@ -307,7 +307,7 @@ def _create(path: str, address: SqliteUrl) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, address.mode)
-    except FileExistsError:  # another process came first
+    except FileExistsError:  # another process was first
         return
     try:
         os.fchmod(fd, address.mode)  # regardless of the umask

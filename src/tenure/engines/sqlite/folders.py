@@ -1,24 +1,24 @@
-"""Trust in the folders on the way to a store, and in their file system.
+"""Trust in the folders on the path of a store, and in their file system.
 
-A user who can exchange a folder on the way, or the file in it, can give two programs two different
+A user who can replace a folder on the path, or the file in it, can give two programs different
 files under one name. Both would then be granted the same lock.
 
 Rules, for a private store:
 
-* Every folder from the root on belongs to this user or to root. So does every symbolic link.
-* Its group and everyone else may not write to it. A user's own group, with no other members, may.
-* In a sticky folder, such as /tmp, others may write: they cannot exchange what is not theirs. Its
-  owner can, and is checked like any other.
+* Every folder from the root, and every symbolic link, belongs to this user or to root.
+* Its group and all other users may not write to it. A user's own group, without other members, may.
+* In a sticky folder, such as /tmp, others may write, because they cannot replace files of other
+  users. Its owner can, and is checked as usual.
 
-Where the URL's ``mode`` shares the store, its users trust the owners of these folders and the group
-of the store's folder. With 0666 they trust everyone.
+If the URL's ``mode`` shares the store, its users trust the owners of these folders and the group of
+the store's folder. With 0666 they trust everyone.
 
-A store needs locks that hold between all programs that can open its files. On a file system which
-several machines share (a network, a cluster, or a host and its virtual machines), each machine may
-have locks and caches of its own.
+A store needs locks that are effective between all programs that can open its files. On a file
+system shared by several machines (over a network, in a cluster, or by a host and its virtual
+machines), each machine may have separate locks and caches.
 
-In a user namespace (a container without root on the host), users from outside appear as one
-overflow user. Folders of that user are accepted, since the root directory often is one of them.
+In a user namespace (a rootless container), outside users appear as one overflow user. Folders of
+that user are accepted, since the root directory often is one of them.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from tenure.errors import AuthenticationFailed, Unsupported
 
 __all__ = ["check_file_system", "check_folders", "file_system", "is_mount_point", "user"]
 
-_LINKS = 40  # followed at the most, as the kernel does
+_LINKS = 40  # maximum number of followed links, as in the kernel
 _ALL_USERS = 2**32 - 1
 
 
 def check_folders(folder: str, address: SqliteUrl) -> None:
-    """Refuse a store that another user could exchange.
+    """Reject a store that another user could replace.
 
     Args:
         folder: the store's folder, absolute.
         address: the URL, with the mode and the path of the file.
 
     Raises:
-        AuthenticationFailed: another user can exchange a folder on the way, or the file.
+        AuthenticationFailed: another user can replace a folder on the path, or the file.
     """
     if address.mode & 0o002:
         return
@@ -93,16 +93,16 @@ def _check_writers(
 
 
 def _has_access_list(path: str) -> bool:
-    """Return whether a folder has a POSIX access list, which shows as its group's permissions."""
+    """Return true if a folder has a POSIX access list, which appears as its group's permissions."""
     try:
         os.getxattr(path, "system.posix_acl_access")
-    except (OSError, AttributeError):  # none, or not on this system
+    except (OSError, AttributeError):  # none, or unsupported on this system
         return False
     return True
 
 
 def _way_to(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every folder and symbolic link that the kernel passes on its way."""
+    """Yield every folder and symbolic link that the kernel visits on the path."""
     at = "/"
     names = folder.split("/")[::-1]
     links = 0
@@ -130,7 +130,7 @@ def _way_to(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Return whether the group is its user's own: of the same name, and without other members."""
+    """Return true if the group is its user's own: of the same name, and without other members."""
     import grp
     import pwd
 
@@ -187,7 +187,7 @@ _SHARED = _NETWORK | _CLUSTER | _VIRTUAL_MACHINE
 
 
 def check_file_system(folder: str) -> None:
-    """Refuse a folder that other machines may share.
+    """Reject a folder that other machines may share.
 
     Raises:
         Unsupported: it is on such a file system.

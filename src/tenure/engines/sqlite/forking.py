@@ -1,13 +1,13 @@
-"""A fork waits until no other thread of this process is inside SQLite.
+"""Guards, so that a fork waits until no other thread of this process is inside SQLite.
 
-A forked child gets a copy of SQLite's memory at that instant, including locks that other threads
-held. Those threads do not exist in the child, so the locks would never be released, and a child
-that opened the same file would find it locked for ever. A thread therefore uses a connection only
-inside a `Guard`, and a fork acquires all guards first. Each protects what one thread uses at a
-time: they cost next to nothing, and only a fork ever waits for one.
+A forked child gets a copy of SQLite's memory, including locks held by other threads. Those threads
+do not exist in the child, so the locks would never be released, and the child would find the file
+locked for ever. So a thread uses a connection only inside a `Guard`, and a fork acquires all guards
+first. Guards are uncontended and cheap, because a connection is used by one thread at a time; only
+a fork ever waits for one.
 
-A guard may be entered again by the thread that is inside, so that a signal handler that forks in
-the middle of a transaction does not wait for itself.
+A guard is re-entrant, so that a signal handler that forks during a transaction does not wait for
+itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import TracebackType
 __all__ = ["Guard"]
 
 _all: weakref.WeakSet[Guard] = weakref.WeakSet()
-_list = threading.RLock()  # guards the set; a fork has it from before to after
+_list = threading.RLock()  # guards the set; held during a fork
 _taken: list[Guard] = []
 
 
@@ -30,7 +30,7 @@ class Guard:
     __slots__ = ("__weakref__", "acquire", "release")
 
     def __init__(self) -> None:
-        """Create the lock and add it to those that a fork waits for."""
+        """Create the lock and register it for forks."""
         lock = threading.RLock()
         self.acquire = lock.acquire
         self.release = lock.release
@@ -52,9 +52,9 @@ class Guard:
 
 
 def _before() -> None:
-    """Acquire all guards. While it waits for one it holds no other, nor the list.
+    """Acquire all guards. While waiting for one, hold no other, nor the list.
 
-    A thread inside of one guard may enter another, or make one.
+    A thread inside one guard may enter another, or create one.
     """
     busy = None
     while True:

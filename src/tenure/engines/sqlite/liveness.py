@@ -1,7 +1,7 @@
 """Liveness of participants: the liveness file of each, and the functions that read it.
 
-A participant (one open engine) has a file in the store's folder. The file is locked as long as
-the participant lives: the kernel releases the lock when its process ends for any reason. The file
+A participant (one open engine) has a file in the store's folder. The file is locked while the
+participant lives: the kernel releases the lock when its process ends for any reason. The file
 contains one heartbeat for each session: the time of its last renewal. Writing it needs neither a
 transaction nor the turn.
 
@@ -9,13 +9,13 @@ Rules:
 
 * A participant is dead if its lock can be taken. A process id or a boot id alone proves nothing: a
   process may be in another container.
-* A session is *silent* when its heartbeat is older than its window. The judging process reads the
+* A session is *silent* when its heartbeat is older than its window. A checking process reads the
   clock first and the heartbeat second. The renewing process reads the clock again after writing,
-  and has proven nothing if the window had passed by then. A session that another process may have
-  judged silent is therefore never considered alive by its own program.
-* A participant whose file is not in its place renews nothing. Other participants treat its
-  sessions as renewed at the time when they first missed the file.
-* A forked child keeps none of this open, or its parent's death would go unnoticed.
+  and has proven nothing if the window had passed by then. So a program never considers its session
+  alive after another process may have found it silent.
+* A participant whose file is missing renews nothing. Other participants treat its sessions as
+  renewed at the time when they first found the file missing.
+* A forked child closes all of these files, otherwise its parent's death would not be noticed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def boot_id() -> str:
         for line in Path("/proc/self/timens_offsets").read_text("ascii").splitlines():
             clock, *offset = line.split()
             if clock == "boottime" and offset != ["0", "0"]:
-                boot += "+" + ".".join(offset)  # a time namespace: a clock of its own
+                boot += "+" + ".".join(offset)  # a time namespace: a separate clock
     return boot
 
 
@@ -71,7 +71,7 @@ def started(pid: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal, or traced."""
+    """Return true if a process is stopped by a signal, or traced."""
     return _status(pid, 0) in {"T", "t"}
 
 
@@ -88,8 +88,8 @@ class LivenessFile:
     """Liveness file of this participant.
 
     Args:
-        path: of the file, which must not exist.
-        mode: its permissions.
+        path: the path of the file, which must not exist.
+        mode: the permissions.
     """
 
     def __init__(self, path: str, mode: int) -> None:
@@ -117,7 +117,7 @@ class LivenessFile:
             self.close()
 
     def _grow(self) -> None:
-        """Add room for more heartbeats. It is written, not just made longer: see `Turn`."""
+        """Add room for more heartbeats. It is written, not just extended: see `Turn`."""
         size = len(self._maps) * _CHUNK
         os.pwrite(self.fd, struct.pack("d", _NEVER) * _SLOTS, size)
         self._maps.append(mmap.mmap(self.fd, _CHUNK, offset=size))
@@ -136,16 +136,16 @@ class LivenessFile:
         return slot
 
     def free_slot(self, slot: int) -> None:
-        """Free the slot of a session that is over in the store."""
+        """Free the slot of a session that has ended in the store."""
         self.stop_beating(slot)
         self._free.append(slot)
 
     def beat(self, slot: int, at: float) -> None:
-        """Write a heartbeat. One store into memory: from any thread, and others see it whole."""
+        """Write a heartbeat. A single store into memory: atomic, and safe from any thread."""
         self._beats[slot // _SLOTS][slot % _SLOTS] = at
 
     def stop_beating(self, slot: int) -> None:
-        """Mark the session as over for every participant that checks it."""
+        """Mark the session as ended for every participant that checks it."""
         self.beat(slot, _NEVER)
 
     def last_beat(self, slot: int) -> float:
@@ -155,7 +155,7 @@ class LivenessFile:
 
     @property
     def in_place(self) -> bool:
-        """True if the file is still at its path, where others find it."""
+        """True if the file is still at its path."""
         try:
             status = os.stat(self.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -176,7 +176,7 @@ class LivenessFile:
         """
         for beats, mapped in zip(self._beats, self._maps, strict=True):
             beats.release()
-            mapped.close()  # it has a descriptor of its own, which would keep the lock
+            mapped.close()  # it has its own descriptor, which would keep the lock
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -186,7 +186,7 @@ class LivenessFiles:
     """Liveness files of other participants.
 
     Args:
-        folder: of the store.
+        folder: the folder of the store.
     """
 
     def __init__(self, folder: str) -> None:
@@ -200,7 +200,7 @@ class LivenessFiles:
         return os.path.join(self._folder, f"{participant}.live")
 
     def is_dead(self, participant: int) -> bool:
-        """Return whether a participant's process has ended."""
+        """Return true if a participant's process has ended."""
         fd = self._file(participant)
         if fd is None:
             return False
@@ -208,11 +208,11 @@ class LivenessFiles:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        self.forget(participant)  # and with it the lock just taken
+        self.forget(participant)  # which releases the lock just taken
         return True
 
     def is_alive(self, participant: int) -> bool:
-        """Return whether a participant lives, as far as its liveness file shows."""
+        """Return true if a participant lives, according to its liveness file."""
         return self._file(participant) is not None and not self.is_dead(participant)
 
     def last_beat(self, participant: int, slot: int, now: float) -> float:

@@ -1,9 +1,9 @@
-"""Monitor of one engine: it checks the waiters, and the sessions before them.
+"""Monitor of one engine: checks the waiters, and the sessions before them.
 
 A death is reported by the kernel (`ProcessWatch`) or by a socket without a receiver. A silent
-session is found only by checking. So there is a tick: twice a second while something waits here or
-is watched, once while there are sessions, and none otherwise. The tick also reads events whose
-notification was lost, ends overdue waits, and notices when the files are gone.
+session is detected only by a periodic check, the *tick*: twice a second while there are waiters or
+watches here, once a second while there are sessions, else never. The tick also reads events whose
+notification was lost, ends overdue waits, and notices missing files.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tenure.errors import EngineError, EngineUnavailable, TenureError
 __all__ = ["STALL", "Monitor"]
 
 STALL = 1.0
-"""Seconds after which a process has kept the turn for too long."""
+"""Seconds after which a process that keeps the turn is reported."""
 
 SLOW = 0.5
-"""Seconds after which a wait for the turn is the reason that nothing was granted in time."""
+"""Seconds after which a wait for the turn is reported as the reason of a timeout."""
 
 _TICK = 1.0
 _TICK_WAITING = 0.5
-_FIRST_LOOK = 0.02  # most waits are over by then, and need no check
+_FIRST_LOOK = 0.02  # most waits have ended by then, and need no check
 _NAMES = 64  # checked in one tick
 _OTHERS = 0.1  # seconds that the program of an overdue waiter has for ending the wait itself
 _REQUESTS = 256  # of each
@@ -48,7 +48,7 @@ class Monitor:
     """The monitor of one engine, on its loop.
 
     Args:
-        acknowledge: the delivery's.
+        acknowledge: the function for the delivery.
 
     Attributes:
         takeovers: ids of the sessions that this engine is taking over.
@@ -63,7 +63,7 @@ class Monitor:
         self._store = store
         self._processes = ProcessWatch(store.loop, self._died)
         self._waiting: dict[_Waiter, tuple[Name, int]] = {}
-        self._waiting_of: dict[int, set[int]] = {}  # the holds of a session that wait
+        self._waiting_of: dict[int, set[int]] = {}  # waiting requests of a session
         self._looked_at: dict[_Waiter, float] = {}  # when to check its deadline next
         self._deadlines: list[tuple[float, _Waiter]] = []
         self.takeovers: list[int] = []
@@ -102,7 +102,7 @@ class Monitor:
                 self._processes.forget(participant)
 
     def answered(self) -> None:
-        """Deliver the messages that have waited for the answers before them."""
+        """Deliver the messages that have waited for earlier answers."""
         self.delivery.answered()
 
     def notified(self) -> None:
@@ -127,7 +127,7 @@ class Monitor:
     def waits_until(self, session: int, request_id: int, deadline: float) -> None:
         """Check a request at its possible deadline, if it waits; the store has the actual one.
 
-        Only the next check is noted; it finds out about the one after it.
+        Only the next check is scheduled; that check schedules the following one.
         """
         waiter = (session, request_id)
         if waiter not in self._waiting or self._looked_at.get(waiter, math.inf) <= deadline:
@@ -140,7 +140,7 @@ class Monitor:
         self.tick_by(deadline)
 
     def waits_no_more(self, session: int, request_id: int) -> None:
-        """Remove a request that no longer waits, if it did."""
+        """Remove a request that no longer waits."""
         waited = self._waiting.pop((session, request_id), None) is not None
         self._looked_at.pop((session, request_id), None)
         if waited:
@@ -163,7 +163,7 @@ class Monitor:
         """Renew a session that is being taken over.
 
         Returns:
-            the seconds for which a former attachment may still consider a lease held.
+            The seconds for which a former attachment may still consider a lease held.
         """
         session.keep()
         with self._store.reading() as tx:
@@ -171,14 +171,14 @@ class Monitor:
             return until - tx.now
 
     def adopt(self, session: SqliteSession) -> None:
-        """Add an attachment. One of the same session through this engine is superseded."""
+        """Add an attachment, superseding one of the same session through this engine."""
         former = self.delivery.sessions.get(session.id)
         if former is not None:
             former.superseded()
         self.delivery.sessions[session.id] = session
 
     def forget(self, session: SqliteSession) -> None:
-        """Remove an attachment that is over."""
+        """Remove an attachment that has ended."""
         if self.delivery.sessions.get(session.id) is session:
             del self.delivery.sessions[session.id]
             for request_id in tuple(self._waiting_of.get(session.id, ())):
@@ -238,12 +238,12 @@ class Monitor:
             return ""
         return (
             f"process {self._store.turn.holder} has kept the turn at {self._store.address.path} "
-            f"for {now - since:.1f} s (is it stopped? see its state with ps, continue it with "
+            f"for {now - since:.1f} s (is it stopped? check its state with ps, continue it with "
             "kill -CONT, or end it)"
         )
 
     def trouble(self, now: float) -> TenureError | None:
-        """Return the error of a stall that outlasts a commit, or else of the quarantine."""
+        """Return the error for a stall that outlasts a commit, else for the quarantine."""
         since = self._store.committer.stalled_since
         if since is not None and now - since >= SLOW:
             return EngineUnavailable(self.stall(now))
@@ -253,7 +253,7 @@ class Monitor:
         )
 
     def _are_files_in_place(self) -> bool:
-        """Return whether database and liveness file are in place; if not, end all sessions."""
+        """Return true if database and liveness file are in place; if not, end all sessions."""
         why = ""
         try:
             self._store.tx.check_in_place()
@@ -268,7 +268,7 @@ class Monitor:
         return not why
 
     def _look_at_deadlines(self, tx: Transaction, now: float) -> bool:
-        """Return whether a deadline has passed: of a waiter here, or one left to others."""
+        """Return true if a deadline has passed: of a waiter here, or one left to others."""
         first = expiry.earliest(tx)
         late = first is not None and first + _OTHERS <= now
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -278,7 +278,7 @@ class Monitor:
             del self._looked_at[waiter]
             deadline = expiry.deadline_of(tx, *waiter)
             if deadline is not None and deadline <= now:
-                late, deadline = True, now + _TICK_WAITING  # should the store fail
+                late, deadline = True, now + _TICK_WAITING  # in case the store fails
             if deadline is not None:
                 self.waits_until(*waiter, deadline)
         return late
@@ -340,7 +340,7 @@ class Monitor:
         return over_among(tx, suspects)
 
     def _before(self, tx: Transaction, name: Name, order_id: int) -> list[tuple[Any, ...]]:
-        """Return some sessions before a place: the nearest, and next time those farther off."""
+        """Return some sessions before a place: first the nearest, then those further away."""
         below = min(order_id, self._cursors.pop(name, order_id))
         rows = standing_before(tx, *name, below, _REQUESTS)
         if len(rows) == _REQUESTS:
@@ -362,7 +362,7 @@ class Monitor:
             self._store.loop.call_later(pause, self._died, participant, 2 * pause)
 
     def _look_at(self, participants: Iterable[int]) -> bool:
-        """End the dead ones; return whether there were any."""
+        """End the dead ones; return true if there were any."""
         dead: list[int] = []
         with self._failures.contained():
             try:

@@ -77,7 +77,7 @@ def config_of(tx: Transaction, node: int) -> NodeConfig:
 
 
 def create_node(tx: Transaction, path: str, config: NodeConfig, exist_ok: bool) -> None:
-    """Create a node; what exists is not touched."""
+    """Create a node; an existing one is not changed."""
     rules.check_path(path)
     if tx.execute("SELECT 1 FROM nodes WHERE path = ?", (path,)).fetchone() is not None:
         if not exist_ok:
@@ -91,7 +91,7 @@ def create_node(tx: Transaction, path: str, config: NodeConfig, exist_ok: bool) 
 
 
 def alter_node(tx: Transaction, path: str, config: NodeConfig) -> None:
-    """Change what is set in a configuration."""
+    """Change the fields that are set in a configuration."""
     node = find(tx, path)
     merged = rules.merge_config(config_of(tx, node), config)
     tx.execute(
@@ -119,7 +119,7 @@ def drop_node(tx: Transaction, path: str, force: bool) -> None:
 
 
 def evict(tx: Transaction, path: str, name: str, order_id: int) -> bool:
-    """Take one request out of its queue; false when it is in none."""
+    """Take one request out of its queue; return false if it is in none."""
     rules.check_name(name, path)
     node = find(tx, path)
     row = tx.execute(

@@ -1,12 +1,12 @@
 """Notification between participants: a datagram that means "read the file".
 
 Each participant has a socket in the store's folder. A participant that has written a change
-notifies the participants that the change concerns. The datagram carries no content; they read the
-change from the file. Extra notifications are therefore harmless. A lost one (the socket is full)
-is made good by the next, or by the participant's own tick.
+notifies the affected participants. The datagram carries no content; they read the change from the
+file. So extra notifications are harmless. A lost one (the socket is full) is compensated by the
+next, or by the participant's own tick.
 
 A waiting participant also needs to know when the process of a request before it dies. The kernel
-reports the end of a process through a pidfd. This is a hint as well: the lock of the participant's
+reports the end of a process through a pidfd. This is only a hint: the lock of the participant's
 liveness file decides (`LivenessFiles.is_dead`).
 """
 
@@ -28,11 +28,11 @@ _LONGEST = 100  # bytes of a socket path that every system accepts
 
 
 class DatagramNotifier:
-    """Notification socket of one participant, which also sends to those of the others.
+    """Notification socket of one participant, which also sends to the others.
 
     Args:
-        folder: of the store.
-        mode: permissions of the socket.
+        folder: the folder of the store.
+        mode: the permissions of the socket.
     """
 
     def __init__(self, folder: str, mode: int) -> None:
@@ -54,8 +54,7 @@ class DatagramNotifier:
     ) -> None:
         """Call `notified` on the loop after each notification. Several may share one call.
 
-        Where the socket cannot be bound (the path is too long for this system), only the tick
-        remains.
+        If the socket cannot be bound (the path is too long for this system), only the tick remains.
         """
         path = f"{self._folder}/{participant}.sock"
         with contextlib.suppress(OSError):
@@ -93,7 +92,7 @@ class DatagramNotifier:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the socket without removing its file, which in a forked child is the parent's."""
+        """Close the socket without removing its file. For a forked child: the parent has it."""
         self._socket.close()
         if self._directory >= 0:
             os.close(self._directory)
@@ -101,10 +100,10 @@ class DatagramNotifier:
 
 
 class ProcessWatch:
-    """Watch of other processes through pidfds, where the kernel has them.
+    """Watch of other processes through pidfds, if the kernel has them.
 
     Args:
-        died: called with the participant, once for each that is watched.
+        died: called once for each watched participant.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, died: Callable[[int], None]) -> None:
@@ -114,7 +113,7 @@ class ProcessWatch:
         self._watched: dict[int, int] = {}
 
     def __contains__(self, participant: int) -> bool:
-        """Return whether a participant is watched."""
+        """Return true if a participant is watched."""
         return participant in self._watched
 
     def watch(self, participant: int, pid: int, start: str) -> None:

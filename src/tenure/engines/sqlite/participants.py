@@ -1,24 +1,24 @@
-"""Participants: how they join and leave a store, and what a new boot or a restore changes.
+"""Participants: how they join and leave a store, and the effects of a reboot or a restore.
 
-The end of a participant ends its sessions, according to its cause:
+The effect on its sessions depends on the cause of a participant's end:
 
-* A program that closes its engine ends all sessions that are attached through it.
+* A program that closes its engine ends all sessions attached through it.
 * A program that dies ends its sessions of liveness ``process``. Those of liveness ``window`` are
   detached, as of their last heartbeat.
 
-A detached session is over when its window has passed since its last contact. While no program has
-the store open, no program can take the session over. The first program that opens the store again
-(`reopen`) therefore grants it the node's grace period and its window, once: the slot `_GRACED`
-records that. After a new start of the machine all of them get it, because the clock started again.
-Both only postpone an end that no transaction has made yet: a session may live longer than
-promised, never shorter, and nothing that it holds has been granted to another session.
+A detached session expires when its window has passed since its last contact. While no program has
+the store open, no program can take over the session. So the first program that opens the store
+again (`reopen`) grants it the node's grace period and its window, once, as recorded by the slot
+`_GRACED`. After a reboot all of them get it, because the clock started again. Both only postpone an
+end that no transaction has made yet: a session may live longer than promised, never shorter, and
+nothing that it holds has been granted to another session.
 
 A *quarantine* is the time for which a restored store grants nothing. A backup does not contain the
-leases that were granted after it was taken. Their holders consider them held until their windows
-have passed since their last proof. A restored store therefore grants nothing until the longest of
-these windows has passed, counted from its first opening: no program had the former store open when
-it was restored (`restore`), so that every proof is older than that. ``meta.quarantine`` contains
-the whole time until the quarantine has ended, which starts again with each boot.
+leases granted after it was taken. Their holders consider them held until their windows have passed
+since their last proof. So a restored store grants nothing until the longest of these windows has
+passed, counted from its first opening: no program had the former store open when it was restored
+(`restore`), so every proof is older than that. Until the quarantine has ended, ``meta.quarantine``
+contains its whole duration, which starts again with each boot.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _GRACED = -1
-"""The slot of a detached session that has had its grace period."""
+"""Slot of a detached session that has had its grace period."""
 
 _REMOVE_PARTICIPANT = (
     "DELETE FROM watches WHERE participant = ?",
@@ -61,7 +61,7 @@ def _participants(tx: Transaction) -> set[int]:
 
 
 def register(tx: Transaction) -> tuple[int, LivenessFile]:
-    """Add a participant with its liveness file, after removing what dead ones have left."""
+    """Add a participant with its liveness file, after removing the remains of dead ones."""
     _sweep(tx)
     pid = os.getpid()
     while True:
@@ -88,7 +88,7 @@ def _sweep(tx: Transaction) -> None:
 
 
 def unregister(tx: Transaction, unfinished: Collection[int]) -> None:
-    """Remove this participant, and end the sessions that are attached through it.
+    """Remove this participant, and end the sessions attached through it.
 
     Args:
         tx: the transaction, in this participant's turn.
@@ -121,7 +121,7 @@ def _remove(tx: Transaction, participants: Iterable[int], why: str | None) -> No
 
 
 def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) -> bool:
-    """End those of these that are over, all together; return whether there were any."""
+    """End the expired ones of these sessions together; return true if there were any."""
     dead = [each for each in participants if each != tx.participant and tx.lives.is_dead(each)]
     for participant in dead:
         for session, slot in tx.execute(
@@ -142,16 +142,16 @@ def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) 
     return bool(dead) or any_over
 
 
-# A new boot, and the first opening after a pause
+# A reboot, and the first opening after a pause
 
 
 def new_boot(tx: Transaction, boot: str) -> None:
-    """End what has not outlived a start of the machine, or a move of the file to another one.
+    """End what has not survived a reboot, or a move of the file to another machine.
 
-    The clock has started again: the rest counts as last contacted at its beginning.
+    The clock has started again: the other sessions count as last contacted at its start.
 
     Raises:
-        EngineError: a program with another clock uses the file right now.
+        EngineError: a program with another clock currently uses the file.
     """
     (last_boot,) = tx.execute("SELECT boot FROM meta").fetchone()
     if last_boot == boot:
@@ -185,12 +185,12 @@ def new_boot(tx: Transaction, boot: str) -> None:
     tx.messages.removed.update(participants)
     tx.execute("UPDATE meta SET boot = ?", (boot,))
     if last_boot:
-        # A power cut may have lost the end of the file, and with it ids that were assigned.
+        # A power cut may have lost the end of the file, with ids that were assigned.
         tx.last_session_id += 1_000_000
 
 
 def is_reopened(tx: Transaction) -> bool:
-    """Return whether no program has the store open, and sessions wait for their grace period."""
+    """Return true if no program has the store open, and sessions wait for their grace period."""
     if any(map(tx.lives.is_alive, _participants(tx))):
         return False
     row = tx.execute(
@@ -208,7 +208,7 @@ def reopen(tx: Transaction) -> None:
 
 
 def _grant_grace(tx: Transaction) -> None:
-    """Extend detached sessions by a grace period and their window from now on."""
+    """Extend detached sessions by a grace period and their window from now."""
     # One whose program died while it closed it has no contact (-infinity), and is over.
     for (node,) in tx.execute(
         "SELECT DISTINCT node FROM sessions "
@@ -225,7 +225,7 @@ def _grant_grace(tx: Transaction) -> None:
 
 
 def end_quarantine(tx: Transaction) -> None:
-    """Grant what the quarantine has delayed, once it is over."""
+    """Grant the requests delayed by the quarantine, once it has ended."""
     if tx.quarantined or not tx.quarantined_until:
         return
     tx.quarantined_until = 0.0

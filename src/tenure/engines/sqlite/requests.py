@@ -1,9 +1,9 @@
 """Requests and their queues: *the owners are the longest prefix of the queue that fits*.
 
-Every operation reads a constant number of rows. The end of a queue shows whether requests wait: if
-the last one owns, all do. The index ``waiting`` has the next request, and a lasting semaphore's row
-the count that is held. For an ephemeral one, the first row of its queue shows whether anything is
-held, and whether that is the whole of it.
+Every operation reads a constant number of rows. The end of a queue shows whether there are waiters:
+if the last request is an owner, all are. The index ``waiting`` has the next request, and a lasting
+semaphore's row the held count. For an ephemeral one, the first row of its queue shows whether
+anything is held, and whether it is the whole limit.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def enqueue(
     waits = last is not None and last_granted is None
     granted = not (waits or tx.quarantined) and rules.fits(held, whole, count, limit)
     if not granted and timeout == 0:
-        # "No" is a lasting answer: dead sessions and waiters whose time has passed do not cause it.
+        # A rejection is final, so it must not be caused by dead sessions and overdue waiters.
         if _end_the_dead(tx, node, name) or _time_out_first(tx, node, name):
             return enqueue(tx, me, path, request_id, name, count, data, timeout, ephemeral)
         return _REFUSED
@@ -160,7 +160,7 @@ def alter(
     data: bytes | None,
     timeout: float | Unchanged | None,
 ) -> None:
-    """Shrink a request, change its data, or how long it waits, in place."""
+    """Shrink a request, change its data, or its timeout, in place."""
     row = tx.execute(_REQUEST, (*me, request_id)).fetchone()
     if row is None:
         check_alive(tx, me, path)
@@ -215,9 +215,9 @@ def _withdraw_waiter(tx: Transaction, node: int, name: str, order_id: int) -> No
 
 
 def time_out(tx: Transaction) -> None:
-    """Take out the waiters whose deadlines have passed, the earliest first.
+    """Remove the waiters whose deadlines have passed, earliest first.
 
-    The deadline belongs to the store: every program applies it.
+    The deadline is in the store: every program applies it.
     """
     first = (
         "SELECT r.node, r.name, r.order_id, r.count, r.session, r.hold, s.participant "
@@ -235,7 +235,7 @@ def time_out(tx: Transaction) -> None:
 
 
 def exists(tx: Transaction, node: int, name: str) -> bool:
-    """Return whether there is a semaphore of that name, lasting or ephemeral."""
+    """Return true if a lasting or ephemeral semaphore has that name."""
     row = tx.execute(
         "SELECT EXISTS (SELECT 1 FROM semaphores WHERE node = ? AND name = ?) "
         "OR EXISTS (SELECT 1 FROM requests WHERE node = ? AND name = ?)",
@@ -337,7 +337,7 @@ def _set_level(tx: Transaction, node: int, name: str, held: int, *, whole: bool)
 
 
 def _end_the_dead(tx: Transaction, node: int, name: str) -> bool:
-    """End the sessions in a queue that are over; return whether there were any."""
+    """End the expired sessions in a queue; return true if there were any."""
     return remove_over(tx, suspects_in_queue(tx, node, name))
 
 
@@ -355,7 +355,7 @@ def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
 
 
 def remove_over(tx: Transaction, suspects: Iterable[Suspect]) -> bool:
-    """End the sessions that are over, and grant what fits; return whether there were any."""
+    """End the expired sessions, and grant what fits; return true if there were any."""
     over: dict[str, list[Suspect]] = {}
     for suspect in suspects:
         if why := why_over(tx, suspect):

@@ -1,23 +1,23 @@
-"""Restoring a store from a backup, so that nothing which was granted since is granted twice.
+"""Restoring a store from a backup, so that no lease granted since is granted twice.
 
-What a backup knows is old: after it was taken, sessions ended, leases passed on, tokens and
-numbers of sessions were given out (the *lost future*). So a restored store
+A backup is outdated: after it was taken, sessions ended, leases were granted, and tokens and
+session ids were assigned (the *lost future*). So a restored store
 
-* has the nodes, the lasting semaphores and their data of the backup, and no session or request;
+* has the nodes, the lasting semaphores and their data of the backup, but no session or request;
 * grants nothing until the longest recovery window has passed (`quarantine`);
-* numbers sessions and requests above everything that can have been given out.
+* numbers sessions and requests above all that can have been assigned.
 
-`_Lost` and `_numbers` say how the window and the numbers are known.
+`_Lost` and `_numbers` determine the window and the numbers.
 
 Rules:
 
-* The content is prepared in a database of its own, and replaces the store's in one transaction of
-  SQLite. A program that is killed in it leaves the former content, which SQLite restores from its
-  journal when the store is next opened.
-* During that, this program has the store for itself: it takes SQLite's exclusive lock, which no
-  program with the store open lets it have, and looks at each sign of life in the store's folder (a
-  command that outlives its `tenure run` keeps one). A program that opens the store meanwhile waits,
-  and then finds the restored content.
+* The content is prepared in a separate database, and replaces the store's in one transaction of
+  SQLite. If the program is killed in it, SQLite restores the former content from its journal when
+  the store is next opened.
+* Meanwhile this program has exclusive access: it takes SQLite's exclusive lock, which fails while
+  another program has the store open, and checks each liveness file in the store's folder (a command
+  that outlives its `tenure run` keeps one). A program that opens the store meanwhile waits, and
+  then finds the restored content.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ __all__ = ["Restored", "restore"]
 _TOKENS_PER_SECOND = 1_000_000  # an order id is at least the wall clock's microseconds
 _SESSIONS_PER_SECOND = 10_000
 _SLACK = 86_400 * _TOKENS_PER_SECOND
-"""Tokens on top, against a wall clock that was ahead by up to a day."""
+"""Tokens to add, for a wall clock that was ahead by up to a day."""
 _MORE_SESSIONS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The outcome of a restore.
+    """Outcome of a restore.
 
     Attributes:
         path: the store.
-        saved_at: the wall clock's time of the backup, in seconds since 1970.
+        saved_at: the wall-clock time of the backup, in seconds since 1970.
         progress: called with the progress of the copy.
-        quarantine: seconds for which nothing is granted, from the first opening on.
-        reason: how that is known.
-        moved: where the damaged store was moved that was there before; empty if there was none.
+        quarantine: seconds for which nothing is granted, from the first opening.
+        reason: the reason of this duration.
+        moved: the new path of the damaged store that was there before, or empty.
     """
 
     path: str
@@ -69,10 +69,10 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """The store that is replaced, if it is the one that the backup was taken of.
+    """The replaced store, if the backup was taken of it.
 
-    Its counters are the end of the lost future. A store of the same name that was made after the
-    loss, and one whose last commits a power cut may have undone, do not say what was given out.
+    Its counters are the end of the lost future. They are not known from a store of the same name
+    that was created after the loss, or whose last commits a power cut may have undone.
     """
 
     identity: str
@@ -83,7 +83,7 @@ class _Lost:
     is_complete: bool
 
     def knows_all_since(self, identity: str) -> bool:
-        """Return whether it recorded every session since the backup."""
+        """Return true if it has recorded every session since the backup."""
         return self.is_complete and self.identity == identity
 
 
@@ -103,15 +103,15 @@ def restore(
     Args:
         url: the store. No program may have it open.
         file: the backup.
-        force: replace a store that exists.
+        force: whether to replace an existing store.
         progress: called with the progress of the copy.
-        quarantine: seconds for which nothing is granted, on the word of the caller that no recovery
+        quarantine: seconds for which nothing is granted, if the caller knows that no recovery
             window was longer; by default, the longest that is known or possible.
 
     Raises:
         EngineError: the store exists or is in use, or the file is damaged or not a backup.
         AuthenticationFailed: this user may not use the store.
-        InvalidArgument: there is something wrong with the URL.
+        InvalidArgument: the URL is wrong.
     """
     address = parse(url)
     if quarantine is not None and not 0 <= quarantine <= MAX_WINDOW:
@@ -125,7 +125,7 @@ def restore(
             "name another store"
         )
     try:
-        # An unnamed database: on disk where it is large, and gone when it is closed.
+        # An unnamed database: on disk if it is large, and removed when it is closed.
         with contextlib.closing(sqlite3.connect("", isolation_level=None)) as content:
             _read(os.path.abspath(file), content)
             return _replace(address, content, quarantine, progress)
@@ -154,7 +154,7 @@ def _read(file: str, content: sqlite3.Connection) -> None:
                 )
             backup.backup(content)
             check_whole(content, file)
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second from what SQLite says
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second from SQLite's reports
         raise EngineError(f"{file} is damaged, or not a backup: {error}") from error
     content.execute("BEGIN")
     if version < schema.VERSION:
@@ -188,7 +188,7 @@ def _replace(
     return Restored(address.path, saved_at, seconds, reason, moved)
 
 
-# The store that is there
+# The existing store
 
 
 def _check_no_life(folder: str, address: SqliteUrl) -> None:
@@ -211,13 +211,13 @@ def _in_use(address: SqliteUrl) -> EngineError:
 
 
 def _open_alone(address: SqliteUrl) -> tuple[sqlite3.Connection, _Lost]:
-    """Open the store under SQLite's exclusive lock, and see what it says of the lost future."""
+    """Open the store under SQLite's exclusive lock, and read what it shows of the lost future."""
     store = sqlite3.connect(
         f"file:{quote(address.path)}?mode=rw", uri=True, timeout=0.0, isolation_level=None
     )
     try:
-        # The lock is taken by the first read, and kept until the connection is closed. To leave the
-        # log, SQLite copies it into the database and removes its files.
+        # The first read takes the lock, which is kept until the connection is closed. To end the
+        # log mode, SQLite copies the log into the database and removes its files.
         store.execute("PRAGMA locking_mode = EXCLUSIVE")
         store.execute("PRAGMA synchronous = EXTRA")
         store.execute("PRAGMA journal_mode = DELETE")
@@ -278,13 +278,13 @@ _EMPTY = (
     "DELETE FROM contents WHERE (node, name) NOT IN (SELECT node, name FROM semaphores)",
     f"PRAGMA application_id = {schema.APPLICATION_ID}",
 )
-"""Turn the content of a backup into that of a store without sessions."""
+"""Convert the content of a backup into that of a store without sessions."""
 
 
 def _prepare(
     content: sqlite3.Connection, lost: _Lost, chosen: float | None
 ) -> tuple[float, float, str]:
-    """Turn a backup into a store; return its time, the quarantine, and how that is known."""
+    """Convert a backup into a store; return its time, the quarantine, and its reason."""
     row = content.execute(
         "SELECT identity, saved_at, longest_window, quarantine, last_order_id, last_session_id "
         "FROM meta"
@@ -297,12 +297,12 @@ def _prepare(
         seconds, reason = chosen, "as requested"
     elif lost.knows_all_since(identity):
         seconds = max(longest, owed, lost.quarantine)
-        reason = "the longest recovery window that the replaced store ever gave"
+        reason = "the longest recovery window of any session in the replaced store"
     else:
         seconds = MAX_WINDOW
         reason = (
-            "the longest recovery window that there can be, since what was given after the backup "
-            "is not known"
+            "the longest possible recovery window, because the windows of sessions after the "
+            "backup are unknown"
         )
     order_id, session_id = _numbers(order_id, session_id, lost, time.time(), saved_at)
     content.execute("BEGIN")
@@ -323,9 +323,9 @@ def _numbers(
     """Return the last numbers of requests and sessions, above all that can have been assigned.
 
     A token was at least the wall clock's microseconds, else one more than the last one: since the
-    backup, a store assigned fewer than one in a microsecond. Sessions are numbered one by one. Both
-    hold for several restores of one backup as well, as long as the clock is not set back between
-    them. The counters of the replaced store do not depend on the clock.
+    backup, a store has assigned fewer than one per microsecond. Sessions are numbered
+    consecutively. Both also hold for several restores of one backup, unless the clock is set back
+    between them. The counters of the replaced store do not depend on the clock.
     """
     age = max(0.0, now - saved_at)
     tokens = max(order_id + int(age * _TOKENS_PER_SECOND), int(now * _TOKENS_PER_SECOND)) + _SLACK

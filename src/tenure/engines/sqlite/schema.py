@@ -1,20 +1,20 @@
 """Tables of the store, and connections to it.
 
-Everything is numbered, so that rows are small and the queue of a semaphore lies together:
+Objects are numbered, so that rows are small and the queue of a semaphore is contiguous:
 
-* A *request* owns when ``granted_at`` is not null. Its order id is its place.
-* A *lasting* semaphore has a row, which knows how much of it is held. An *ephemeral* one has none:
-  it is there as long as there are requests for its name.
-* Where ``durable`` is set, some program has requested ``durability=full``: every commit of every
+* A *request* is an owner if ``granted_at`` is not null. Its order id is its place.
+* A *lasting* semaphore has a row, with its held count. An *ephemeral* one has no row: it exists
+  while there are requests for its name.
+* ``durable`` is set if some program has requested ``durability=full``: every commit of every
   program waits for the disk, because one program's release is another one's grant.
-* A *participant* is one open engine; it dies with its process. Events for it are
-  in ``news`` until it has read them.
-* ``identity`` is drawn when a store is made, and goes into its backups. ``longest_window`` is the
-  longest recovery window of any session that it ever had. ``quarantine`` is how many seconds a
-  restored store waits from its first opening on, and ``quarantined_until`` their end on this
-  boot's clock (`quarantine`). ``saved_at`` is the wall clock's time of a backup, 0 in a store.
-* Limits and counts above 2^63-1 are texts, because SQLite's numbers end there. They are never
-  added up in SQL.
+* A *participant* is one open engine; it ends with its process. Events for it are in ``news`` until
+  it has read them.
+* ``identity`` is generated when a store is created, and copied to its backups. ``longest_window``
+  is the longest recovery window of any session that it ever had. ``quarantine`` is the number of
+  seconds that a restored store waits from its first opening, and ``quarantined_until`` their end on
+  this boot's clock (`quarantine`). ``saved_at`` is the wall-clock time of a backup, 0 in a store.
+* Limits and counts above 2^63-1 are texts, because SQLite's integers end there. They are never
+  added in SQL.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = [
 
 APPLICATION_ID = 0x74656E75
 BACKUP_ID = 0x74656E62
-"""The application id of a backup, so that no program takes one for a store."""
+"""Application id of a backup, so that no program opens one as a store."""
 VERSION = 3
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages of any size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 DURABLE = "FULL"  # each commit syncs the log before it is visible; NORMAL never does
 _BIG = 2**63
-_OPENING = 1.0  # seconds, at the most, for another process that opens, recovers or closes it
+_OPENING = 1.0  # longest wait in seconds for another process that opens, recovers or closes it
 
 _TABLES = """
 CREATE TABLE meta (
@@ -156,7 +156,7 @@ CREATE UNIQUE INDEX changes ON news (participant, kind, node, name) WHERE name I
 
 
 def to_column(number: int) -> int | str:
-    """Return a limit or a count as a column contains it."""
+    """Return a limit or a count in the form of a column."""
     return number if number < _BIG else str(number)
 
 
@@ -178,23 +178,23 @@ def from_column(value: int | str) -> int:
 
 
 def connect(address: SqliteUrl) -> sqlite3.Connection:
-    """Open a file that exists, and check that it is ours, or empty.
+    """Open an existing file, and check that it is tenure's, or empty.
 
     Once open, it never waits for another process.
 
     Raises:
-        EngineError: the file is another program's, or one of a newer version.
-        sqlite3.Error: it cannot be opened (`explain`).
+        EngineError: the file belongs to another program, or to a newer version. sqlite3.Error: it
+        cannot be opened (`explain`).
     """
     until = time.monotonic() + _OPENING
     while True:
         try:
             return _connect(address)
         except sqlite3.Error as error:
-            # Of two that turn the log of a new file on, SQLite refuses one without waiting.
+            # If two programs enable the log of a new file, SQLite rejects one without waiting.
             if not is_busy(error) or time.monotonic() > until:
                 raise
-        except UnicodeDecodeError as error:  # SQLite's message quotes what is damaged
+        except UnicodeDecodeError as error:  # SQLite's message quotes damaged bytes
             raise EngineError(
                 f"{address.path} is damaged: it contains invalid text. Stop all programs that "
                 "use it, then restore it from a backup"
@@ -208,7 +208,7 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
         uri=True,
         timeout=_OPENING,
         isolation_level=None,
-        check_same_thread=False,  # one thread at a time; the committer sees to it
+        check_same_thread=False,  # one thread at a time, ensured by the committer
         cached_statements=256,
     )
     try:
@@ -235,10 +235,10 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
 
 
 def is_ready(connection: sqlite3.Connection, path: str) -> bool:
-    """Return whether the file has the tables; false if it is empty, or an earlier version's.
+    """Return true if the file has the tables; false if it is empty, or of an earlier version.
 
     Raises:
-        EngineError: it is not one of ours, or one of a newer version.
+        EngineError: it belongs to another program, or to a newer version.
     """
     application, version = (
         connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -265,7 +265,7 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def create(connection: sqlite3.Connection, path: str) -> None:
-    """Create the tables, or upgrade them, if that is needed. In a transaction."""
+    """Create the tables, or upgrade them, if needed. In a transaction."""
     if is_ready(connection, path):
         return
     if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
@@ -289,7 +289,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
     if version < 2:
         connection.execute("ALTER TABLE meta ADD COLUMN durable INTEGER NOT NULL DEFAULT 0")
     if version < 3:
-        # Which windows its sessions had is not known, so the longest that there can be counts.
+        # The windows of its sessions are unknown, so the longest possible one is assumed.
         for column in (
             "identity TEXT NOT NULL DEFAULT ''",
             f"longest_window REAL NOT NULL DEFAULT {MAX_WINDOW}",
@@ -309,12 +309,12 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether another program has locked the database."""
+    """Return true if another program has locked the database."""
     return isinstance(error, sqlite3.Error) and _code(error) in _BUSY
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether the file is no database, or a damaged one."""
+    """Return true if the file is not a database, or a damaged one."""
     return isinstance(error, sqlite3.Error) and _code(error) in {
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
@@ -326,7 +326,7 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def explained(error: Exception, path: str) -> Exception:
-    """Return an error of SQLite or the system as one that says what to do; others unchanged."""
+    """Convert an error of SQLite or the system to one that says what to do."""
     if isinstance(error, sqlite3.Error):
         explained = explain(error, path)
     elif isinstance(error, OSError) and not isinstance(error, TenureError):
@@ -356,11 +356,11 @@ _ERRORS = {
         "End it, or its transaction",
     ),
 }
-"""The message for a code of SQLite."""
+"""Return the message for a code of SQLite."""
 
 
 def explain(error: sqlite3.Error, path: str) -> TenureError:
-    """Return an error that says what SQLite's error means, and what to do about it."""
+    """Return an error that explains SQLite's error, and says what to do about it."""
     text = _ERRORS.get(_code(error), "{path} cannot be used: {error}")
     kind = AuthenticationFailed if _code(error) in _DENIED else EngineError
     return kind(text.format(path=path, error=error))

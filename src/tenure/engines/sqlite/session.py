@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class _Monitor(Protocol):
-    """The monitor, as sessions use it."""
+    """The monitor, as seen by sessions."""
 
     def waits(
         self,
@@ -48,7 +48,7 @@ class _Monitor(Protocol):
 
 
 class _Engine(Protocol):
-    """The engine, as its sessions use it."""
+    """The engine, as seen by its sessions."""
 
     clock: Clock
     store: Store
@@ -77,10 +77,10 @@ class SqliteSession(SessionBase):
     """Session of the SQLite engine: one attachment.
 
     Attributes:
-        me: its id and attach number, which name this attachment in the store.
+        me: its id and attach number, which identify this attachment in the store.
         pending: the ids of requests whose places are not known yet.
-        known: the ids of the requests of a session that was taken over. An event of another
-            request is older than the takeover. ``None`` for a new session.
+        known: the ids of the requests at a takeover; events of other requests are older than the
+            takeover. ``None`` for a new session.
     """
 
     check_every = 0.5
@@ -119,7 +119,7 @@ class SqliteSession(SessionBase):
     def beat(self) -> float | None:
         """Write the heartbeat; return its time, or ``None`` if it does not prove the session.
 
-        It is proof only if no participant can have considered the session silent before.
+        It is proof only if no participant can have found the session silent before.
         """
         if self.over or not self._renewing.acquire(blocking=False):
             return None
@@ -134,7 +134,7 @@ class SqliteSession(SessionBase):
                 life.stop_beating(slot)
                 return None
             return at
-        except (OSError, ValueError):  # the folder is gone; or the engine is closed just now
+        except (OSError, ValueError):  # the folder was removed, or the engine is just being closed
             return None
         finally:
             self._renewing.release()
@@ -155,7 +155,7 @@ class SqliteSession(SessionBase):
         """Renew the session during its takeover; return the time that this proves.
 
         Raises:
-            SessionExpired: it is over, or was taken over once more.
+            SessionExpired: it has ended, or was taken over again.
         """
         at = self.beat()
         if at is None:
@@ -207,7 +207,7 @@ class SqliteSession(SessionBase):
             return
         self._forget()
         do = self._engine.do_in_background
-        with contextlib.suppress(TenureError):  # other participants end it, when it is silent
+        with contextlib.suppress(TenureError):  # other participants end it when it is silent
             if self.taken_over:
                 do(sessions.detach, self.me, self.last_beat, note=self._left)
             else:
@@ -340,7 +340,7 @@ class SqliteSession(SessionBase):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
+        """Watch a name; return the function that ends the watch."""
         self.check()
         rules.check_name(name, self.path)
         kinds = data * DATA | owners * OWNERS

@@ -1,20 +1,20 @@
 """Sessions: the transactions that attach, take over, detach and end them.
 
-A takeover is three transactions, the second of which the former attachment's program makes:
+A takeover is three transactions, the second of which is made by the former attachment's program:
 
-1. `take_over`: the session is this participant's from now on, under a higher attach number, and
-   the store refuses operations of the former attachment. A row of ``news`` notifies it.
-2. `acknowledge`: the former attachment's program considers nothing held any more. Its participant
+1. `take_over`: this participant has the session from now on, under a higher attach number, and the
+   store rejects operations of the former attachment. A row of ``news`` notifies it.
+2. `acknowledge`: the former attachment's program no longer considers anything held. Its participant
    removes the row, or is removed together with the row.
 3. `begin`: no former attachment considers a lease held; the new one gets the session's requests.
 
 The program of a former attachment that has not been notified may continue to write heartbeats into
 its slot, because that needs no transaction. It considers its leases held until its last heartbeat
-that is *proof*, plus the window, less a margin. The row therefore contains the slot, and
-`held_until` reads the slot: the clock first, and the heartbeat then. If that heartbeat is older
-than the window, no later one is proof (`SqliteSession.beat`). The wait covers all rows of the
-session, because an attachment that was superseded while it waited has left the row of the one
-before it. A row whose participant is dead does not count.
+that is *proof*, plus the window, less a margin. So the row contains the slot, and `held_until`
+reads the clock and then the slot. If that heartbeat is older than the window, no later one is proof
+(`SqliteSession.beat`). The wait covers all rows of the session, because an attachment that was
+superseded while it waited has left the row of its predecessor. A row whose participant is dead does
+not count.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 
 class AttachedRow(NamedTuple):
-    """A session as the store has it when it has just been attached."""
+    """A session in the store just after its attach."""
 
     session: int
     node: int
@@ -101,7 +101,7 @@ def attach(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
 
 
 def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
-    """Make a session this participant's."""
+    """Make a session belong to this participant."""
     assert how.session_id is not None
     path, number = how.node, how.session_id
     node = find(tx, path)
@@ -132,9 +132,9 @@ def take_over(tx: Transaction, how: Attach, slot: int) -> AttachedRow:
 
 
 def acknowledge(tx: Transaction, me: Attachment) -> bool:
-    """Record that the program of a former attachment considers nothing held any more.
+    """Record that the program of a former attachment no longer considers anything held.
 
-    Returns true: the caller reports a success.
+    Return true, which the caller reports as a success.
     """
     session, attach_number = me
     tx.execute(
@@ -204,7 +204,7 @@ def begin(tx: Transaction, me: Attachment, path: str) -> list[Found]:
 
 
 def detach(tx: Transaction, me: Attachment, contact: float) -> bool:
-    """Detach a session, unless another attachment has it; true, as for `acknowledge`."""
+    """Detach a session, unless another attachment has it; return true, as `acknowledge`."""
     if not is_current(tx, me):
         return acknowledge(tx, me)
     detach_at(tx, me[0], contact)
@@ -220,7 +220,7 @@ def detach_at(tx: Transaction, session: int, contact: float) -> None:
 
 
 def close(tx: Transaction, me: Attachment) -> bool:
-    """End a session, unless another attachment has it; true, as for `acknowledge`."""
+    """End a session, unless another attachment has it; return true, as `acknowledge`."""
     if not is_current(tx, me):
         return acknowledge(tx, me)
     rows = tx.execute("SELECT id, node, participant FROM sessions WHERE id = ?", me[:1]).fetchall()
@@ -230,7 +230,7 @@ def close(tx: Transaction, me: Attachment) -> bool:
 
 
 def end(tx: Transaction, path: str, session: int, why: str) -> bool:
-    """End a session of a node; false if there is none."""
+    """End a session of a node; return false if it does not exist."""
     rows = tx.execute(
         "SELECT id, node, participant FROM sessions WHERE id = ? AND node = ?",
         (session, find(tx, path)),

@@ -2,7 +2,7 @@
 
 A `Store` opens and closes them in the right order.
 
-A forked child inherits all of it and may use none of it. The child closes the files, but never
+A forked child inherits these resources but must not use them. The child closes the files, but never
 SQLite's connections: closing one would remove the log that the parent still writes.
 """
 
@@ -50,7 +50,7 @@ class Store:
     """Resources of an open engine.
 
     Attributes:
-        forked: this process is a forked child; the resources are its parent's.
+        forked: whether this process is a forked child; the resources belong to its parent.
     """
 
     def __init__(self, address: SqliteUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
@@ -60,7 +60,7 @@ class Store:
         self.loop = loop
         self.forked = False
         self._reader: Transaction | None = None
-        # One at a time: no thread looks at a file that another is just making.
+        # One at a time: no thread opens a file that another is just creating.
         with _opening, ExitStack() as undo:
             self.place = prepare(address)
             with system_error(f"cannot use the files in {self.place.folder}"):
@@ -96,7 +96,7 @@ class Store:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn errors of SQLite and the system into ones that say what to do about them."""
+        """Convert errors of SQLite and the system into ones that say what to do about them."""
         try:
             with system_error(f"cannot use the files of {self.address.path}"):
                 yield
@@ -104,7 +104,7 @@ class Store:
             raise schema.explain(error, self.address.path) from error
 
     def is_current(self) -> bool:
-        """Return whether the file has its tables, and was last used during this boot."""
+        """Return true if the file has its tables, and was last used during this boot."""
         with self.explained(), self.tx.guard:
             if not schema.is_ready(self.tx.connection, self.address.path):
                 return False
@@ -113,7 +113,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Read the file as it is now. On the loop; without an await inside."""
+        """Read the current state of the file. On the loop; without an await inside."""
         tx = self.tx if self.committer.idle else self._own_reader()
         with self.explained():
             try:
@@ -141,7 +141,8 @@ class Store:
 
         Args:
             error: raised by the operations that have not been carried out.
-            left: the store has removed this participant. Else other participants find it dead.
+            left: whether the store has removed this participant; otherwise other participants find
+                it dead.
         """
         _open.discard(self)
         left_behind = self.committer.stop(error)

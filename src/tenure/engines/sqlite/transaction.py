@@ -1,19 +1,18 @@
 """The turn to write, the transaction in it, and its messages.
 
-The turn is a lock of the kernel, which one process has at a time. SQLite's own lock is taken by
-trying again and again, so that of several writers one may starve; those that wait for the turn
-sleep in the kernel and are woken. The turn orders writers and nothing more: SQLite's lock, taken
-inside it, keeps the data whole.
+The turn is a lock of the kernel, which one process has at a time. SQLite's own lock is acquired by
+polling, so a writer may starve; processes that wait for the turn sleep in the kernel and are woken.
+The turn only orders writers: SQLite's lock, taken inside it, protects the data.
 
 Operations are functions of a `Transaction` (in ``requests``, ``sessions``, ``nodes``). Several of
-them may share one. Rules that hold for each:
+them may share one. Rules for each:
 
-* It checks everything before it changes anything. So one that raises a `TenureError` has changed
-  nothing, and the others in the same transaction stand.
-* It reads the clock through `now`, which stays the same throughout.
+* It checks everything before it changes anything. So an operation that raises a `TenureError` has
+  changed nothing, and does not affect the others in the same transaction.
+* It reads the clock through `now`, which does not change during a transaction.
 * It sends messages to sessions and watchers through `send` and `changed`. For sessions of this
-  engine a message becomes a push, for others a row of ``news`` and a notification. Either takes
-  effect only when the transaction has been committed.
+  engine a message becomes a push, for others a row of ``news`` and a notification. Both take effect
+  only when the transaction has been committed.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ __all__ = [
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
 TAKEN_OVER, ACKNOWLEDGED = 7, 8
-"""Kinds of events. One of `TAKEN_OVER` stays until it is acknowledged: see `sessions`."""
+"""Kinds of events. A `TAKEN_OVER` event stays until it is acknowledged: see `sessions`."""
 
 DATA, OWNERS = 1, 2
 """Kinds of changes that can be watched, as bits."""
@@ -67,11 +66,11 @@ _NOW = LOCK_EX | LOCK_NB
 
 
 class Turn:
-    """The turn, as one engine takes it.
+    """The turn, for one engine.
 
     Args:
-        path: of the lock's file, which is made when missing.
-        mode: its permissions.
+        path: the path of the lock's file, which is created if missing.
+        mode: the permissions.
     """
 
     def __init__(self, path: str, mode: int) -> None:
@@ -83,8 +82,8 @@ class Turn:
             if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
                 os.fchmod(self._fd, mode)
             if status.st_size < _TURN:
-                # Written, not just made longer: a page without a block would be a bus error on
-                # a full disk.
+                # Written, not just extended: a page without a block would cause a bus error on a
+                # full disk.
                 os.pwrite(self._fd, bytes(_TURN), 0)
             self._map = mmap.mmap(self._fd, _TURN)
         except BaseException:
@@ -106,7 +105,7 @@ class Turn:
         return True
 
     def take(self) -> None:
-        """Wait for the turn, however long that takes."""
+        """Wait for the turn, without a timeout."""
         with system_error(self._trouble):
             flock(self._fd, LOCK_EX)
         self._holder[0] = self._pid
@@ -121,7 +120,7 @@ class Turn:
         return self._holder[0]
 
     def close(self) -> None:
-        """Close the file; in a forked child that leaves the parent its turn."""
+        """Close the file; in a forked child the parent keeps its turn."""
         self._holder.release()
         self._map.close()
         os.close(self._fd)
@@ -132,7 +131,7 @@ class Messages:
     """Messages of a transaction, to be passed on after its commit.
 
     Attributes:
-        pushes: for sessions of this engine.
+        pushes: pushes for sessions of this engine.
         recipients: participants to notify.
         removed: dead participants, whose files can be removed.
     """
@@ -146,26 +145,26 @@ class Transaction:
     """State shared by the operations of one turn. One object serves all turns of an engine.
 
     Attributes:
-        committed: whether the last transaction was committed, even if a later step failed.
-            That no transaction is open does not show it: SQLite ends one when the disk is full.
-        guard: what a thread is inside of while it uses the connection.
-        durable: a commit is on disk before it is visible to any program. Once one program of a file
-            has requested that, it holds for all, because leases pass from one to another. Each
-            other program reads it when it next begins a transaction, before it sends anything.
+        committed: whether the last transaction was committed, even if a later step failed. (SQLite
+            also ends a transaction when the disk is full.)
+        guard: the guard that a thread holds while it uses the connection.
+        durable: whether a commit is on disk before it is visible to any program. Once one program
+            of a file has requested it, it applies to all, because leases pass between them. Each
+            other program reads it at its next transaction, before it sends anything.
         now: the clock's time at its beginning.
         longest_window: the longest recovery window of any session that the store ever had.
-        participant: this engine's number, or 0 as long as it has no sessions.
-        quarantined: nothing is granted yet, since the store was restored from a backup.
-        quarantined_until: when that ends; 0 once `participants.end_quarantine` has run.
-        ready: the tables are known to be there.
-        messages: those of the latest transaction; they count once it is committed.
+        participant: this engine's number, or 0 while it has no sessions.
+        quarantined: whether nothing is granted yet, because the store was restored from a backup.
+        quarantined_until: the end of the quarantine; 0 once `participants.end_quarantine` has run.
+        ready: whether the tables are known to exist.
+        messages: the messages of the latest transaction, valid once it is committed.
         wall: reads the wall clock.
-        affected: queues that requests have left: (node, name) to (count released, whether
-            the owners have changed); `requests.settle` empties it.
+        affected: queues that requests have left: (node, name) to (released count, whether the
+            owners have changed); `requests.settle` empties it.
         seen: the highest order id that this program has seen.
     """
 
-    __slots__ = (  # it is used so often that this can be measured
+    __slots__ = (  # used so often that slots are measurably faster
         "_checkpointer _counters _identity _inside _looked _now _path affected committed "
         "connection durable events_read execute guard last_news_id last_order_id last_session_id "
         "life lives longest_window messages now participant place quarantined quarantined_until "
@@ -215,10 +214,10 @@ class Transaction:
     def begin(self) -> None:
         """Begin a write transaction. The caller has the turn."""
         self.committed = False
-        if not self._inside:  # as `_enter`, at a call less
+        if not self._inside:  # as `_enter`, with one call less
             self.guard.acquire()
             self._inside = True
-        if self.connection.in_transaction:  # an error hit the end of the last one
+        if self.connection.in_transaction:  # an error has interrupted the end of the last one
             self.rollback()
             self._enter()
         self.now = now = self._now()
@@ -251,9 +250,9 @@ class Transaction:
             )
 
     def _become_durable(self) -> None:
-        """Switch to durable commits. In the turn, so that no other writer comes between."""
+        """Switch to durable commits. In the turn, so that no other writer can intervene."""
         self.execute("ROLLBACK")
-        self.execute(f"PRAGMA synchronous = {schema.DURABLE}")  # which a transaction would refuse
+        self.execute(f"PRAGMA synchronous = {schema.DURABLE}")  # not possible inside a transaction
         self.durable = True
         self.execute("BEGIN IMMEDIATE")
 
@@ -264,10 +263,10 @@ class Transaction:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self._identity:
-            self._looked = float("-inf")  # no transaction may rely on an earlier look
+            self._looked = float("-inf")  # no transaction may rely on an earlier check
             raise EngineError(
                 f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
-                "what was held through it protects nothing any more. Connect again"
+                "leases held through it are not protected any more. Connect again"
             )
         if status.st_nlink > 1:
             check_one_name(self._path, status)
@@ -325,9 +324,9 @@ class Transaction:
     # Reading alone
 
     def begin_reading(self) -> None:
-        """Begin to read the file as it is now. This takes no turn."""
+        """Begin to read the current state of the file. This takes no turn."""
         self._enter()
-        if self.connection.in_transaction:  # an error hit the end of the last one
+        if self.connection.in_transaction:  # an error has interrupted the end of the last one
             self.rollback()
             self._enter()
         self.execute("BEGIN")
@@ -359,9 +358,9 @@ class Transaction:
             self._write_event(participant, kind, session, request_id, order_id, why, None, None)
 
     def send_takeover(self, participant: int, session: int, attach_number: int, slot: int) -> None:
-        """Write that a session was taken over; the row stays until that is acknowledged.
+        """Write that a session was taken over; the row stays until it is acknowledged.
 
-        So there is one for this participant as well.
+        So it is also written for this participant.
         """
         self._write_event(participant, TAKEN_OVER, session, attach_number, slot, "", None, None)
 

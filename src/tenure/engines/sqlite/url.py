@@ -1,4 +1,4 @@
-"""URLs of a SQLite store: its file, its permissions, and the failures that a commit survives."""
+"""URLs of an SQLite store: its file, its permissions, and the durability of its commits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _mode(value: str) -> int:
     except ValueError:
         mode = -1
     if mode not in {PRIVATE, 0o660, 0o666}:
-        raise ValueError("0600 (the owner alone), 0660 (its group too) or 0666 (everyone)")
+        raise ValueError("0600 (only the owner), 0660 (also its group) or 0666 (everyone)")
     return mode
 
 
@@ -40,11 +40,11 @@ class SqliteUrl:
     """A parsed URL.
 
     Attributes:
-        url: as it was given, with an absolute path.
-        path: of the database, absolute.
+        url: the URL with an absolute path.
+        path: the absolute path of the database.
         mode: the permissions of every file of the store.
-        durability: ``"process"``: a commit survives the death of every process; ``"full"``: it
-            survives the death of the machine too.
+        durability: ``"process"``: a commit survives the death of every process; ``"full"``: it also
+            survives the death of the machine.
     """
 
     url: str
@@ -54,7 +54,7 @@ class SqliteUrl:
 
     @property
     def shared(self) -> bool:
-        """True if other users are meant to use the file."""
+        """True if other users may use the file."""
         return self.mode != PRIVATE
 
 

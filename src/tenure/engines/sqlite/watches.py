@@ -1,8 +1,8 @@
 """Watches of an engine's sessions, and their rows in the store.
 
-The store has the kinds of changes of a name that this participant watches, not each watch. A change
-of these kinds is written, and the watches that need it are then notified once, because earlier
-changes were not reported.
+The store records which kinds of changes of a name this participant watches, not each watch. When
+new kinds have been recorded, their watches are notified once, because earlier changes were not
+reported.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SqliteWatches:
         """Start without watches; `do` runs an operation on the store."""
         self._do = do
         self._watches: Watchers[Name, Hashable, SqliteWatch] = Watchers()
-        self._counts: dict[Name, dict[int, int]] = {}  # of the watches of each kind
+        self._counts: dict[Name, dict[int, int]] = {}  # number of watches of each kind
         self._unknown: dict[Name, list[SqliteWatch]] = {}  # not in the store yet
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class SqliteWatches:
         self._watches.remove(name, watch.session, watch)
         self._count(name, watch, -1)
         if self.kinds(name) != before:
-            with contextlib.suppress(TenureError):  # extra notifications do no harm
+            with contextlib.suppress(TenureError):  # extra notifications are harmless
                 self._write(name, [])
 
     def _count(self, name: Name, watch: SqliteWatch, change: int) -> None:

@@ -1,13 +1,13 @@
 """``ydb://`` and ``ydbs://``: coordination nodes of YDB, or of ``tenure serve``.
 
-The engine uses gRPC through grpcio, with messages of `tenure.wire.ydb`. YDB's SDK provides the
-identities of a cloud. From the outside in:
+The engine uses gRPC through grpcio, with messages of `tenure.wire.ydb`. YDB's SDK provides cloud
+credentials. From the top down:
 
 * `url` parses the URL. `engine` implements the contract's engine and the calls about nodes.
-* `session` implements the contract's session. Its requests are in `requests`, with the ways out of
-  their queues; `joining` and `altering` have the other ways. `watches` reports changes and losses.
-* `members` are the sessions on the server of which a session consists. A `member` keeps a stream
-  open, with a `protocol` without I/O.
+* `session` implements the contract's session. Its requests are in `requests`, with their removal
+  from the queues; `joining` adds and `altering` changes them. `watches` reports changes and losses.
+* `members` are the server sessions that make up a session. A `member` keeps a stream open, with a
+  `protocol` without I/O.
 * `database` keeps the `connection` to a server; `credentials` has its tokens.
 * `messages` and `errors` translate the protocol's messages and statuses.
 
@@ -32,5 +32,5 @@ def connect(url: str, clock: Clock) -> YdbEngine:
     """Return an engine for a ``ydb://`` or ``ydbs://`` URL. Raises `InvalidArgument`."""
     address = parse(url)
     with needs_extra("ydb", "ydb"):
-        from tenure.engines.ydb.engine import YdbEngine  # imports gRPC, which takes long
+        from tenure.engines.ydb.engine import YdbEngine  # imports gRPC, which is slow
     return YdbEngine(address, clock)

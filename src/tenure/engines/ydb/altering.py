@@ -1,4 +1,4 @@
-"""Changing a request in its place: its count, its data, and its timeout."""
+"""Changing a request in place: its count, its data, and its timeout."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Altering:
         if change.data is not None:
             rules.check_data(change.data, self._node, name)
         if change.count is not None:
-            limit = max(old, rules.EXACT)  # the old count was within the semaphore's
+            limit = max(old, rules.EXACT)  # the old count was within the semaphore's limit
             rules.check_shrink(change.count, old, limit, self._node, name)
         if change.timeout is not UNCHANGED:
             rules.check_timeout(change.timeout, self._node, name)
@@ -111,7 +111,7 @@ class Altering:
         timeout: float | Unchanged | None,
         answer: asyncio.Future[None],
     ) -> None:
-        """Send the request again: it replaces the one that waits, in its place."""
+        """Send the request again: it replaces the waiting one, in its place."""
         if timeout is not UNCHANGED:
             request.deadline = None if timeout is None else self._session.now() + timeout
             self._requests.count_long(request, timeout)
@@ -146,7 +146,8 @@ class Altering:
         def answered(kind: str, body: Message) -> bool:
             granted = kind == "acquire_semaphore_result" and body.status == Status.SUCCESS
             if request.state is State.OWNS and not granted:
-                # It did not own any more: it has joined the queue again, or the queue is gone.
+                # It was no longer an owner: it has joined the queue again, or the queue does not
+                # exist.
                 pending = kind == "acquire_semaphore_pending"
                 gone = pending or body.status == Status.NOT_FOUND
                 if gone:

@@ -21,7 +21,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 400),
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # A connection that carries streams is checked.
+    # A connection with streams is checked by pings.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -34,13 +34,13 @@ class YdbConnection:
     """A connection to one server.
 
     Attributes:
-        servers: the database's servers as this one lists them, each with its name in TLS.
+        servers: the database's servers listed by this one, each with its name in TLS.
         received_at: time of the latest message, on the loop's clock.
 
     Args:
-        target: the server, as gRPC names it.
-        name: the server's name in its certificate, where that is not in the target.
-        token: source of the token that the calls carry.
+        target: the server's address in gRPC's form.
+        name: the server's name in its certificate, if it differs from the target.
+        token: source of the calls' token.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class YdbConnection:
         self._token = token
 
     async def call(self, path: str, answer: str, request: Message, *, login: bool = False) -> Any:
-        """Return the operation that a call answers with, in a message of that class.
+        """Return the operation in the answer to a call, a message of that class.
 
         Raises:
             EngineUnavailable, AuthenticationFailed

@@ -1,7 +1,7 @@
-"""Credentials: the token that a call carries, and the files of TLS.
+"""Credentials: the token of a call, and the files for TLS.
 
-A password is exchanged for a token by the database's own login. The identities of a cloud, and the
-SDK's environment variables, are left to YDB's SDK; it is imported only for them.
+A password is exchanged for a token by the database's login. Cloud credentials, and the SDK's
+environment variables, are handled by YDB's SDK, which is imported only for them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _IN_ENVIRONMENT = (
 )
 
 Login: TypeAlias = Callable[[Message], Awaitable[Message]]
-"""Sends a login to a server, without a token, and returns the operation that it answers with."""
+"""Sends a login to a server, without a token, and returns the operation in its answer."""
 
 Token: TypeAlias = Callable[[Login], Awaitable[str]]
-"""Returns the token to send (empty: none). Raises `EngineUnavailable`, `AuthenticationFailed`."""
+"""Returns the token to send, or empty. Raises `EngineUnavailable`, `AuthenticationFailed`."""
 
 
 def token_of(address: YdbUrl) -> Token:
-    """Return the source of the tokens that a URL, or the environment, names.
+    """Return the source of the tokens that a URL, or the environment, specifies.
 
     Raises:
         Unsupported: the SDK lacks a package that these credentials need.
@@ -98,7 +98,7 @@ def _from_sdk(address: YdbUrl, *, in_cloud: bool) -> Token:
 
 
 class _Password:
-    """Token of a login with a password, obtained again when it is old."""
+    """Token of a login with a password, renewed when it is old."""
 
     def __init__(self, user: str, password: str) -> None:
         self._request = message_class("Auth.LoginRequest")(user=user, password=password)
@@ -128,7 +128,7 @@ class _Password:
 
 
 def tls_of(address: YdbUrl) -> grpc.ChannelCredentials | None:
-    """Return the credentials of TLS, with what its files contain."""
+    """Return the credentials of TLS, with the contents of its files."""
     tls = address.tls
     if tls is None:
         return None

@@ -5,10 +5,10 @@ Rules:
 * The kit's reconnector tries the hosts of the URL. Each host lists the servers of the database, of
   which one is chosen at random. Without discovery, the hosts are the servers. A server is used once
   it has answered.
-* All streams and calls share the connection. The first that finds it broken reports that. What was
-  lost is for the caller to repeat.
+* All streams and calls share the connection. The first that finds it broken reports that. Callers
+  repeat lost operations.
 * A failure of the connection is an `EngineUnavailable`.
-* Everything that was begun here has ended when `aclose` returns.
+* When `aclose` returns, no task or call is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FINISHING = 1.0
 """Seconds within which gRPC finishes calls that were cut off."""
 
 LONGEST_CALL_WAIT = 5.0
-"""Seconds for which a call waits for a connection, at the most."""
+"""Longest wait of a call for a connection, in seconds."""
 
 _BROKEN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
@@ -92,21 +92,21 @@ class Stream:
         self._call.cancel()
 
     def condemn(self, why: TenureError) -> None:
-        """Drop the connection, which is broken, with all its streams."""
+        """Drop the broken connection, with all its streams."""
         self.cut()
         self._database.lost(self._connection, why)
 
 
 class Database:
-    """A database, as one engine reaches it.
+    """A database, as used by one engine.
 
     Args:
         windows: returns the recovery windows of the engine's sessions.
 
     Attributes:
         address: its parsed URL.
-        siblings: the session that each sibling belongs to, by their ids.
-        cut_off: true if a call has ended abnormally.
+        siblings: the id of each sibling's session, by the sibling's id.
+        cut_off: whether a call has ended abnormally.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Database:
         Raises:
             EngineUnavailable: there is no answer.
             AuthenticationFailed: the server rejects the credentials.
-            InvalidArgument: a file that the URL names cannot be read.
+            InvalidArgument: a file in the URL cannot be read.
             Unsupported: a package for the credentials is missing.
         """
         self._token = token_of(self.address)
@@ -148,7 +148,7 @@ class Database:
             raise
 
     async def call(self, name: str, request: Message) -> Message:
-        """Return the operation that a call of the coordination service answers with.
+        """Return the operation in the answer to a call of the coordination service.
 
         Raises:
             EngineUnavailable, AuthenticationFailed
@@ -169,7 +169,7 @@ class Database:
         """Begin a stream; its first answer shows whether the server accepts it.
 
         Args:
-            wait: seconds for which to wait for a connection, at the most.
+            wait: longest wait for a connection, in seconds.
 
         Raises:
             EngineUnavailable, AuthenticationFailed
@@ -247,7 +247,7 @@ class Database:
         return chosen
 
     def up(self, connection: YdbConnection) -> None:
-        """Leave a new connection to the streams, which wait for it."""
+        """Pass a new connection to the streams that wait for it."""
 
     def down(self, connection: YdbConnection, why: TenureError) -> None:  # noqa: ARG002  logged
         """Close a connection, with its streams."""
@@ -265,8 +265,8 @@ def _shuffled(candidates: Sequence[T]) -> list[T]:
 async def _finished() -> None:
     """Wait until gRPC has finished the calls that were cut off.
 
-    gRPC does not show which task finishes a call. So this waits for all such tasks of the loop, but
-    not for long, because another user's stream may last.
+    gRPC does not expose the task that finishes a call. So this waits for all such tasks of the
+    loop, with a short timeout, because other users may have long streams.
     """
     ending = [
         task

@@ -47,8 +47,8 @@ class YdbEngine(EngineDefaults):
     """One program's engine on a database.
 
     Attributes:
-        database: shared by its sessions.
-        sessions: those that have not ended.
+        database: the connection shared by its sessions.
+        sessions: the sessions that have not ended.
     """
 
     def __init__(self, address: YdbUrl, clock: Clock) -> None:
@@ -99,7 +99,7 @@ class YdbEngine(EngineDefaults):
     # The contract: sessions
 
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        """Return the reason why the store grants nothing at this moment, if it is known."""
+        """Return the reason why the store currently grants nothing, if known."""
         failures = (session.failure for session in self.sessions)
         return next((each for each in failures if each is not None), None)
 
@@ -235,7 +235,7 @@ class YdbEngine(EngineDefaults):
 
 
 class _NoEvents:
-    """The events of a session that has no requests (`SessionEvents`)."""
+    """Events of a session without requests (`SessionEvents`)."""
 
     def proven(self, at: float) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Errors for YDB's statuses, with the node and the name that they are about."""
+"""Errors for YDB's statuses, with their node and name."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def code_of(error: BaseException | None) -> grpc.StatusCode | None:
 
 
 def brief(text: str) -> str:
-    """Return the beginning of a text that may be long, in one line."""
+    """Return the beginning of a possibly long text, in one line."""
     words = " ".join(text.split())
     return words if len(words) <= 300 else words[:297] + "..."
 
 
 @contextlib.contextmanager
 def as_unavailable() -> Iterator[None]:
-    """Raise gRPC's errors of a broken connection as `EngineUnavailable`."""
+    """Convert gRPC's errors of a broken connection to `EngineUnavailable`."""
     try:
         yield
     except TenureError:
@@ -64,7 +64,7 @@ def as_unavailable() -> Iterator[None]:
             raise AuthenticationFailed(f"the server rejected the credentials: {text}") from error
         raise EngineUnavailable(brief(text) or type(error).__name__) from error
     except asyncio.CancelledError as error:
-        # gRPC raises this, too, for a call that was cancelled with its connection.
+        # gRPC also raises this for a call that was cancelled with its connection.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -72,7 +72,7 @@ def as_unavailable() -> Iterator[None]:
 
 
 def check(operation: Message) -> None:
-    """Raise the error of a discovery or a login that failed.
+    """Raise the error of a failed discovery or login.
 
     Raises:
         EngineUnavailable, AuthenticationFailed
@@ -85,7 +85,7 @@ def check(operation: Message) -> None:
 
 
 def expired(node: str, failure: Message) -> SessionExpired:
-    """Return the error of a session that the store ended."""
+    """Return the error for a session that the store has ended."""
     if failure.status == Status.BAD_SESSION:
         return rules.taken_over(node)
     return SessionExpired(
@@ -94,7 +94,7 @@ def expired(node: str, failure: Message) -> SessionExpired:
 
 
 def attach_error(node: str, failure: Message) -> TenureError | None:
-    """Return the error of a rejected attachment; ``None`` for a failure that may pass."""
+    """Return the error for a rejected attachment; ``None`` for a transient failure."""
     match failure.status:
         case Status.NOT_FOUND | Status.SCHEME_ERROR:
             return _no_node(node, failure)
@@ -111,7 +111,7 @@ def attach_error(node: str, failure: Message) -> TenureError | None:
 
 
 def node_error(node: str, operation: Message) -> TenureError:
-    """Return the error of a failed operation on a node."""
+    """Return the error for a failed operation on a node."""
     reason = messages.reason(operation)
     match operation.status:
         case Status.SCHEME_ERROR | Status.NOT_FOUND:
@@ -127,7 +127,7 @@ def node_error(node: str, operation: Message) -> TenureError:
 
 
 def semaphore_error(node: str, name: str, body: Message) -> TenureError:
-    """Return the error of a failed operation on a semaphore."""
+    """Return the error for a failed operation on a semaphore."""
     match body.status:
         case Status.NOT_FOUND:
             return SemaphoreNotFound(

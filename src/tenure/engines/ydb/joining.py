@@ -1,8 +1,8 @@
-"""Requests on their way into their queues, and their grants.
+"""Requests that join their queues, and their grants.
 
-With fencing, a grant is reported together with its order id, which comes from a description of the
-owners. The description is requested right behind a request that may be granted at once, unless the
-last request for that name had to wait.
+With fencing, a grant is reported together with its order id, from a description of the owners. The
+description is requested right after a request that may be granted at once, unless the last request
+for that name had to wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Joining:
     """Adds the requests of one session to their queues, and reports their grants.
 
     Args:
-        placed: called with a request that waits or owns.
+        placed: called with a request that waits or is an owner.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Joining:
         """Return the member for a request; ``None``: the request must not be sent yet.
 
         Raises:
-            Unsupported: there are as many siblings as may be.
+            Unsupported: the maximum number of siblings is reached.
         """
         name, queue = request.name, self._queues.of(request.name)
         for member in self._session.all:
             if name not in member.names and not member.stopping:
                 return member if queue.free_for(member) else None
-        # A member whose request is leaving will be free, and needs no sibling.
+        # A member whose request is leaving will be free, so no sibling is needed.
         leaving = any(each.state is State.LEAVING for each in self._requests.of(name))
         return self._session.new_sibling() if queue.idle and not leaving else None
 
     def _acquire(self, request: YdbRequest, *, first: bool = False) -> None:
-        """Send a request; or, when it waits already, request its grant again."""
+        """Send a request; if it already waits, request its grant again."""
         member, counted = request.member, not first
         assert member is not None
 
@@ -130,7 +130,7 @@ class Joining:
         request.operation = member.protocol.send(make, answered)
 
     def _expect(self, name: str, *, waiting: bool) -> None:
-        """Note whether a request for that name had to wait: the next probably has to as well."""
+        """Record whether a request for that name had to wait: the next probably will, too."""
         if not waiting:
             self._contended.discard(name)
         elif len(self._contended) < _MOST_CONTENDED:
@@ -145,7 +145,7 @@ class Joining:
     def result(self, request: YdbRequest, body: Message) -> None:
         """Process the answer to a request that was sent, or waited.
 
-        If it is leaving already, only `enqueue` is answered.
+        If it is leaving, only `enqueue` is answered.
         """
         leaving = request.state is State.LEAVING
         if body.status == Status.SUCCESS and body.acquired:
@@ -193,7 +193,7 @@ class Joining:
         request.fail(error)
 
     def _explain(self, request: YdbRequest, body: Message | None = None) -> bool:
-        """Find out what is wrong with a request, for the error that all engines raise."""
+        """Determine what is wrong with a request, for the common error of all engines."""
         request.refused = True
         member = request.member or self._session.main
         if body is None:
@@ -224,7 +224,7 @@ class Joining:
             rules.check_count(request.count, limit, node, name)
         except TenureError as error:
             return error
-        assert refused is not None  # or else the count would be wrong
+        assert refused is not None  # otherwise the count would be wrong
         return errors.semaphore_error(node, name, refused)
 
     def _take(self, request: YdbRequest) -> None:
@@ -252,7 +252,7 @@ class Joining:
         )
 
     def _learn(self, request: YdbRequest, body: Message) -> None:
-        """Find the order id among the owners'."""
+        """Find the order id among those of the owners."""
         assert request.member is not None
         owners = body.semaphore_description.owners if body.status == Status.SUCCESS else ()
         for owner in owners:

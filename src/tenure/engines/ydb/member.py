@@ -1,15 +1,14 @@
-"""One session on the server: its protocol, and the streams that carry it, one after another.
+"""One session on the server: its protocol, and its streams, one after another.
 
-A member owns one task, which reads. That task owns another one for each stream, which writes.
-Rules:
+A member owns a reading task, which owns a writing task for each stream. Rules:
 
-* After a loss the member opens another stream, with random pauses that grow, until the session or
-  the member ends. It does not while the program is inactive, because attaching would keep the
-  session alive. Once the window has passed, it finds out whether the session has expired.
+* After a loss the member opens another stream, with growing random pauses, until the session or the
+  member ends. It does not do so while the program is inactive, because attaching would keep the
+  session alive. Once the window has passed, it checks whether the session has expired.
 * If a server does not answer an attachment or a proof for a sixth of the window, the connection is
   dropped with its streams. If the connection has received anything else, the server is only slow:
-  it gets three times as long. Then the stream alone is dropped, because new connections would only
-  make the server slower.
+  the timeout is three times as long, and then only the stream is dropped, because new connections
+  would make the server even slower.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class MemberEvents(Protocol):
         """Report that the session has a new proof."""
 
     def member_refused(self, member: Member, failure: Message) -> None:
-        """Report that the server has ended the stream, for a reason that may pass."""
+        """Report that the server has ended the stream, for a transient reason."""
 
     def member_failed(self, member: Member, error: Exception) -> None:
         """Report that an attempt to reach the server has failed."""
@@ -69,8 +68,8 @@ class Member:
     Attributes:
         protocol: its state, and the messages to send.
         names: the semaphores for which it has a request.
-        detached: its contact was lost, and is not re-established.
-        stopping: it is ending, and accepts no more requests.
+        detached: whether its contact was lost, and is not re-established.
+        stopping: whether it is ending, and accepts no more requests.
         over: done when the session on the server has ended, or is abandoned.
         idle_since: time at which its last request left, on the clock.
     """
@@ -101,7 +100,7 @@ class Member:
         self._writing: asyncio.Task[None] | None = None
         self._to_write = asyncio.Event()
         self._activity = asyncio.Event()
-        self._was_attached = False  # through the stream that there is
+        self._was_attached = False  # through the current stream
         self._abandoned = False
         self._failures = Failures("keeping a session stream", _log)
         self._silence = BackgroundTimer(
@@ -125,16 +124,16 @@ class Member:
 
     @property
     def answer_timeout(self) -> float:
-        """Seconds within which the server has to answer."""
+        """Timeout of the server's answers in seconds."""
         return min(max(self.protocol.window / 6, LEAST_TIMEOUT), MOST_TIMEOUT)
 
     def drop(self, name: str) -> None:
-        """Note that its request for that semaphore has left the queue."""
+        """Record that its request for that semaphore has left the queue."""
         self.names.discard(name)
         self.idle_since = self._now()
 
     def renew(self) -> None:
-        """Note that the program is active, and request a proof."""
+        """Record that the program is active, and request a proof."""
         self.protocol.renew()
         self._activity.set()
 
@@ -147,13 +146,13 @@ class Member:
         self._activity.set()
 
     def abandon(self) -> None:
-        """Open no further stream; the current one may come to its end."""
+        """Open no further stream; the current one may end normally."""
         self._end()
         if not self.over.done():
             self.over.set_result(None)
 
     async def finish(self) -> None:
-        """Wait until the stream has ended normally, and cut it off if it does not."""
+        """Wait until the stream has ended normally, or cut it off after a time."""
         self._end()
         if self._stream is not None:
             await asyncio.wait([self._task], timeout=self.answer_timeout)
@@ -161,7 +160,7 @@ class Member:
         await asyncio.wait([self._task])
 
     async def leave(self) -> None:
-        """Detach, so that the session lives for its window; return when all output is sent."""
+        """Detach, so that the session survives for its window; return when all output is sent."""
         self.protocol.renew()  # so that its window begins now
         self._end()
         if self._writing is not None and self._stream is not None:
@@ -299,7 +298,7 @@ class Member:
 
     @property
     def _waits(self) -> bool:
-        """True if the server owes an answer."""
+        """True if an answer of the server is due."""
         if self._stream is None or self._abandoned:
             return False
         return self.protocol.awaits_proof or not self._was_attached
@@ -321,7 +320,7 @@ class Member:
             return
         if self.protocol.last_proof > self._proven_then:
             self._excused = 0
-            self._watch_silence()  # it owes only later answers
+            self._watch_silence()  # only later answers are due
             return
         active = self._stream.connection_active_since(self._silence_due - self.answer_timeout)
         if active and self._excused < MOST_EXCUSED:

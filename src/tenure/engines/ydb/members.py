@@ -1,10 +1,10 @@
 """Session that consists of one or more sessions on the server: its members.
 
-On YDB a session has at most one request for a name. A further request goes through a *sibling*, a
-session of its own beside the main one. Rules:
+On YDB a session has at most one request for a name. A further request uses a *sibling*, an
+additional session. Rules:
 
-* The end of one member ends all. A proof is worth as much as the oldest proof of a member.
-* A sibling without requests is used again. It is ended when it has been idle for a window.
+* The end of one member ends all. The session's proof is the oldest proof of its members.
+* A sibling without requests is reused. It is ended when it has been idle for a window.
 * A request that is leaving its queue keeps its member until the server has confirmed that.
 """
 
@@ -40,10 +40,10 @@ class GroupSession(PlainSession, ABC):
 
     Attributes:
         database: shared by all sessions of the engine.
-        fencing: true if the order id of a grant is required.
-        main: the session on the server that gives this session its id.
+        fencing: whether the order id of a grant is required.
+        main: the session on the server with the id of this session.
         siblings: the other sessions on the server.
-        queues: the order of operations, on each name.
+        queues: the operation queues of the names.
     """
 
     def __init__(self, database: Database, how: Attach, events: SessionEvents) -> None:
@@ -76,7 +76,7 @@ class GroupSession(PlainSession, ABC):
 
     @property
     def failure(self) -> EngineUnavailable | None:
-        """Cause of a broken contact; ``None`` while the contact is not broken."""
+        """Cause of a lost contact; ``None`` while there is contact."""
         return EngineUnavailable(self._failure) if self._broken else None
 
     # Attaching
@@ -105,7 +105,7 @@ class GroupSession(PlainSession, ABC):
         """Add a member. Its operations are sent when it is attached.
 
         Raises:
-            Unsupported: there are as many as may be.
+            Unsupported: the maximum is reached.
         """
         most = self.database.address.siblings
         if len(self.siblings) >= most:
@@ -126,7 +126,7 @@ class GroupSession(PlainSession, ABC):
     # MemberEvents
 
     def member_started(self, member: Member) -> None:
-        """Note that a member is attached, and report contact once all are."""
+        """Record that a member is attached, and report contact once all are."""
         if member is self.main:
             self.id = member.id
         else:
@@ -156,7 +156,7 @@ class GroupSession(PlainSession, ABC):
             self.events.proven(at)
 
     def member_refused(self, member: Member, failure: Message) -> None:
-        """Abandon a member that can never attach; note the reason otherwise."""
+        """Abandon a member that can never attach; otherwise record the reason."""
         self._failure = messages.reason(failure)
         if member.id:
             return
@@ -171,14 +171,14 @@ class GroupSession(PlainSession, ABC):
             self._forget_sibling(member)
 
     def member_failed(self, member: Member, error: Exception) -> None:
-        """Note why a member could not attach."""
+        """Record why a member could not attach."""
         self._failure = str(error) or type(error).__name__
         if isinstance(error, AuthenticationFailed) and self._first is not None:
             member.abandon()
             self._fail_attach(error)
 
     def member_over(self, member: Member, failure: Message | None) -> None:
-        """End the session with a member that the server ended."""
+        """End the session, because the server has ended a member."""
         if failure is None:
             self.database.siblings.pop(member.id, None)
             if member is not self.main:
@@ -217,7 +217,7 @@ class GroupSession(PlainSession, ABC):
         await self.close_within(self.window)
 
     async def close_within(self, seconds: float) -> None:
-        """Close as `close`, in that time; what the server cannot be notified of expires."""
+        """Close like `close`, within a time; sessions that the server is not notified of expire."""
         await self._finish(self._end_members(seconds))
 
     async def detach(self) -> None:
@@ -225,7 +225,7 @@ class GroupSession(PlainSession, ABC):
         await self._finish(self._detach())
 
     async def _finish(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Run it to its end whether or not the caller is cancelled; once."""
+        """Run it to its end once, whether or not the caller is cancelled."""
         if self._finishing is None:
             self.stop(self._expired("it was closed"))
             self._finishing = self.database.complete(ending)
@@ -277,12 +277,12 @@ class GroupSession(PlainSession, ABC):
         """Perform an operation on a semaphore through the main member, in its order.
 
         Args:
-            kind: of the request message.
-            name: of the semaphore.
+            kind: the kind of the request message.
+            name: the name of the semaphore.
             fields: further fields of the message.
 
         Returns:
-            the answer; and true if the operation was sent more than once, after a broken
+            The answer, and true if the operation was sent more than once, after a broken
             connection.
         """
         self.check()

@@ -64,7 +64,7 @@ def acquire(
         name=name,
         count=count,
         data=data,
-        # Never 0 for a request that may wait: 0 means that it may not.
+        # Never 0 for a request that may wait: 0 means not to wait.
         timeout_millis=(
             FOR_EVER if timeout is None else max(round(timeout * 1000), int(timeout > 0))
         ),
@@ -102,7 +102,7 @@ def describe(
 
 
 def kind_of(message: Message) -> tuple[str, Message]:
-    """Return the kind of a server's message (empty: unknown), and its body."""
+    """Return the kind of a server's message (empty if unknown), and its body."""
     kind = message.WhichOneof("response")
     return ("", None) if kind is None else (kind, getattr(message, kind))
 
@@ -168,7 +168,7 @@ def node_result(operation: Message) -> Message:
 
 
 def node_config(config: Message) -> NodeConfig:
-    """Return a configuration in tenure's terms."""
+    """Return a configuration of tenure's model."""
     return NodeConfig(
         self_check_period=config.self_check_period_millis / 1000,
         session_grace_period=config.session_grace_period_millis / 1000,

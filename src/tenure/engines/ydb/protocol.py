@@ -1,23 +1,22 @@
-"""Protocol of one session on the server, with no I/O and no event loop.
+"""Protocol of one session on the server, without I/O.
 
-The I/O part gets the first message of a new stream from `begin`, passes the server's messages to
+The I/O layer gets the first message of a new stream from `begin`, passes the server's messages to
 `receive`, and reports the end of the stream with `lost`. It writes the messages in `outgoing` when
-`YdbProtocolEvents.outgoing` announces them. Operations begin with `send`, at any time, connected or
-not.
+`YdbProtocolEvents.outgoing` is called. Operations begin with `send`, at any time, connected or not.
 
 Rules:
 
 * Every attachment has a higher sequence number, and carries the protection key.
-* Unfinished operations are sent again after every attachment, in their order: the server forgets
-  operations and watches with the stream, and keeps the places in queues.
-* **Proof** takes two answers: to a ping and to a description, both sent at the same time. On YDB
-  the server of the connection answers a ping, and the coordination node itself a description. The
-  node rejects one through a session that is not attached any more. tenure's own server answers a
-  ping after it has renewed the session in its store.
+* Unfinished operations are sent again after every attachment, in order: the server forgets
+  operations and watches with the stream, but keeps the places in queues.
+* **Proof** requires two answers: to a ping and to a description, both sent at the same time. On YDB
+  a ping is answered by the server of the connection, a description by the coordination node itself,
+  which rejects it if the session is no longer attached. tenure's own server answers a ping after it
+  has renewed the session in its store.
 * The server's pings are answered only while the program is active: for one window after `renew` or
   `send` was called. An answer keeps the session alive in the store.
 * Only the statuses SESSION_EXPIRED and BAD_SESSION end a session that has been attached. Any other
-  reason for rejecting an attachment may pass.
+  rejection of an attachment is transient.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PROBE = "tenure.alive"
 """Name that is described for a proof; the semaphore need not exist."""
 
 _PROBES = 4
-"""Most proofs that may be under way; a server that answers none gets no more requests."""
+"""Maximum number of pending proofs; a server that answers none gets no more requests."""
 
 _OVER = frozenset({Status.SESSION_EXPIRED, Status.BAD_SESSION})
 
@@ -51,10 +50,10 @@ class YdbProtocolEvents(Protocol):
         """Report that the session is attached, for the first time or again."""
 
     def proven(self, at: float) -> None:
-        """Report that the session was proven by a message that was sent then."""
+        """Report that the session was proven by a message that was sent at that time."""
 
     def refused(self, failure: Message) -> None:
-        """Report that the server has ended the stream, for a reason that may pass."""
+        """Report that the server has ended the stream, for a transient reason."""
 
     def ended(self, failure: Message | None) -> None:
         """Report the end of the session: by `stop` (``None``), or by the store."""
@@ -65,11 +64,11 @@ class YdbOperation:
     """One operation, until it is finished.
 
     Attributes:
-        req_id: its number; the answers carry it.
+        req_id: its number, which is in the answers.
         make: returns the message for that number; called each time that it is sent.
         answered: called with the kind and the body of each answer; returns true for the last.
-        sent: true if it was sent.
-        repeated: true if it was sent over a stream that is lost, where it may have had its effect.
+        sent: whether it was sent.
+        repeated: whether it was sent over a lost stream, where it may have taken effect.
     """
 
     req_id: int
@@ -92,9 +91,9 @@ class YdbProtocol:
     """One session on the server.
 
     Attributes:
-        id: the session's, 0 before it has been attached.
+        id: the session's id, 0 before it has been attached.
         seq_no: the number of the last attachment, or attempt.
-        attached: true if the server has attached the session to the current stream.
+        attached: whether the server has attached the session to the current stream.
         outgoing: the messages to write, in order.
         window: the recovery window, in seconds.
         last_activity: time of the program's last call.
@@ -124,7 +123,7 @@ class YdbProtocol:
         self._events = events
         self._started_at = 0.0
         self._last_req_id = 0
-        self._operations: dict[int, YdbOperation] = {}  # in their order
+        self._operations: dict[int, YdbOperation] = {}  # in order
         self._probes: list[_Probe] = []
         self._stopping = False
         self._over = False
@@ -146,7 +145,7 @@ class YdbProtocol:
 
     @property
     def awaits_proof(self) -> bool:
-        """True if a proof is under way."""
+        """True if a proof is pending."""
         return bool(self._probes)
 
     # Operations
@@ -168,7 +167,7 @@ class YdbProtocol:
         self._operations.pop(operation.req_id, None)
 
     def renew(self) -> None:
-        """Note that the program is active, and request a proof."""
+        """Record that the program is active, and request a proof."""
         self.last_activity = now = self._now()
         if not self.attached or self._stopping or len(self._probes) >= _PROBES:
             return
@@ -197,7 +196,7 @@ class YdbProtocol:
         )
 
     def lost(self) -> None:
-        """Note the end of the stream."""
+        """Record the end of the stream."""
         if self.attached:
             self._last_contact = self._now()  # the server counts the window from here
         self.attached = False
@@ -256,14 +255,14 @@ class YdbProtocol:
             return
         for probe in self._probes:
             if probe.req_id == body.req_id:
-                # There is probably no such semaphore; any other status proves nothing.
+                # The semaphore probably does not exist; any other status proves nothing.
                 probe.described = body.status in {Status.SUCCESS, Status.NOT_FOUND}
         self._prove()
 
     def _prove(self) -> None:
         for number, probe in reversed(list(enumerate(self._probes))):
             if probe.ponged and probe.described:
-                del self._probes[: number + 1]  # the earlier ones prove nothing more
+                del self._probes[: number + 1]  # earlier ones prove nothing more
                 self.last_proof = probe.sent_at
                 self._events.proven(probe.sent_at)
                 return

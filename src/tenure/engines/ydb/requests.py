@@ -1,4 +1,4 @@
-"""Requests of one session, from when they are made until they are out of their queues.
+"""Requests of one session, from their creation until they have left their queues.
 
 ::
 
@@ -7,9 +7,9 @@
       +---------+---------+--------+--> LEAVING --> GONE     withdrawn, until the server confirms
       +---------+---------+--------+--> GONE                 refused, timed out, removed
 
-This module has the ways out; `joining` and `altering` have the others. An operation that fails for
-the moment is repeated after a pause, if a request would otherwise stay in its queue, or a waiter
-would miss its grant.
+This module removes requests; `joining` and `altering` add and change them. An operation with a
+transient failure is repeated after a pause, if a request would otherwise stay in its queue, or a
+waiter would miss its grant.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RETRY_PAUSE = 0.25
 """Seconds before an operation that failed is repeated."""
 
 LONGEST_WAIT = 24 * 3600.0
-"""Longest timeout in seconds that the server counts; a longer one is counted here."""
+"""Longest timeout in seconds that the server measures; a longer one is measured here."""
 
 
 class State(Enum):
@@ -42,7 +42,7 @@ class State(Enum):
 
     SENT = "sent"  # no answer yet
     WAITS = "waits"
-    TAKEN = "taken"  # it owns; its order id is not known yet
+    TAKEN = "taken"  # it is an owner; its order id is not known yet
     OWNS = "owns"
     LEAVING = "leaving"
     GONE = "gone"
@@ -54,20 +54,20 @@ class YdbRequest:
 
     Attributes:
         request_id: its number in the session.
-        deadline: end of its timeout, on the clock; ``None``: none.
-        at_once: it is granted at once, or refused.
-        member: the one through which it was sent.
+        deadline: end of its timeout, on the clock, or ``None``.
+        at_once: whether it is granted at once, or rejected.
+        member: the member through which it was sent.
         operation: the pending operation that the grant will answer.
-        taken: it was granted at some time.
+        taken: whether it was ever granted.
         release: the pending operation that takes it out of its queue.
-        perhaps_out: the server may have taken it out, and its answer was lost.
-        refused: the server rejected it; the error is known, or being determined.
-        order_id: once known.
+        perhaps_out: whether the server may have taken it out, with a lost answer.
+        refused: whether the server rejected it; the error is known, or being determined.
+        order_id: its order id, once known.
         owned_at: the session's step at which the grant and its order id were known.
-        order_id_requested: a description that will contain it is on its way.
-        answer: what `enqueue` returned.
-        leavers: callers that wait for it to be out of its queue.
-        lost: it has left its queue without a withdrawal.
+        order_id_requested: whether a description that will contain it is pending.
+        answer: the result of `enqueue`.
+        leavers: callers that wait until it has left its queue.
+        lost: whether it has left its queue without a withdrawal.
     """
 
     request_id: int
@@ -92,7 +92,7 @@ class YdbRequest:
     lost: bool = False
 
     def left_at(self, now: float) -> float | None:
-        """Return the rest of its timeout in seconds, for the server."""
+        """Return the remaining seconds of its timeout, for the server."""
         if self.at_once:
             return 0.0
         if self.deadline is None:
@@ -119,7 +119,7 @@ class YdbRequest:
             self.answer.set_exception(error)
 
     def answer_leavers(self, withdrawn: Withdrawn) -> None:
-        """Answer the withdrawals: it is out of its queue."""
+        """Answer the withdrawals: it has left its queue."""
         for answer in self.leavers:
             if not answer.done():
                 answer.set_result(withdrawn)
@@ -136,7 +136,7 @@ def settle(answer: asyncio.Future[None], error: TenureError | None = None) -> No
 
 
 class YdbRequests:
-    """The requests of one session, by their numbers and by their names."""
+    """The requests of one session, by number and by name."""
 
     def __init__(self, session: GroupSession) -> None:
         """Start without requests."""
@@ -149,7 +149,7 @@ class YdbRequests:
         self._over = False
 
     def add(self, request: YdbRequest) -> None:
-        """Add a request that was made."""
+        """Add a request."""
         self._requests[request.request_id] = request
         self._by_name.setdefault(request.name, {})[request] = None
 
@@ -242,7 +242,7 @@ class YdbRequests:
         send()
 
     def count_long(self, request: YdbRequest, timeout: float | None) -> None:
-        """Count a timeout that the server does not count."""
+        """Measure a timeout that the server does not measure."""
         if timeout is not None and timeout > LONGEST_WAIT:
             self.later(timeout, partial(self._time_out, request))
 
@@ -256,9 +256,9 @@ class YdbRequests:
         """Report a request that has left its queue without a withdrawal.
 
         Args:
-            request: the one that left.
+            request: the request.
             why: the reason, for the session.
-            release: the server has a request in its place that no caller made; release that.
+            release: whether the server has a request in its place without a caller, to be released.
         """
         request.lost = True
         if release:
@@ -271,7 +271,7 @@ class YdbRequests:
         self._queues.of(request.name).move()
 
     def find_out(self, request: YdbRequest) -> None:
-        """Find out why a waiter was taken out of its queue: a deletion, or an eviction."""
+        """Determine why a waiter was removed from its queue: a deletion, or an eviction."""
         member = request.member
         assert member is not None
         request.state = State.LEAVING  # as far as its member is concerned
@@ -287,14 +287,14 @@ class YdbRequests:
 
     def _out(self, request: YdbRequest, was_there: bool) -> None:
         self.forget(request)
-        if not request.refused:  # otherwise the error is still to be reported
+        if not request.refused:  # otherwise the error must still be reported
             place = Place.GRANTED if request.taken else Place.WAITING
             request.answer_with(Enqueued(place, request.order_id))
         left = was_there and not request.lost
         request.answer_leavers(Withdrawn.LEFT if left else Withdrawn.MISSING)
 
     def forget(self, request: YdbRequest) -> None:
-        """Note that it is in no queue. Safe to call twice."""
+        """Record that it is in no queue. Safe to call twice."""
         if request.state is State.GONE:
             return
         request.state = State.GONE

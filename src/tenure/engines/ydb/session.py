@@ -51,7 +51,7 @@ class YdbSession(GroupSession):
         self._joining.fail_member(member, error)
 
     def _placed(self, request: YdbRequest) -> None:
-        """Note that a request waits or owns, and so that its semaphore exists."""
+        """Record that a request waits or is an owner, so its semaphore exists."""
         self._watches.appeared(request.name)
         if request.state is State.OWNS:
             self._watches.granted()
@@ -174,7 +174,7 @@ class YdbSession(GroupSession):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
+        """Watch a name; return the function that ends the watch."""
         self.check()
         rules.check_name(name, self.path)
         return self._watches.add(name, data=data, owners=owners, changed=changed)

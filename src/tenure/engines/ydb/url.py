@@ -35,7 +35,7 @@ _TOKEN = text("token", secret=True)
 _DISCOVERY = flag("discovery", default=True)
 _FENCING = flag("fencing", default=True)
 _SIBLINGS = number("siblings", 32, 0, 65536)
-# gRPC checks certificates itself, always, and wants a name for all servers at once.
+# gRPC always checks certificates itself, and needs a name for all servers at once.
 _FILES = tuple(each for each in TLS if each.name in {"tls_ca", "tls_cert", "tls_key"})
 PARAMETERS: tuple[Parameter[Any], ...] = (
     _CREDENTIALS,
@@ -53,18 +53,19 @@ class YdbUrl:
     """A parsed URL.
 
     Attributes:
-        url: without secrets.
-        endpoints: ``host:port``, one or more; each of them lists the others.
-        database: its path, such as ``/local``.
-        tls: how to encrypt, or ``None``.
-        credentials: their kind.
-        user, password: of the kind ``"static"``.
-        token: of the kind ``"token"``.
-        discovery: connect to the servers that the endpoints list, instead of the endpoints.
-        fencing: describe a semaphore after each grant, for the fencing token.
-        siblings: most sessions to open beside each session of the program, for further requests
-            for a name.
-        connect_timeout: seconds for connecting, and for attaching.
+        url: the URL without secrets.
+        endpoints: one or more ``host:port``; each of them lists the others.
+        database: the path of the database, such as ``/local``.
+        tls: the TLS options, or ``None``.
+        credentials: the kind of the credentials.
+        user, password: for the kind ``"static"``.
+        token: for the kind ``"token"``.
+        discovery: whether to connect to the servers listed by the endpoints, instead of the
+            endpoints.
+        fencing: whether to describe a semaphore after each grant, for the fencing token.
+        siblings: maximum number of additional sessions for each session of the program, for further
+            requests for a name.
+        connect_timeout: timeout in seconds of connecting, and of attaching.
     """
 
     url: str

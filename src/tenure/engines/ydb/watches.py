@@ -1,20 +1,20 @@
 """Watches of a session: one on the server for each name, regardless of the number of listeners.
 
-The server reports once for each watch; then the watch is requested again. The listeners are
-notified when the new watch has described the name: of the changes that the old one reported, and of
-the differences from the last description. So no change between the two is missed.
+The server reports once for each watch; then the watch is requested again. When the new watch has
+described the name, the listeners are notified of the changes reported by the old one, and of
+differences from the last description. So no change between the two is missed.
 
 Rules:
 
-* Names with an owner are watched too, from a moment after the grant on. No other message reports
-  to an owner that its semaphore was deleted by force, or its request evicted.
+* Names with an owner are watched, too, from shortly after the grant. No other message reports to an
+  owner that its semaphore was deleted by force, or its request evicted.
 * If a semaphore has many owners, only its data is watched for that (deletion counts as a change of
-  it). Otherwise each owner would be notified of every other grant. The owners are looked up at
-  every renewal then.
-* A watch protects an owner only if it was requested after the grant. An older one may begin with a
-  state without the request. A server reports no change if it finds the same state again after a
-  grant and an eviction.
-* The server watches only semaphores that exist. Missing ones are looked up at short intervals.
+  the data), because otherwise each owner would be notified of every other grant. Instead, the
+  owners are looked up at every renewal.
+* A watch protects an owner only if it was requested after the grant. An older one may have started
+  without the request, and a server reports no change if the state is the same again after a grant
+  and an eviction.
+* The server watches only existing semaphores. Missing ones are looked up at short intervals.
 * An attachment loses the watches. They are requested again in the same way.
 """
 
@@ -34,13 +34,13 @@ from tenure.wire.ydb import Message, Status
 __all__ = ["YdbWatches"]
 
 LOOK_AGAIN = 0.25
-"""Seconds after which a missing semaphore is looked up again."""
+"""Seconds between two look-ups of a missing semaphore."""
 
 SETTLED = 0.1
 """Seconds between a grant and the watch that protects it."""
 
 FEW = 8
-"""Most owners that are watched for the sake of an owner."""
+"""Maximum number of owners that are watched for the sake of an owner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +56,8 @@ class _Arm:
 
     Attributes:
         step: the session's step at which it was last requested.
-        described: the server has described the name.
-        retired: another one has taken its place; only its last report is processed.
+        described: whether the server has described the name.
+        retired: whether it was replaced; only its last report is processed.
     """
 
     data: bool
@@ -73,11 +73,11 @@ class _Name:
 
     Attributes:
         arm: the watch on the server.
-        missing: the semaphore does not exist, or cannot be watched.
-        many: it has too many owners to watch them for the sake of an owner.
-        known: it was described before, with `data` and `owners`.
-        changes: since the last notification: of the data, of the owners.
-        for_data, for_owners: the numbers of listeners to each.
+        missing: whether the semaphore does not exist, or cannot be watched.
+        many: whether it has too many owners to watch them for the sake of an owner.
+        known: whether it was described before, with `data` and `owners`.
+        changes: whether the data, and the owners, have changed since the last notification.
+        for_data, for_owners: the numbers of listeners.
     """
 
     listeners: dict[_Listener, None] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class _Name:
         self.for_owners += listener.owners
 
     def remove(self, listener: _Listener) -> None:
-        """Remove a listener, if it is there."""
+        """Remove a listener, if it exists."""
         if listener in self.listeners:
             del self.listeners[listener]
             self.for_data -= listener.data
@@ -152,7 +152,7 @@ class YdbWatches:
             self.update(name)
 
     def renewed(self) -> None:
-        """Look up the owned names whose owners are not watched."""
+        """Look up the names with owners whose owners are not watched."""
         for name, watched in self._names.items():
             if self._requests.owned(name) and not (watched.arm is not None and watched.arm.owners):
                 self._look_up(name)
@@ -271,12 +271,12 @@ class YdbWatches:
     def check_owned(self, name: str, owners: Iterable[Any] | None, step: int) -> None:
         """Report the leases that are lost, by the owners in a description requested at `step`.
 
-        A description without a lease that was granted after that step proves nothing: it may be
-        older than the grant. It is requested once more then.
+        A description without a lease that was granted after that step proves nothing, because it
+        may be older than the grant. It is then requested again.
 
         Args:
             name: the semaphore.
-            owners: ``None`` if there is no such semaphore.
+            owners: the owners; ``None`` if the semaphore does not exist.
             step: the step at which the description was requested.
         """
         order_ids = {each.session_id: each.order_id for each in owners or ()}

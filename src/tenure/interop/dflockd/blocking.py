@@ -1,10 +1,9 @@
 """`tenure.interop.dflockd` for threads: the same lock and semaphore, without ``await``.
 
-A thread cannot be cancelled: `held` and `check` show whether the lock is held, and so does the end
-of ``with`` and of `with_lock`, by `LeaseLost`.
+A thread cannot be cancelled. `held` and `check` show whether the lock is held; the end of a
+``with`` block and of `with_lock` raises `LeaseLost` if it was lost.
 
-From the moment when one acquires or enqueues until it has released, the thread behind
-`tenure.blocking` keeps it alive.
+From acquiring or enqueuing until the release, the thread of `tenure.blocking` renews it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _Holder:
 
     @property
     def lease(self) -> int:
-        """Seconds for which the server gives it; it is renewed while it is held."""
+        """Lease in seconds that the server grants; it is renewed while it is held."""
         return self._wrapped.lease
 
     @property
@@ -79,13 +78,13 @@ class _Holder:
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every grant of this key. Raises `Misuse`, `Unsupported`."""
+        """Number that rises with every grant of this key. Raises `Misuse`, `Unsupported`."""
         return self._wrapped.fencing_token
 
     def acquire(self, *, force: bool = False) -> bool:
-        """Wait for it, for `acquire_timeout` seconds; false if that was not long enough.
+        """Wait for it, for `acquire_timeout` seconds; return false on timeout.
 
-        Raises as the asynchronous one.
+        Raises like the asynchronous method.
         """
         if force:
             self._stop()
@@ -96,11 +95,11 @@ class _Holder:
         return self._obtain(self._wrapped.enqueue)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the grant after `enqueue`; withdraw, and return false, if it takes too long."""
+        """Wait for the grant after `enqueue`; on timeout, withdraw and return false."""
         return self._got(self._obtain(self._wrapped.wait, timeout))
 
     def release(self) -> bool:
-        """Give it back, or leave the queue. False when it was not held (any more)."""
+        """Release it, or leave the queue. Return false if it was not held (any more)."""
         was_held = self.held
         self._stop()
         return was_held
@@ -110,15 +109,15 @@ class _Holder:
         self._stop()
 
     def check(self) -> None:
-        """Raise unless it is held: `LeaseLost`, or `Misuse` when it never was."""
+        """Raise unless it is held: `LeaseLost`, or `Misuse` if it never was."""
         self._wrapped.check()
 
     def with_lock(self, work: Callable[[], T]) -> T:
         """Acquire, do the work in this thread, release.
 
         Raises:
-            AcquireTimeout: it was not granted in time; nothing was done.
-            LeaseLost: it was lost meanwhile.
+            AcquireTimeout: it was not granted in time; the work was not done.
+            LeaseLost: it was lost during the work.
         """
         with self:
             return work()
@@ -146,7 +145,7 @@ class _Holder:
     # With the loop's thread
 
     def _obtain(self, function: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """Call a function on the loop; an interrupted caller holds and waits for nothing."""
+        """Call a function on the loop; an interrupted caller holds nothing and does not wait."""
         started = self._program is None
         if started:
             program = _Program(self._wrapped)
@@ -180,14 +179,14 @@ class DistributedLock(_Holder):
     """`tenure.interop.dflockd.DistributedLock`, for threads.
 
     Args:
-        key: no white space, at most 255 bytes.
+        key: the key, without white space, at most 255 bytes.
         on_lock_lost: called in the thread that renews, with the key and the token; it must not
             block.
-        options: as there.
+        options: as for the asynchronous lock.
     """
 
     def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
-        """Describe the lock; nothing is sent to the servers."""
+        """Set the options; nothing is sent to the servers."""
         super().__init__(async_lock.DistributedLock(key, on_lock_lost=on_lock_lost, **options))
 
 
@@ -197,7 +196,7 @@ class DistributedSemaphore(_Holder):
     def __init__(
         self, key: str, limit: int, *, on_lock_lost: OnLockLost | None = None, **options: Any
     ) -> None:
-        """Describe the semaphore; nothing is sent to the servers."""
+        """Set the options; nothing is sent to the servers."""
         super().__init__(
             async_lock.DistributedSemaphore(key, limit, on_lock_lost=on_lock_lost, **options)
         )

@@ -33,16 +33,16 @@ class Options:
 
     Attributes:
         servers: hosts and ports; a key belongs to one of them.
-        sharding: which one; CRC-32 of the key if ``None``, as in other languages.
+        sharding: selects the server; CRC-32 of the key if ``None``, as in other languages.
         acquire_timeout: seconds to wait for the lock by default.
-        lease: whole seconds for which the server gives it; it is renewed all the while.
-        renew_ratio: the part of the lease after which it is renewed; a third, where this is more.
-        tls: how to encrypt; ``True`` for the system's authorities.
-        auth_token: what shows that the program may come in.
-        connect_timeout: seconds for one attempt to connect.
+        lease: whole seconds of the lease that the server grants; it is renewed while it is held.
+        renew_ratio: the fraction of the lease after which it is renewed, at most a third.
+        tls: the TLS context; ``True`` for the system's authorities.
+        auth_token: the token for authentication.
+        connect_timeout: timeout in seconds of one attempt to connect.
         socket_timeout: seconds after which a server that does not answer is abandoned.
         read_timeout: seconds of silence after which the servers close a connection.
-        clock: where time comes from, for tests.
+        clock: the source of time, for tests.
     """
 
     servers: Sequence[tuple[str, int]] = (("127.0.0.1", 6388),)
@@ -71,10 +71,10 @@ class Options:
             raise InvalidArgument(
                 f"acquire_timeout is zero or more seconds, not {self.acquire_timeout!r}"
             )
-        self.client()  # it complains of the rest
+        self.client()  # it checks the others
 
     def client(self) -> Client:
-        """Return a client of these servers, not open yet."""
+        """Return a client of these servers, not opened yet."""
         places = ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
         )

@@ -1,7 +1,7 @@
 """A lock, or one slot of a semaphore, on dflockd servers: see the package.
 
-States: idle, queued (it has a ticket) and held (it has a lease). `_end` leads back to idle from
-wherever it is, and closes the client; a call that is cancelled or fails ends there too.
+States: idle, queued (it has a ticket) and held (it has a lease). `_end` returns to idle from any
+state, and closes the client; so does a call that fails or is cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Enqueued: TypeAlias = Literal["acquired", "queued"]
 
 OnLockLost: TypeAlias = Callable[[str, str], object]
-"""Called on the loop with the key and the token of a lock that is lost."""
+"""Callback on the loop, with the key and the token of a lost lock."""
 
 _log = logging.getLogger("tenure")
 
@@ -66,7 +66,7 @@ class LockOrSemaphore:
 
     @property
     def lease(self) -> int:
-        """Seconds for which the server gives it; it is renewed while it is held."""
+        """Lease in seconds that the server grants; it is renewed while it is held."""
         return self._options.lease
 
     @property
@@ -82,21 +82,21 @@ class LockOrSemaphore:
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every grant of this key.
+        """Number that rises with every grant of this key.
 
         Raises:
             Misuse: it is not held.
-            Unsupported: the server gives none, as before dflockd 2.0.
+            Unsupported: the server has no fencing tokens, as before dflockd 2.0.
         """
         if self._lease is None:
             raise Misuse(f"{self._key!r} is not held", name=self._key)
         return self._lease.fencing_token
 
     async def acquire(self, *, force: bool = False) -> bool:
-        """Wait for it, for `acquire_timeout` seconds; false if that was not long enough.
+        """Wait for it, for `acquire_timeout` seconds; return false on timeout.
 
         Args:
-            force: first release what this object holds, or withdraw what it waits for.
+            force: first release the lock, or withdraw the request, of this object.
 
         Raises:
             Misuse: this object holds it, or has enqueued.
@@ -109,7 +109,7 @@ class LockOrSemaphore:
     async def enqueue(self) -> Enqueued:
         """Join the queue: ``"acquired"`` when it is held at once, else ``"queued"``.
 
-        In either case `wait` comes next. Raises as `acquire`.
+        In either case, call `wait` next. Raises like `acquire`.
         """
         semaphore = await self._begin(force=False)
         try:
@@ -123,14 +123,14 @@ class LockOrSemaphore:
         return "queued"
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the grant after `enqueue`; withdraw, and return false, if it takes too long.
+        """Wait for the grant after `enqueue`; on timeout, withdraw and return false.
 
         Args:
             timeout: seconds; `acquire_timeout` if ``None``.
 
         Raises:
-            Misuse: nothing was enqueued for.
-            LeaseLost: it was held and is lost.
+            Misuse: `enqueue` was not called.
+            LeaseLost: it was lost.
         """
         ticket, self._ticket = self._ticket, None
         if ticket is None:
@@ -139,7 +139,7 @@ class LockOrSemaphore:
         return await self._outcome(ticket.wait(limit))
 
     async def release(self) -> bool:
-        """Give it back, or leave the queue, and disconnect. False when it was not held (any more).
+        """Release it, or leave the queue, and disconnect. False if it was not held (any more).
 
         Safe to call twice.
         """
@@ -161,8 +161,8 @@ class LockOrSemaphore:
         """Acquire, do the work, release; the work is cancelled when the lock is lost.
 
         Raises:
-            AcquireTimeout: it was not granted in time; nothing was done.
-            LeaseLost: it was lost meanwhile.
+            AcquireTimeout: it was not granted in time; the work was not done.
+            LeaseLost: it was lost during the work.
         """
         async with self:
             result = work()
@@ -196,24 +196,24 @@ class LockOrSemaphore:
             await self._end()
 
     def check(self) -> None:
-        """Raise unless it is held: `LeaseLost`, or `Misuse` when it never was."""
+        """Raise unless it is held: `LeaseLost`, or `Misuse` if it never was."""
         if self._lease is None:
             raise Misuse(f"{self._key!r} is not held", name=self._key)
         self._lease.check()
 
     @property
     def is_idle(self) -> bool:
-        """Return whether it neither holds nor waits, and is not connected."""
+        """Return true if it neither holds nor waits, and is not connected."""
         return self._client is None
 
-    # How it comes to be held, and not to be
+    # Acquiring and releasing
 
     @property
     def _count(self) -> int:
         return EPHEMERAL_LIMIT if self._limit == 1 else 1
 
     async def _begin(self, *, force: bool) -> Semaphore:
-        """Connect; return the semaphore for the requests."""
+        """Connect, and return the semaphore for the requests."""
         if self._client is not None:
             if not force:
                 raise Misuse(
@@ -263,7 +263,7 @@ class LockOrSemaphore:
             self._on_lock_lost(self._key, token)
 
     async def _end(self) -> None:
-        """Idle again; the end of the client releases everything."""
+        """Return to idle; the end of the client releases everything."""
         client, self._client = self._client, None
         self._ticket = self._lease = None
         if client is not None:
@@ -274,17 +274,17 @@ class DistributedLock(LockOrSemaphore):
     """A lock on dflockd servers.
 
     ``async with DistributedLock("nightly", servers=[("lock.example", 6388)]):`` holds it for the
-    block, which is cancelled when it is lost.
+    block, which is cancelled when the lock is lost.
 
     Args:
-        key: no white space, at most 255 bytes.
+        key: the key, without white space, at most 255 bytes.
         on_lock_lost: called on the loop, with the key and the token, when it is lost.
         options: the attributes of `tenure.interop.dflockd.connecting.Options`: ``servers``,
             ``lease``, ``acquire_timeout``, ``auth_token``, ``tls``, ...
     """
 
     def __init__(self, key: str, *, on_lock_lost: OnLockLost | None = None, **options: Any) -> None:
-        """Describe the lock; nothing is sent to the servers."""
+        """Set the options; nothing is sent to the servers."""
         super().__init__(key, 1, on_lock_lost, options)
 
 
@@ -292,11 +292,11 @@ class DistributedSemaphore(LockOrSemaphore):
     """One slot of a semaphore on dflockd servers; see `DistributedLock`.
 
     Args:
-        limit: how many may hold the key at a time; who uses it names the same.
+        limit: number of holders at a time; all clients must use the same.
     """
 
     def __init__(
         self, key: str, limit: int, *, on_lock_lost: OnLockLost | None = None, **options: Any
     ) -> None:
-        """Describe the semaphore; nothing is sent to the servers."""
+        """Set the options; nothing is sent to the servers."""
         super().__init__(key, limit, on_lock_lost, options)

@@ -1,8 +1,8 @@
 """The semaphore of ``effect-distributed-lock`` (Effect, TypeScript), on the same keys of Redis.
 
-`DistributedSemaphore` hands out all requested permits or none; `RedisBacking` stores them where the
-original does, and `ClientBacking` on any of tenure's engines. There is no queue: of the
-waiters, the first one to retry after a release gets the permits.
+`DistributedSemaphore` grants all requested permits or none; `RedisBacking` stores them like the
+original, and `ClientBacking` on any of tenure's engines. There is no queue: the first waiter to
+retry after a release gets the permits.
 """
 
 from __future__ import annotations

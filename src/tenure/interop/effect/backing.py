@@ -1,4 +1,4 @@
-"""Interface of the stores of permits, as a semaphore uses it."""
+"""Interface to the stores of permits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BackingError(EngineError):
 
 
 class Backing(Protocol):
-    """A store of permits. Times to live are in seconds; all of it raises `BackingError`."""
+    """A store of permits. Times to live are in seconds; every method raises `BackingError`."""
 
     async def try_acquire(
         self, key: str, holder_id: str, ttl: float, limit: int, permits: int
@@ -34,7 +34,7 @@ class Backing(Protocol):
         ...
 
     async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
-        """Restart the time to live of a holder's permits; return false when it has lost them."""
+        """Restart the time to live of a holder's permits; return false if they are lost."""
         ...
 
     async def get_count(self, key: str, ttl: float) -> int:
@@ -49,19 +49,19 @@ class PushBacking(Backing, Protocol):
     def on_permits_released(
         self, key: str, notify: Callable[[], None]
     ) -> AbstractAsyncContextManager[None]:
-        """Call `notify`, during the block, whenever permits may have been released.
+        """During the block, call `notify` whenever permits may have been released.
 
-        A broken connection is re-established; notifications missed meanwhile count as a release.
+        A broken connection is re-established, and then `notify` is called once for missed releases.
         """
         ...
 
 
 @runtime_checkable
 class LosingBacking(Backing, Protocol):
-    """Store that detects lost permits by itself, between two refreshes too."""
+    """Store that detects lost permits itself, also between refreshes."""
 
     def is_held(self, key: str, holder_id: str) -> bool:
-        """Return whether a holder still has its permits; safe from any thread."""
+        """Return whether a holder still has its permits. Safe from any thread."""
         ...
 
     async def wait_lost(self, key: str, holder_id: str) -> object:

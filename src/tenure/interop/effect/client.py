@@ -1,7 +1,7 @@
 """Permits on any of tenure's engines: a semaphore of the client's implicit session.
 
 They are leases: renewed by the session, and released when it ends. Only the program that acquired
-permits knows their holder, so that they cannot be resumed in another one.
+permits knows their holder, so another program cannot take them over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ClientBacking"]
 
 
 class ClientBacking:
-    """Permits on the store of a client, which stays open. Times to live are its session's own."""
+    """Permits on the store of a client, which stays open. The session keeps them alive."""
 
     def __init__(self, client: Client) -> None:
         """Start without permits."""
@@ -39,12 +39,12 @@ class ClientBacking:
             if lease is None:
                 return False
             if self._leases.setdefault((key, holder_id), lease) is not lease:
-                await lease.release()  # that holder has some already
+                await lease.release()  # the holder has some already
                 return False
         return True
 
     async def release(self, key: str, holder_id: str, permits: int) -> int:
-        """Release a holder's permits; returns how many were released."""
+        """Release a holder's permits; return how many were released."""
         lease = self._leases.pop((key, holder_id), None)
         if lease is None:
             return 0
@@ -84,7 +84,7 @@ class ClientBacking:
     async def on_permits_released(
         self, key: str, notify: Callable[[], None]
     ) -> AsyncIterator[None]:
-        """Call `notify` whenever permits may be free, while the block lasts."""
+        """During the block, call `notify` whenever permits may be free."""
         watching = asyncio.get_running_loop().create_task(
             self._watch(key, notify), name=f"tenure-permits-{key}"
         )
@@ -94,7 +94,7 @@ class ClientBacking:
             watching.cancel()
             await over(watching)
             if not watching.cancelled():
-                watching.exception()  # waiters retry now and then, and get its error so
+                watching.exception()  # waiters retry periodically, and get its error then
 
     async def _watch(self, key: str, notify: Callable[[], None]) -> None:
         async with self._client.semaphore(key).watch(data=False, owners=True) as states:

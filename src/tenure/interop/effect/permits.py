@@ -1,12 +1,12 @@
-"""Permits that are held for a block: refreshed, perhaps lost, and released.
+"""Permits that are held for a block: refreshed, possibly lost, and released.
 
 Rules:
 
-* Permits are refreshed from the moment in which they were acquired, by a task that ends with
-  their block. When they are lost, when the backing fails for good or did not answer before they
-  could have expired, the body of the block is cancelled, and the block raises `LockLost`. A backing
-  that reports losses is not only read now and then.
-* The release at the end of a block continues when the end is cancelled, and when the permits have
+* A task refreshes permits from their acquisition to the end of their block. The body of the block
+  is cancelled, and the block raises `LockLost`, when the permits are lost, when the backing fails
+  permanently, or when it does not answer before they could have expired. A backing that reports
+  losses is awaited in addition.
+* The release at the end of a block continues when it is cancelled, and when the permits have
   expired meanwhile.
 """
 
@@ -28,7 +28,7 @@ from tenure.interop.endings import UNDO_TIMEOUT, Endings, margin
 __all__ = ["LockLost", "Permits", "PermitsOrigin", "in_time"]
 
 TICK = 1.0
-"""Seconds after which it is noticed, at the latest, that the machine was suspended for too long."""
+"""Longest delay in seconds until a suspension of the machine is detected."""
 
 
 class LockLost(LeaseLost):
@@ -37,7 +37,7 @@ class LockLost(LeaseLost):
 
 @dataclass(frozen=True, slots=True)
 class PermitsOrigin:
-    """The semaphore, as the permits acquired from it use it."""
+    """The semaphore, as seen by permits acquired from it."""
 
     key: str
     ttl: float
@@ -53,10 +53,10 @@ class Permits:
     """Permits that are held for a block.
 
     Attributes:
-        count: how many.
+        count: number of permits.
         identifier: the holder; a program that knows it can take them over.
-        loss: how they were lost.
-        abandoned: set when the program has stopped waiting for them.
+        loss: the error of their loss.
+        abandoned: set when the program no longer waits for them.
     """
 
     def __init__(self, origin: PermitsOrigin, count: int, identifier: str) -> None:
@@ -72,7 +72,7 @@ class Permits:
         self.abandoned = asyncio.Event()
 
     def __repr__(self) -> str:
-        """Return the count, the key and the holder, for people."""
+        """Return the count, the key and the holder."""
         held = "held" if self.held else "not held"
         return f"<{self.count} permits of {self._origin.key!r}, {held} by {self.identifier!r}>"
 
@@ -91,17 +91,17 @@ class Permits:
         )
 
     def check(self) -> None:
-        """Raise `LockLost` unless they are held; for loops, and for threads."""
+        """Raise `LockLost` unless they are held. Useful in loops and threads."""
         if self.loss is not None:
             raise self.loss
         if not self.held:
             raise LockLost(f"permits of {self._origin.key!r} are not held any more")
 
     async def wait_lost(self) -> LockLost:
-        """Wait until they are lost, and return how.
+        """Wait until they are lost, and return the loss.
 
         Raises:
-            LeaseReleased: their block has ended instead.
+            LeaseReleased: their block has ended normally.
         """
         await self._over.wait()
         if self.loss is None:
@@ -109,7 +109,7 @@ class Permits:
         return self.loss
 
     def live_until(self, sent: float) -> None:
-        """They were acquired or refreshed by what was sent then."""
+        """Record that they were acquired or refreshed by a command sent at that time."""
         ttl = self._origin.ttl
         self._until = sent + ttl - margin(ttl)
 
@@ -146,7 +146,7 @@ class Permits:
     async def _end(self, keeping: asyncio.Task[None]) -> None:
         keeping.cancel()
         await asyncio.wait([keeping])
-        with contextlib.suppress(BackingError):  # their time to live ends them
+        with contextlib.suppress(BackingError):  # they will expire
             await self._origin.release(self)
 
     async def _keep(self) -> None:
@@ -198,7 +198,7 @@ class Permits:
 
 
 async def in_time(what: Coroutine[Any, Any, object], time: float) -> bool:
-    """Wait for something; return false if it has not happened within so many seconds."""
+    """Wait for something; return false on timeout."""
     try:
         async with asyncio.timeout(time):
             await what

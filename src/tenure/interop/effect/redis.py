@@ -1,12 +1,12 @@
-"""Permits in a sorted set of Redis, as ``effect-distributed-lock`` keeps them.
+"""Permits in a sorted set of Redis, as ``effect-distributed-lock`` stores them.
 
-Permit i of a holder is the member ``<holder id>_<i>``, its score the milliseconds at which it was
-acquired or refreshed, by the clock of the program that did. A permit whose score is older than
-the caller's time to live is removed by the next caller.
+Permit i of a holder is the member ``<holder id>_<i>``. Its score is the time in milliseconds of its
+acquisition or refresh, by the clock of its program. The next caller removes permits whose score is
+older than its time to live.
 
-Scores are whole milliseconds, as the Node.js library writes them. redis-py may send a command
-again when its answer was lost. The second copy of an acquisition finds all its permits with its
-own score, and succeeds; otherwise the holder's own permits would count against it.
+Scores are whole milliseconds, as in the Node.js library. redis-py may send a command again when its
+answer was lost. A repeated acquisition finds all its permits with its own score, and succeeds;
+otherwise the holder's own permits would count against it.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ return released
 
 
 class RedisBacking:
-    """Permits on one Redis, through a client of redis-py's, which stays open.
+    """Permits on one Redis, through a client of redis-py, which stays open.
 
     Args:
         redis: the client.
-        key_prefix: what keys and channels begin with.
-        push: whether releases are published, and listened for; every waiter has a connection
-            of its own for that.
-        push_retry: seconds before a connection that broke is made again.
-        clock: where time comes from, for tests.
+        key_prefix: prefix of the keys and channels.
+        push: whether releases are published, and subscribed to; every waiter has its own connection
+            for that.
+        push_retry: seconds before a broken connection is re-established.
+        clock: the source of time, for tests.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class RedisBacking:
         push_retry: Duration = 0.1,
         clock: Clock | None = None,
     ) -> None:
-        """Keep the permits on `redis`; nothing is sent yet."""
+        """Store permits on `redis`; nothing is sent yet."""
         check_client(redis)
         self._redis: Any = redis
         self._prefix = key_prefix
         self._push = push
         self._push_retry = seconds(push_retry, "push_retry")
         self._clock = clock or SystemClock()
-        self._latest: dict[str, int] = {}  # scores of this millisecond, by holder
+        self._latest: dict[str, int] = {}  # the last scores, by holder
 
     async def try_acquire(
         self, key: str, holder_id: str, ttl: float, limit: int, permits: int
@@ -100,7 +100,7 @@ class RedisBacking:
         return bool(await self._run("try_acquire", _ACQUIRE, key, limit, permits, holder_id, ttl))
 
     async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
-        """Extend the life of a holder's permits; returns whether it still has them."""
+        """Extend the time to live of a holder's permits; return whether it still has them."""
         return bool(await self._run("refresh", _REFRESH, key, limit, permits, holder_id, ttl))
 
     async def get_count(self, key: str, ttl: float) -> int:
@@ -108,7 +108,7 @@ class RedisBacking:
         return int(await self._run("get_count", _COUNT, key, 0, 0, "", ttl))
 
     async def release(self, key: str, holder_id: str, permits: int) -> int:
-        """Release a holder's permits; returns how many were released."""
+        """Release a holder's permits; return how many were released."""
         flag = "1" if self._push else "0"
         try:
             return int(
@@ -144,7 +144,7 @@ class RedisBacking:
     async def on_permits_released(
         self, key: str, notify: Callable[[], None]
     ) -> AsyncIterator[None]:
-        """Call `notify` when permits are published as released, while the block lasts."""
+        """During the block, call `notify` when a release of permits is published."""
         if not self._push:
             yield
             return
@@ -165,8 +165,9 @@ class RedisBacking:
                 async with self._redis.pubsub() as pubsub:
                     await pubsub.subscribe(channel)
                     while not ended.is_set():
-                        # That it is subscribed now is a message too: what was released before?
+                        # The confirmed subscription is a message too: notify for releases before
+                        # it.
                         if await pubsub.get_message(timeout=None) is not None:
                             notify()
             except FAILURES:
-                await asyncio.sleep(self._push_retry)  # waiters retry now and then anyway
+                await asyncio.sleep(self._push_retry)  # waiters retry periodically in any case

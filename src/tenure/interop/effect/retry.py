@@ -1,4 +1,4 @@
-"""Retry policies, which give the seconds to wait before each further attempt."""
+"""Retry policies: the pauses in seconds between attempts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tenure.errors import InvalidArgument
 __all__ = ["Retry", "recurs", "spaced"]
 
 Retry: TypeAlias = Callable[[], Iterable[float]]
-"""Called for each operation: the seconds to wait before the second attempt, the third, and so on;
-at their end the operation has failed."""
+"""Called for each operation; yields the pauses before the second attempt, the third, and so on. At
+its end the operation has failed."""
 
 
 def spaced(interval: Duration) -> Retry:

@@ -1,13 +1,13 @@
-"""Semaphore whose permits live as long as their holder refreshes them, in a `Backing`.
+"""Semaphore whose permits live while their holder refreshes them, in a `Backing`.
 
 Rules:
 
-* The block of permits is entered in the step in which the answer arrives.
+* The block of permits is entered in the same iteration in which the answer arrives.
 * Permits that a cancelled acquisition may have obtained are released before the cancellation
   continues, if the store answers soon. `DistributedSemaphore.aclose` waits for all such
   releases, and for those of blocks.
-* An acquisition that failed halfway is not repeated blindly: the holder's own permits would count
-  against it. So a further attempt first checks whether they are there.
+* After an acquisition with an unknown outcome, the next attempt first checks whether its permits
+  exist, because they would count against it.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ T = TypeVar("T")
 
 
 class LockNotAcquired(AcquireTimeout):
-    """The retry policy came to its end before the permits were free.
+    """The retry policy ended before the permits were free.
 
-    Or they were to be taken over, and were not there.
+    Or the permits to take over did not exist.
     """
 
 
 class DistributedSemaphore:
-    """A semaphore, as one program uses it.
+    """A semaphore, as used by one program.
 
     Args:
-        key: its name in the backing.
-        backing: where the permits are.
-        limit: number of permits. All programs that share the semaphore give the same number.
-        ttl: seconds that permits outlive their last refresh. All programs give the same: each
-            removes permits that are older than its own `ttl`.
+        key: the semaphore's name in the backing.
+        backing: the store of the permits.
+        limit: number of permits. All programs must use the same number.
+        ttl: seconds that permits survive after their last refresh. All programs must use the same
+            value, because each removes permits older than its own `ttl`.
         refresh_interval: seconds between two refreshes; a third of `ttl` by default.
         acquire_retry_policy: pauses between attempts while the permits are not free.
         backing_failure_retry_policy: pauses between attempts while the backing fails.
-        clock: where time comes from, for tests.
+        clock: the source of time, for tests.
 
     Raises:
-        InvalidArgument: no key, no permits, or a refresh that comes too late; or something is not
-            of the type that it must be.
+        InvalidArgument: an argument is of a wrong type, the key is empty, the limit is not
+            positive, or the refresh interval is too long.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class DistributedSemaphore:
         backing_failure_retry_policy: Retry | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Describe the semaphore; nothing is sent to its backing."""
+        """Set the options; nothing is sent to the backing."""
         if not isinstance(key, str) or not key:
             raise InvalidArgument(f"the key of a semaphore is a str, and not empty: {key!r}")
         if not callable(getattr(backing, "try_acquire", None)):
             raise InvalidArgument(
-                "permits are in a backing, a RedisBacking or a ClientBacking for example, and not "
+                "permits are in a backing, such as a RedisBacking or a ClientBacking, not "
                 f"in a {type(backing).__name__}",
                 name=key,
             )
         for policy in (acquire_retry_policy, backing_failure_retry_policy):
             if policy is not None and not callable(policy):
                 raise InvalidArgument(
-                    f"a retry policy is a function, as spaced(0.5) gives one, not {policy!r}",
+                    f"a retry policy is a function, such as spaced(0.5), not {policy!r}",
                     name=key,
                 )
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
@@ -119,7 +119,7 @@ class DistributedSemaphore:
         )
 
     def __repr__(self) -> str:
-        """Return the key and the limit, for people."""
+        """Return the key and the limit."""
         return f"<DistributedSemaphore {self.key!r} of {self.limit}>"
 
     # Operations
@@ -132,7 +132,7 @@ class DistributedSemaphore:
         identifier: str | None = None,
         acquired_externally: bool = False,
     ) -> T:
-        """Wait for permits, do the work, and give them back; the rest as with `take`."""
+        """Wait for permits, do the work, and release them; otherwise like `take`."""
         taking = self.take(permits, identifier=identifier, acquired_externally=acquired_externally)
         async with taking:
             return await work()
@@ -157,25 +157,26 @@ class DistributedSemaphore:
     async def take(
         self, permits: int, *, identifier: str | None = None, acquired_externally: bool = False
     ) -> AsyncIterator[Permits]:
-        """``async with semaphore.take(2)``: wait for permits, and hold them for the block.
+        """Wait for permits, and hold them for the block: ``async with semaphore.take(2)``.
 
         Args:
-            permits: how many; all of them or none.
+            permits: number of permits; all of them are acquired, or none.
             identifier: the holder's name, unique among the holders; generated by default.
-            acquired_externally: a holder of that identifier has them already, perhaps in another
-                program, which hands them over; they are refreshed instead of acquired.
+            acquired_externally: whether a holder of that identifier, perhaps in another program,
+                has them already and hands them over; they are refreshed instead of acquired.
 
         Raises:
-            LockNotAcquired: the policy came to its end; or there was nothing to take over.
+            LockNotAcquired: the retry policy ended, or there were no permits to take over.
             LockLost: they were lost; the body has been cancelled.
-            BackingError: the store failed, as often as the policy let it.
-            InvalidArgument: the count is not between 1 and the limit, or `acquired_externally`
-                comes without an identifier.
+            BackingError: the store failed in every attempt of the policy.
+            InvalidArgument: the count is not between 1 and the limit, or `acquired_externally` is
+                given without an identifier.
         """
         held = self._checked(permits, identifier, acquired_externally)
         async with AsyncExitStack() as waiting:
             await self._acquire(held, acquired_externally, waiting)
-            async with held:  # before anything else is awaited: a cancellation would leave them
+            # Before any other await: a cancellation there would leave the permits behind.
+            async with held:
                 await waiting.aclose()
                 yield held
 
@@ -196,7 +197,7 @@ class DistributedSemaphore:
         return await self._persist(partial(self._backing.get_count, self.key, self.ttl))
 
     async def aclose(self) -> None:
-        """Wait until everything that was interrupted has been released."""
+        """Wait until all interrupted operations are released."""
         await self._endings.wait()
 
     # Implementation
@@ -220,7 +221,7 @@ class DistributedSemaphore:
         return Permits(self._origin, count, identifier or str(uuid.uuid4()))
 
     async def _acquire(self, permits: Permits, externally: bool, waiting: AsyncExitStack) -> None:
-        """Wait for permits; what only the wait needs is for `waiting` to end."""
+        """Wait for permits, and end `waiting` with the wait."""
         if await self._try(permits, externally):
             return
         if externally:
@@ -285,7 +286,7 @@ class DistributedSemaphore:
     async def _persist(
         self, call: Callable[[], Coroutine[Any, Any, T]], abandoned: asyncio.Event | None = None
     ) -> T:
-        """Call, and retry as the policy says, unless the attempt is abandoned."""
+        """Call, and retry according to the policy, unless the attempt is abandoned."""
         pauses = iter(self._failure_retry())
         abandoned = abandoned or asyncio.Event()
         while True:

@@ -1,12 +1,11 @@
-"""Authentication: which identity each connection has.
+"""Authentication: the identity of each connection.
 
-Read in this order: `permissions` and `quotas` (what an identity may do, and have), `identity` (the
-value that everything else uses), `peer` (what a transport shows about the client), `tokens` (the
-formats of a token file), `revocation` (lists of revoked certificates), `authenticator` (the
-decision), `accounts` and `tallies` (what is counted for each identity), `guard` and
-`guarded_session` (where permissions and quotas are enforced).
+Read in this order: `permissions` and `quotas`, `identity` (the value that everything else uses),
+`peer` (a transport's facts about the client), `tokens` (the formats of a token file), `revocation`
+(lists of revoked certificates), `authenticator` (the decision), `accounts` and `tallies` (the usage
+of each identity), `guard` and `guarded_session` (the enforcement of permissions and quotas).
 
-No message, log line and `repr` in this package contains a token.
+No message, log line or `repr` in this package contains a token.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Accounts: what each identity has on this server, counted against its quotas and its share.
+"""Accounts: the usage of each identity on this server, against its quotas and its share.
 
-Each counted limit of the server (`Quotas` names them) is a `Pool`. While one identity has an
-account, all of the pool is reserved for it. With several, half of the pool is reserved in equal
-parts, and the other half is first come, first served. So an account always gets its reserved part.
-Usage of no account is taken from the other half.
+Each counted limit of the server (`Quotas` names them) is a `Pool`. A single account has all of the
+pool reserved. With several accounts, half of the pool is reserved in equal parts, and the other
+half is first come, first served. So an account always gets its reserved part. Usage without an
+account is taken from the shared half.
 
 Rules:
 
 * Counting takes constant time, and the common case is one addition and one comparison.
-* What is taken is released once, in every case.
+* Everything taken is released exactly once.
 * An account exists as long as a connection or something counted refers to it. The number of parts
-  is the number of accounts, rounded up to a power of two, so that parts rarely change.
-  Parts that grow smaller take nothing away from an account that has more.
+  is the number of accounts, rounded up to a power of two, so that parts rarely change. When parts
+  shrink, an account keeps what it has.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Pool:
 
     Attributes:
         limit: the limit's name.
-        most: its value.
+        most: the limit's value.
         reserved: each account's part.
-        shared: what is not reserved.
-        beyond: how much of the shared half is taken.
-        unowned: what belongs to no account, and is reserved and shared no more.
-        alone: there is one account at most.
+        shared: the part that is not reserved.
+        beyond: usage of the shared half.
+        unowned: usage without an account, which reduces both halves.
+        alone: whether there is at most one account.
     """
 
     __slots__ = ("alone", "beyond", "limit", "most", "reserved", "shared", "unowned")
 
     def __init__(self, limit: str, most: int) -> None:
-        """Start with a single account, which may have all of it."""
+        """Start with a single account, which may use all of it."""
         self.limit = limit
         self.most = most
         self.beyond = 0
@@ -57,7 +57,7 @@ class Pool:
         self.alone = True
 
     def divide(self, parts: int) -> None:
-        """Reserve for so many accounts."""
+        """Reserve parts for that many accounts."""
         self.alone = parts <= 1
         if self.alone:
             self.reserved, self.shared = max(0, self.most - self.unowned), 0
@@ -70,9 +70,9 @@ class Share:
     """The share of one account in one pool.
 
     Attributes:
-        used: how much it has.
-        quota: the most that it may have; ``None`` for no quota of its own.
-        assured: up to here nothing but `used` changes; beyond it the pool counts, too.
+        used: the current usage.
+        quota: the maximum usage; ``None`` for no quota.
+        assured: up to this usage only `used` changes; beyond it the pool counts, too.
     """
 
     __slots__ = ("_identity", "_pool", "assured", "quota", "used")
@@ -86,10 +86,10 @@ class Share:
         self.assured = pool.reserved
 
     def take(self, more: int = 1, *, node: str | None = None, name: str | None = None) -> None:
-        """Count so much more.
+        """Add to the usage.
 
         Raises:
-            LimitReached: it is more than the quota, or than the server has left for it.
+            LimitReached: the quota would be exceeded, or the server has no more for it.
         """
         used = self.used + more
         if used > self.assured:
@@ -98,33 +98,33 @@ class Share:
 
     @property
     def alone(self) -> bool:
-        """True if the account has the whole pool for itself."""
+        """True if the account has the whole pool."""
         return self._pool.alone
 
     def check(self, *, node: str | None = None, name: str | None = None) -> None:
-        """Raise `LimitReached` if there must not be one more."""
+        """Raise `LimitReached` if one more is not allowed."""
         self.take(node=node, name=name)
         self.release()
 
     def take_anyway(self, more: int = 1) -> None:
-        """Count so much more that exists already."""
+        """Add to the usage what already exists."""
         before, self.used = self.used, self.used + more
         self._pool.beyond += self._excess(self.used) - self._excess(before)
 
     def release(self, less: int = 1) -> None:
-        """Count so much less."""
+        """Reduce the usage."""
         before, self.used = self.used, self.used - less
         assert self.used >= 0, f"more {self._pool.limit} released than were taken"
         if before > self.assured:
             self._pool.beyond -= self._excess(before) - self._excess(self.used)
 
     def limit_to(self, quota: int | None) -> None:
-        """Set the quota. What is used already stays, also when it is more."""
+        """Set the quota. Current usage may exceed it."""
         self.quota = quota
         self.settle()
 
     def settle(self) -> None:
-        """Compute what is assured, after the quota or the pool's parts have changed."""
+        """Recompute `assured`, after the quota or the pool's parts have changed."""
         before = self._excess(self.used)
         reserved = self._pool.reserved
         self.assured = reserved if self.quota is None else min(reserved, self.quota)
@@ -161,10 +161,10 @@ class Share:
 
 
 class _Unowned(Share):
-    """The part of a pool that belongs to no account.
+    """Usage of a pool without an account.
 
     Args:
-        changed: is called when it has grown or shrunk.
+        changed: called when it has grown or shrunk.
     """
 
     __slots__ = ("_changed",)
@@ -183,12 +183,12 @@ class _Unowned(Share):
 
 
 class Account:
-    """Rights and holdings of one identity.
+    """Permissions and usage of one identity.
 
     Attributes:
         identity: its name.
-        permissions, quotas: as of the last greeting.
-        sessions, requests, semaphores, watches, nodes, stored_bytes: what it has, by quota.
+        permissions, quotas: those of the last greeting.
+        sessions, requests, semaphores, watches, nodes, stored_bytes: its usage, by quota.
     """
 
     __slots__ = (
@@ -223,7 +223,7 @@ class Account:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """All that is counted, by quota."""
+        """All usage, by quota."""
         return {each.name: getattr(self, each.name) for each in _QUOTAS}
 
 
@@ -231,8 +231,8 @@ class Accounts:
     """The accounts of one server.
 
     Attributes:
-        unowned: what the store had when the server started, and of which the server does not know
-            which identity made it. It counts against the limits, and against no quota.
+        unowned: objects of an unknown identity, which the store had when the server started. They
+            count against the limits, but against no quota.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -247,19 +247,20 @@ class Accounts:
         return len(self._accounts)
 
     def __iter__(self) -> Iterator[Account]:
-        """Iterate over the accounts that there are now."""
+        """Iterate over the current accounts."""
         return iter(list(self._accounts.values()))
 
     def of(self, identity: Identity) -> Account:
-        """Return the account of an identity. The caller keeps it for as long as it counts there.
+        """Return the account of an identity. The caller keeps it while it has usage there.
 
-        From now on the account has the permissions and quotas of this identity, for all of its
-        connections and sessions.
+        The account takes the permissions and quotas of this identity, for all of its connections
+        and sessions.
         """
         account = self._accounts.get(identity.owner)
         if account is None:
             account = Account(identity.group or identity.name, self.pools)
-            finalize(account, self._divide).atexit = False  # called when the next line is undone
+            # Called when the next assignment is undone.
+            finalize(account, self._divide).atexit = False
             self._accounts[identity.owner] = account
             self._divide()
             _set(account, identity)
@@ -270,7 +271,7 @@ class Accounts:
         return account
 
     def _divide(self) -> None:
-        """Make as many parts as there are accounts, or a few more."""
+        """Divide into as many parts as there are accounts, or a few more."""
         count = len(self._accounts)
         if count > 1 and self._parts // 4 < count <= self._parts:
             return

@@ -1,11 +1,11 @@
-"""Decision about the identity of a connection.
+"""Authenticator, which determines the identity of a connection.
 
-Where a token is required, the token decides; a client certificate or a Unix user that the token
-file lists needs none. Without it the identity is the subject of the client's certificate, else the
-uid of a Unix peer, else `ANONYMOUS`.
+If a token is required, it determines the identity; a client certificate or a Unix user in the token
+file needs none. Otherwise the identity is the subject of the client's certificate, else the uid of
+a Unix peer, else `ANONYMOUS`.
 
-A token is found by a digest under a key of this process. A client cannot choose any part of that
-digest, so the time of an attempt reveals nothing about the valid tokens.
+A token is found by a keyed digest, with a key of this process. A client cannot choose any part of
+that digest, so the time of an attempt reveals nothing about the valid tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tenure.server.auth.tokens import Credentials, Rights, Token
 __all__ = ["REFUSAL_DELAY", "Authenticator", "Verdict"]
 
 REFUSAL_DELAY = 0.1
-"""Seconds after which a client learns that its token is refused. Only this client waits."""
+"""Seconds after which a rejected token is reported. Only that client waits."""
 
 Verdict: TypeAlias = Callable[[Identity | None, Peer], str | None]
-"""Decision whether a connection ends, and why; the identity is ``None`` before the greeting."""
+"""Returns the reason to end a connection, if any; the identity is ``None`` before the greeting."""
 
 _ALL_RIGHTS = Rights()
 
@@ -42,7 +42,7 @@ class Authenticator:
     """Authenticator that requires a token, if it has any.
 
     Args:
-        tokens: the text of each, with the name of its identity.
+        tokens: the text of each token, with the name of its identity.
         utc: the time of day, by which tokens expire.
     """
 
@@ -69,7 +69,7 @@ class Authenticator:
 
     @property
     def required(self) -> bool:
-        """True if a client has to show something."""
+        """True if clients must authenticate."""
         return self._required
 
     @property
@@ -82,11 +82,11 @@ class Authenticator:
     def replace(
         self, credentials: Credentials, revoked: Iterable[CertificateId] = frozenset()
     ) -> None:
-        """Replace what is valid; from now on a token is required. `verdict` knows the effect.
+        """Replace the credentials; from now on a token is required. `verdict` shows the effect.
 
         Args:
-            credentials: the tokens and identities that are valid from now on.
-            revoked: certificates that their authorities have revoked.
+            credentials: the new tokens and identities.
+            revoked: the revoked certificates.
         """
         self._required = True
         tokens = {}
@@ -107,19 +107,19 @@ class Authenticator:
         self.revoke(revoked)
 
     def revoke(self, certificates: Iterable[CertificateId]) -> None:
-        """Replace the certificates that are revoked."""
+        """Replace the revoked certificates."""
         self._revoked = frozenset(certificates)
 
     def authenticate(self, token: str, peer: Peer = UNKNOWN_PEER) -> Identity:
         """Return the identity of a client.
 
         Args:
-            token: what the client shows; empty if it shows none.
-            peer: what its transport shows.
+            token: the client's token; empty if it sent none.
+            peer: the client, as known to its transport.
 
         Raises:
-            AuthenticationFailed: a token is required, and this is not a valid one; or the
-                client's certificate is revoked.
+            AuthenticationFailed: a token is required and this one is not valid, or the client's
+                certificate is revoked.
         """
         if self._is_revoked(peer):
             raise AuthenticationFailed("the client's certificate is revoked")
@@ -150,11 +150,11 @@ class Authenticator:
         return _shown(peer, rights)
 
     def verdict(self, identity: Identity | None, peer: Peer) -> str | None:
-        """Say why a connection may not go on, after a change or the expiry of a token.
+        """Return why a connection may not continue after a change or the expiry of a token.
 
         Args:
-            identity: that the connection was given; ``None`` before its greeting.
-            peer: what its transport shows.
+            identity: the connection's identity; ``None`` before its greeting.
+            peer: the client, as known to its transport.
         """
         if self._is_revoked(peer):
             return "its client's certificate was revoked"
@@ -186,7 +186,7 @@ class Authenticator:
 
 
 def _shown(peer: Peer, rights: Rights) -> Identity:
-    """Return the identity that a transport shows."""
+    """Return the identity given by the transport."""
     if peer.certificate is not None:
         name = peer.certificate.subject
         return Identity(name, "certificate", b"", rights.permissions, rights.quotas)

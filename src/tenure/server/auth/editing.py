@@ -1,8 +1,8 @@
 """Changes of a file of named tokens.
 
-A change is atomic: it writes a new file beside the old one, with mode 0600 or what the old file
-had, and renames it. Two changes at a time wait for each other, by a lock on the folder. Comments
-and everything else in the file stay as they are.
+A change is atomic: it writes a new file in the same folder, with mode 0600 or that of the old file,
+and renames it. A lock on the folder serialises changes. Comments and everything else in the file
+are kept.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def add_token(
     """Add a token to a file, which is created if it is missing, and return its secret.
 
     Args:
-        path: of the file.
-        name: of the token.
+        path: the path of the file.
+        name: the token's name.
         permissions: a level for each prefix; ``None`` allows everything.
         expires: when the token becomes invalid, in UTC; never if ``None``.
 
     Raises:
-        InvalidArgument: the file cannot be changed, or has the token already.
+        InvalidArgument: the file cannot be changed, or already has the token.
     """
     check_name(name, "NAME")
     Permissions.parse(permissions)
@@ -100,7 +100,7 @@ def rotate_token(path: str, name: str) -> str:
 
 
 def finish_rotation(path: str, name: str) -> None:
-    """Leave a token its newest secret alone.
+    """Remove all but the newest secret of a token.
 
     Raises:
         InvalidArgument: the file cannot be changed, or has no such token.
@@ -124,7 +124,7 @@ class _Change:
 
     Attributes:
         text: its new content.
-        names: of the tokens in its old content.
+        names: the names of the tokens in its old content.
     """
 
     def __init__(self, path: str, text: str) -> None:
@@ -154,7 +154,7 @@ class _Change:
     def too_clever(self) -> InvalidArgument:
         """Return the error for a file that this module cannot change."""
         return InvalidArgument(
-            f"{self._path} is written in a way that this command cannot change; edit it by hand"
+            f"{self._path} has a form that this command cannot change; edit it by hand"
         )
 
     def expect(self, names: set[str]) -> None:
@@ -170,7 +170,7 @@ class _Change:
 
 @contextlib.contextmanager
 def _changing(path: str) -> Iterator[_Change]:
-    """Read a file, and write it when the block ends without an error."""
+    """Read a file, and write it if the block ends without an error."""
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
     try:
@@ -229,7 +229,7 @@ def _text(text: str) -> str:
 
 
 def _header(name: str, end: str) -> re.Pattern[str]:
-    """Return what the header of a token's table looks like."""
+    """Return a pattern for the header of a token's table."""
     names = {re.escape(name), re.escape(_text(name)), re.escape(f"'{name}'")}
     return re.compile(rf"\s*\[\s*tokens\s*\.\s*(?:{'|'.join(names)})\s*{end}")
 
@@ -249,7 +249,7 @@ def _with_hashes(text: str, name: str, hashes: list[str]) -> str:
 
 
 def _without(text: str, name: str) -> str:
-    """Remove the tables of one token from the text, with what belongs to them."""
+    """Remove the tables of one token from the text, with their content."""
     own = _header(name, r"[.\]]")
     kept: list[str] = []
     before_next: list[str] = []  # comments that may belong to the next table

@@ -1,23 +1,22 @@
-"""Guard: the one place in which permissions and quotas are enforced, for all listeners.
+"""Guard: the only place that enforces permissions and quotas, for all listeners.
 
-A listener reaches the store through the `GuardedEngine` of a connection's identity, and in no
-other way on behalf of a client. Rules:
+On behalf of a client, a listener uses the store only through the `GuardedEngine` of the
+connection's identity. Rules:
 
-* **Access.** Without ``read`` a node does not exist for the identity: the answer is
-  `NodeNotFound`. With too little access it is `AuthenticationFailed`, which says what is missing.
-* **Quotas.** An identity's account is charged before an operation is sent, and gets back what the
-  store refuses.
-* **Cancellation**, or an error that does not say what the store did. What may have happened stays
-  charged until the store says otherwise:
+* **Access.** Without ``read`` a node does not exist for the identity: the error is `NodeNotFound`.
+  With too little access it is `AuthenticationFailed`, which names the missing permission.
+* **Quotas.** An identity is charged before an operation is sent, and refunded if it is rejected.
+* **Unknown outcomes**, after a cancellation or an inconclusive error. The possible effect stays
+  charged until the store shows otherwise:
 
   * data that may have been written or deleted, until it is written again or read (`stored`);
   * a node that may have been created or dropped, until the store's list of nodes is without it;
   * a request, until it is removed or withdrawn, or its session is attached again;
-  * a session that was to be closed, detached or taken over, until its recovery window has passed.
+  * a session to be closed, detached or taken over, until its recovery window has passed.
 
-  A cancelled attach leaves no new session, and nothing charged.
-* **Sessions.** A session belongs to the identity that began it, or that had it first since this
-  server started; no other identity can attach it.
+  A cancelled attach leaves neither a session nor a charge.
+* **Sessions.** A session belongs to the identity that opened it, or that attached it first since
+  this server started; no other identity can attach it.
 """
 
 from __future__ import annotations
@@ -67,9 +66,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REFUSALS", "Guard", "GuardedEngine"]
 
-_LOOK_AFTER = 10.0  # seconds between two looks at the store, and until a write has come to its end
-_MANY = 64  # writes without an answer that are not worth a look
-_MOST_READ = 1000  # semaphores that a look reads
+# Seconds between two comparisons with the store, and until a write has certainly ended.
+_LOOK_AFTER = 10.0
+_MANY = 64  # with more unanswered writes, the store is read
+_MOST_READ = 1000  # semaphores read in one comparison
 REFUSALS = (
     InvalidArgument,
     Unsupported,
@@ -81,7 +81,7 @@ REFUSALS = (
     AuthenticationFailed,
     LimitReached,
 )
-"""Errors after which the store is as it was before."""
+"""Errors after which the store is unchanged."""
 _NEEDS = {
     Access.READ: "read",
     Access.HOLD: "acquire, create and change on",
@@ -93,13 +93,13 @@ class Guard:
     """Permissions and quotas of one server.
 
     Attributes:
-        accounts: what each identity has.
-        tallies: its sessions.
-        stored: its nodes and its data on semaphores.
+        accounts: the usage of each identity.
+        tallies: the sessions of each identity.
+        stored: the nodes and the semaphores' data of each identity.
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
-        """Start with nothing counted."""
+        """Start with no usage."""
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()
@@ -123,7 +123,7 @@ class Guard:
         *,
         hidden: bool = True,
     ) -> TenureError:
-        """Return the error for too little access; `hidden`: deny a node that may not be seen."""
+        """Return the error for too little access; `hidden`: report an invisible node as missing."""
         access = account.permissions.access(node)
         if hidden and access is Access.NONE:
             return NodeNotFound(f"there is no node {node}; create it first", node=node)
@@ -144,12 +144,12 @@ class Guard:
         *,
         keeps: bool = False,
     ) -> None:
-        """Have `work` write `size` bytes to a semaphore, or delete it (0 bytes), and count that.
+        """Let `work` write `size` bytes to a semaphore, or delete it (0 bytes), and count that.
 
-        If it exists and `keeps` is true, its data stays as it is.
+        If it exists and `keeps` is true, its data is not changed.
 
         Raises:
-            LimitReached: the account has too many bytes.
+            LimitReached: the account would have too many bytes.
         """
         stored = self.stored
         if stored.without_answer > _MANY:
@@ -185,7 +185,7 @@ class Guard:
     async def create_node(
         self, account: Account, path: str, config: NodeConfig, *, exist_ok: bool
     ) -> None:
-        """Create a node, and count it if it was not there."""
+        """Create a node, and count it if it was created."""
         try:
             account.nodes.take(node=path)
         except LimitReached:
@@ -209,9 +209,9 @@ class Guard:
             self.stored.created(path, account)
 
     async def _look(self) -> None:
-        """Compare what is counted with the store, unless that was done a moment ago.
+        """Compare the counts with the store, unless that was done recently.
 
-        Other servers may have dropped nodes, and writes without an answer may not have happened.
+        Other servers may have dropped nodes, and writes without an answer may have had no effect.
         """
         now = self.now()
         if now < self._looked_at + _LOOK_AFTER:
@@ -233,10 +233,10 @@ class Guard:
 
 
 class GuardedEngine(EngineDefaults):
-    """The store as one identity may use it (`Engine`). It has no life of its own.
+    """The store as one identity may use it (`Engine`). The server opens and closes the store.
 
     Attributes:
-        account: what the identity has.
+        account: the identity's account.
     """
 
     __slots__ = ("_engine", "_guard", "account")
@@ -280,15 +280,15 @@ class GuardedEngine(EngineDefaults):
         """Check the access to a node.
 
         Raises:
-            NodeNotFound: it has none.
-            AuthenticationFailed: it has less.
+            NodeNotFound: the identity has no access.
+            AuthenticationFailed: it has less access.
         """
         access = self.account.permissions.access(node)
         if access < least:
             raise self._guard.refusal(self.account, node, least)
 
     def of_another_identity(self, node: str, number: int) -> AuthenticationFailed:
-        """Return the error for a session that another identity has."""
+        """Return the error for a session of another identity."""
         return AuthenticationFailed(
             f"session {number} on {node} belongs to another identity than {self.account.identity}",
             node=node,
@@ -318,7 +318,7 @@ class GuardedEngine(EngineDefaults):
         except BaseException as error:
             over = isinstance(error, SessionExpired | NodeNotFound)
             if number is not None and former is not None and former.over and not over:
-                # The takeover has ended the former attachment, and the session lives on detached.
+                # The takeover has ended the former attachment, and the session survives detached.
                 tally.resume(requests)
                 tallies.attached(node, number, tally)
                 tallies.detached(node, number, tally, self._guard.now())
@@ -332,7 +332,7 @@ class GuardedEngine(EngineDefaults):
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         """Create a node; it needs the permission to administer."""
         if self.account.permissions.access(path) < Access.ADMINISTER:
-            # The same answer whether or not it is there.
+            # The same error whether or not the node exists.
             raise self._guard.refusal(self.account, path, Access.ADMINISTER, hidden=False)
         await self._guard.create_node(self.account, path, config, exist_ok=exist_ok)
 

@@ -12,10 +12,10 @@ __all__ = ["GuardedPages"]
 
 
 class GuardedPages:
-    """Lists in pages, each of nodes that the identity may read (`Pages`).
+    """Lists in pages, restricted to nodes that the identity may read (`Pages`).
 
     Args:
-        pages: the store's.
+        pages: the store's pages.
         check: raises unless the identity has at least that access to a node.
     """
 

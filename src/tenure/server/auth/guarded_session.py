@@ -1,14 +1,14 @@
-"""Guarded session: stands between a listener and the store's session, in both directions.
+"""Guarded session: a layer between a listener and the store's session, in both directions.
 
 Rules:
 
-* What changes something needs the access ``hold`` to the node, and what reads needs ``read``; by
-  force needs ``administer``. Access is looked up again after a reload.
-* What a session has already, it may change, withdraw and release with any access.
-* A request is counted before it is sent, and counted no more as soon as it is
-  refused, withdrawn or removed, or its session is over.
-* Cancelling an answer changes nothing in the store: the request stays counted, and of a change of
-  its data the larger size.
+* Changes need the access ``hold`` to the node, reads ``read``, and deletion by force
+  ``administer``. Access is determined again after a reload.
+* A session may change, withdraw and release its existing requests with any access.
+* A request is counted before it is sent, until it is rejected, withdrawn or removed, or its session
+  has ended.
+* Cancelling the wait for an answer changes nothing in the store: the request stays counted, and
+  after a change of its data with the larger size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tenure.server.auth.tallies import Tallies, Tally
 
 __all__ = ["GuardedSession", "SessionGuard"]
 
-_HOLD = Access.HOLD  # found at once, where it matters
+_HOLD = Access.HOLD  # module globals, for speed
 _REFUSED = Place.REFUSED
 
 
@@ -68,16 +68,16 @@ class SessionGuard(Protocol):
         *,
         keeps: bool = False,
     ) -> None:
-        """Have a semaphore's data written or deleted, and counted."""
+        """Write or delete a semaphore's data through `work`, and count it."""
 
 
 class GuardedSession(SessionDefaults):
-    """A session of one identity (`EngineSession`), and what its store says (`SessionEvents`).
+    """A session of one identity (`EngineSession`), which forwards the store's events.
 
     Args:
-        guard: the server's.
+        guard: the server's guard.
         node: the path of its node.
-        tally: what it has.
+        tally: the session's usage.
         events: receives the session's events.
     """
 
@@ -107,7 +107,7 @@ class GuardedSession(SessionDefaults):
         self._tally = tally
         self._permissions = tally.account.permissions
         self._access = self._permissions.access(node)
-        # What is not looked at here goes through without another call.
+        # Other attributes pass through without another call.
         self.attached: Callable[[], None] = events.attached
         self.detached: Callable[..., None] = events.detached
         self.granted: Callable[[int, int | None], None] = events.granted
@@ -118,7 +118,7 @@ class GuardedSession(SessionDefaults):
         self._session: EngineSession | None = None
 
     def use(self, session: EngineSession) -> None:
-        """Take the session that the store has attached."""
+        """Use the session that the store has attached."""
         self._session = session
         self.renew = session.renew
 
@@ -130,18 +130,18 @@ class GuardedSession(SessionDefaults):
     # Events of the store
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """Count the recovered requests, and pass the event on."""
+        """Count the recovered requests, and forward the event."""
         for each in requests:
             self._tally.recover(each.request_id, len(each.data))
         self._resumed(requests)
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """Uncount the request, and pass the event on."""
+        """Uncount the request, and forward the event."""
         self._tally.leave(request_id)
         self._report_removed(request_id, why)
 
     def ended(self, error: SessionExpired) -> None:
-        """Uncount the session, and pass the event on."""
+        """Uncount the session, and forward the event."""
         if self._session is None:
             self._tally.end()
         else:
@@ -161,7 +161,7 @@ class GuardedSession(SessionDefaults):
         return self._inner.attach_number
 
     async def close(self) -> None:
-        """End the session, and uncount what it had."""
+        """End the session, and uncount its requests."""
         try:
             await self._inner.close()
         except BaseException:
@@ -231,7 +231,7 @@ class GuardedSession(SessionDefaults):
         tally = self._tally
         if self._access < _HOLD or tally.account.permissions is not self._permissions:
             self._check(_HOLD, name)
-        if request_id in tally.requests:  # the store refuses that, and the first one stays
+        if request_id in tally.requests:  # the store rejects it, and the first one stays
             return self._inner.enqueue(
                 request_id, name, count, data, timeout=timeout, ephemeral=ephemeral
             )
@@ -278,7 +278,7 @@ class GuardedSession(SessionDefaults):
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue, and uncount it."""
         answer = self._session.withdraw(request_id)  # type: ignore[union-attr]  # attached, since it holds
-        self._tally.leave(request_id)  # the store carries out what it has taken
+        self._tally.leave(request_id)  # the store carries out a withdrawal that it has received
         return answer
 
     def watch(
@@ -297,7 +297,7 @@ class GuardedSession(SessionDefaults):
 
 
 class _Watch:
-    """End of a watch, which counts it no more. Safe to call twice."""
+    """End a watch, and uncount it. Safe to call twice."""
 
     __slots__ = ("_stop", "_tally")
 
@@ -327,7 +327,7 @@ def _altered(tally: Tally, request_id: int, before: int, answer: asyncio.Future[
 
 
 def _not_altered(tally: Tally, request_id: int, before: int, error: BaseException) -> None:
-    """Count what a request's data may be after a change that has failed, or has no answer."""
+    """Count the data that a request may have after a change that failed, or has no answer."""
     if isinstance(error, TenureError):
         tally.restore(request_id, before)
     else:

@@ -1,4 +1,4 @@
-"""Identity of a client, as permissions, quotas and the audit log see it."""
+"""Identity of a client, for permissions, quotas and the audit log."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Identity:
     """Identity of one or several connections.
 
     Attributes:
-        name: as the log shows it: a token's name, or its line in a file of plain tokens; the
+        name: the name in the log: a token's name, or its line in a file of plain tokens; the
             subject of a client certificate; ``uid 1000`` for a Unix peer; ``anonymous``.
         kind: the credential that established it.
-        credential: digest of the token; empty for the other kinds. It finds the token again after
-            a reload, and is not a secret: the key of the digest never leaves the process.
+        credential: digest of the token; empty for the other kinds. It identifies the token after a
+            reload, and is not a secret: the key of the digest never leaves the process.
         permissions: its access to nodes.
-        quotas: how much it may have at a time.
-        group: what owns its sessions in its place, if anything: plain tokens have no names, and
-            the sessions of one stay when it is replaced by another.
+        quotas: its maximum usage.
+        group: the owner of its sessions, if it is not the identity itself: plain tokens have no
+            names, and sessions survive the replacement of a token.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Identity:
 
     @property
     def owner(self) -> str:
-        """Name under which its sessions are kept, and what it has is counted."""
+        """Name under which its sessions and its usage are recorded."""
         return f"{self.kind} {self.group or self.name}"
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Identity:
 
 
 ANONYMOUS = Identity("anonymous", "anonymous")
-"""Identity of every client that shows nothing, where nothing is required."""
+"""Identity of clients without credentials, where none are required."""
 
 PLAIN = "plain tokens"
-"""The group of all tokens without names: a name has no space."""
+"""Group of all tokens without names. (A name contains no space.)"""

@@ -1,4 +1,4 @@
-"""Facts that a transport shows about its client: a certificate, or a Unix user id."""
+"""Facts that a transport knows about its client: a certificate, or a Unix user id."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PeerCertificate:
     """Client certificate that the TLS handshake has verified.
 
     Attributes:
-        subject: its distinguished name in the order of RFC 4514 (``CN=billing,O=Example``); without
-            one, its first alternative name (``DNS:billing.example``).
-        der: the certificate itself.
+        subject: the distinguished name in the order of RFC 4514 (``CN=billing,O=Example``); without
+            one, the first alternative name (``DNS:billing.example``).
+        der: the certificate in DER form.
     """
 
     subject: str
@@ -40,11 +40,11 @@ class PeerCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Client of one connection, as far as its transport knows it.
+    """Client of a connection, as known to its transport.
 
     Attributes:
-        certificate: that it has shown, where the listener requires one.
-        uid: its user id, on a Unix socket where the system reports it.
+        certificate: the client's certificate, if the listener requires one.
+        uid: the client's user id, on a Unix socket if the system reports it.
     """
 
     certificate: PeerCertificate | None = None
@@ -55,7 +55,7 @@ UNKNOWN_PEER = Peer()
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
-    """Read what a connected transport shows about its client."""
+    """Read a connected transport's facts about its client."""
     ssl_object = transport.get_extra_info("ssl_object")
     if ssl_object is not None:
         der = ssl_object.getpeercert(binary_form=True)
@@ -69,7 +69,7 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 
 def uid_of(sock: socket.socket) -> int | None:
-    """Return the user id of the client of a Unix socket, where the system reports it."""
+    """Return the user id of a Unix socket's client, if the system reports it."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -93,7 +93,7 @@ def subject_of(shown: Any) -> str:
 
 
 def _escape(value: str) -> str:
-    """Escape a value so that no two subjects have the same text."""
+    """Escape a value, so that different subjects have different texts."""
     escaped = "".join(f"\\{each}" if each in _ESCAPED else each for each in value)
     if escaped[:1] in {" ", "#"}:
         escaped = "\\" + escaped

@@ -1,6 +1,6 @@
-"""Permissions of an identity: the access that it has to each node.
+"""Permissions of an identity: its access to each node.
 
-Access to a node is one of four levels, and each includes those before it:
+Access to a node has four levels, each of which includes those before it:
 
 * ``none``: the node does not exist for this identity.
 * ``read``: describe, list and watch; attach a session for that.
@@ -9,10 +9,9 @@ Access to a node is one of four levels, and each includes those before it:
   identities, delete a semaphore that has owners or waiters.
 
 Levels are given for prefixes of paths. A prefix covers whole components: ``/billing`` covers
-``/billing`` and ``/billing/jobs``, and not ``/billing2``; ``/`` covers every node. **The longest
-prefix that covers a node decides alone**, so that a rule inside another one may give more or less.
-Nodes that no prefix covers have the level ``none``. An identity without permissions of its own may
-do everything.
+``/billing`` and ``/billing/jobs``, and not ``/billing2``; ``/`` covers every node. **Only the
+longest prefix that covers a node counts**, so a rule for a longer prefix may grant more or less.
+Nodes without a prefix have the level ``none``. An identity without permissions may do everything.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _LEVELS = {each.name.lower(): each for each in Access}
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Levels of access by prefix of path. The longest prefix that covers a node decides.
+    """Levels of access by prefix of path. The longest prefix that covers a node counts.
 
     Attributes:
         prefixes: the rules, as ``{"/billing": Access.HOLD}``.
@@ -51,15 +50,15 @@ class Permissions:
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None, *, where: str = "") -> Permissions:
-        """Read permissions from a plain mapping, as a TOML table has it.
+        """Read permissions from a mapping, as in a TOML table.
 
         Args:
-            given: a level's name for each prefix, as ``{"/billing": "hold"}``; ``None`` allows
+            given: a level's name for each prefix, such as ``{"/billing": "hold"}``; ``None`` allows
                 everything.
-            where: the place of the mapping, for messages.
+            where: the location of the mapping, for messages.
 
         Raises:
-            InvalidArgument: a prefix is no path, or a level is unknown.
+            InvalidArgument: a prefix is not a path, or a level is unknown.
         """
         if given is None:
             return EVERYTHING
@@ -96,4 +95,4 @@ class Permissions:
 
 
 EVERYTHING = Permissions({"/": Access.ADMINISTER})
-"""The permissions of an identity that has none of its own."""
+"""Permissions of an identity that has none of its own."""

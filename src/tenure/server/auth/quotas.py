@@ -1,6 +1,6 @@
-"""Quotas of an identity: how much it may have at a time on one server.
+"""Quotas of an identity: its maximum usage on one server.
 
-A quota that is not set leaves the identity to the limits of the server.
+Without a quota, only the limits of the server apply.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["UNSET", "Quotas"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """The most that one identity may have at a time; ``None`` leaves it to the server's limit.
+    """Maximum usage of one identity; ``None``: only the server's limit applies.
 
     Attributes:
-        sessions: sessions.
-        requests: requests, waiting or owning.
-        semaphores: semaphores that it has created, or had the first request for.
-        watches: watches.
-        nodes: nodes that it has created and that exist.
-        stored_bytes: bytes of data, on its requests and on the semaphores that it has written.
+        sessions: number of sessions.
+        requests: number of requests, waiting or owning.
+        semaphores: number of semaphores that it created, or whose first request was its own.
+        watches: number of watches.
+        nodes: number of existing nodes that it created.
+        stored_bytes: bytes of data, on its requests and on semaphores that it wrote.
 
     Raises:
         InvalidArgument: a quota is not a whole number of at least 0.
@@ -40,7 +40,7 @@ class Quotas:
         """Check the quotas.
 
         Raises:
-            InvalidArgument: a quota is no whole number of at least 0.
+            InvalidArgument: a quota is not a whole number of at least 0.
         """
         for each in fields(self):
             value = getattr(self, each.name)
@@ -53,11 +53,11 @@ class Quotas:
 
     @classmethod
     def parse(cls, given: Mapping[str, object] | None, *, where: str = "") -> Quotas:
-        """Read quotas from a plain mapping, as a TOML table has it.
+        """Read quotas from a mapping, as in a TOML table.
 
         Args:
-            given: numbers by the names of the attributes; ``None`` sets no quota.
-            where: the place of the mapping, for messages.
+            given: numbers by attribute name; ``None`` sets no quota.
+            where: the location of the mapping, for messages.
 
         Raises:
             InvalidArgument: a name is unknown, or a value is not a valid number.
@@ -82,4 +82,4 @@ class Quotas:
 
 
 UNSET = Quotas()
-"""No quota of its own: the server's limits, shared."""
+"""No quotas: only the server's limits, which all share."""

@@ -1,8 +1,8 @@
-"""Certificate revocation lists: which certificates an authority has withdrawn.
+"""Certificate revocation lists of authorities.
 
-OpenSSL checks a list while it verifies a handshake. A connection that is open already is checked
-here, against the issuer and serial number of its certificate. The lists are the administrator's own
-files, so their signatures are left to OpenSSL.
+OpenSSL checks a list while it verifies a handshake. Open connections are checked here, by the
+issuer and serial number of their certificates. The lists are the administrator's files, so only
+OpenSSL checks their signatures.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class RevocationLists:
     """Content of a file of revocation lists.
 
     Attributes:
-        revoked: the certificates that they revoke.
-        ends: when the first of them is out of date. OpenSSL refuses every client of its authority
-            from then on.
+        revoked: the revoked certificates.
+        ends: the time at which the first of them expires. From then on OpenSSL rejects every client
+            of its authority.
     """
 
     revoked: frozenset[CertificateId]
@@ -45,7 +45,7 @@ def read_revoked(path: str) -> RevocationLists:
     """Read the revocation lists of a PEM file.
 
     Raises:
-        InvalidArgument: the file cannot be read, or contains no list, or something else.
+        InvalidArgument: the file cannot be read, contains no list, or contains other objects.
     """
     try:
         with open(path, encoding="ascii", errors="replace") as file:
@@ -57,7 +57,7 @@ def read_revoked(path: str) -> RevocationLists:
     if not blocks or any(label != "X509 CRL" for label, _ in blocks):
         raise InvalidArgument(
             f"the revocation list {path} contains "
-            + ("something else than revocation lists" if blocks else "no list in PEM form")
+            + ("other objects than revocation lists" if blocks else "no list in PEM form")
             + "; convert one with 'openssl crl -inform DER -in FILE'"
         )
     revoked: set[CertificateId] = set()
@@ -88,14 +88,14 @@ def certificate_id(der: bytes) -> CertificateId:
 
 
 def _parse(der: bytes) -> tuple[list[CertificateId], datetime | None]:
-    """Return the certificates that a list revokes, and when the next list is due."""
+    """Return the certificates that a list revokes, and the date of the next list."""
     fields = _items(der, *_inside(der, _inside(der, (0, len(der)))))
     tag, at, end = next(fields)
     if tag == _INTEGER:
         next(fields)  # the algorithm, behind a version
     _, at, end = next(fields)
     issuer = der[at:end]
-    next(fields)  # when the list was made
+    next(fields)  # date of the list
     due = None
     for tag, at, end in fields:
         if tag in _TIMES:
@@ -117,7 +117,7 @@ def _decode(body: str) -> bytes:
 
 
 def _items(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the tag of each item, and where its content starts and ends."""
+    """Yield the tag of each item, and the start and end of its content."""
     while at < end:
         tag, length = der[at], der[at + 1]
         at += 2
@@ -132,7 +132,7 @@ def _items(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _inside(der: bytes, place: tuple[int, int]) -> tuple[int, int]:
-    """Return the place of the content of the sequence that starts there."""
+    """Return the position of the content of the sequence that starts there."""
     for tag, at, end in _items(der, *place):
         if tag == _SEQUENCE:
             return at, end

@@ -1,19 +1,19 @@
-"""Count of the nodes and of the semaphores' data that this server's clients have stored.
+"""Count of the nodes and semaphores' data that this server's clients have stored.
 
-Both count from the time at which a client of this server made them. The store does not record which
-identity made something: it would have to for every engine, and other programs may write there too.
-What a server finds at its start therefore belongs to `Accounts.unowned`. It counts against the
-server's limits, so that no restart makes room, and against no identity's quota.
+Both are counted from their creation by a client of this server. The store does not record the
+identity of their creators, because every engine would have to, and other programs may write there,
+too. So objects that a server finds at its start belong to `Accounts.unowned`: they count against
+the server's limits, but against no identity's quota.
 
 Rules for the data of one semaphore:
 
-* A write is charged from before it is sent. A write that the store confirms replaces the data
-  that was there when the write began, and all but the confirmed one are released.
-* A write that the store refuses is released.
-* A write without an answer (its caller was cancelled, or failed unexpectedly) may have taken place:
-  it stays charged, beside what was there before, until a later write or deletion is confirmed, the
-  node is dropped, or the data is read again (`unanswered`, `read`). One account is charged for at
-  most one such write of a semaphore, the largest.
+* A write is charged before it is sent. When the store confirms it, the charges for the data that
+  existed when the write began are released.
+* A write that the store rejects is released.
+* A write without an answer (its caller was cancelled, or failed unexpectedly) may have taken
+  effect. It stays charged, in addition to the previous data, until a later write or deletion is
+  confirmed, the node is dropped, or the data is read again (`unanswered`, `read`). An account is
+  charged for at most one such write of a semaphore, the largest.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Write:
     """One write of a semaphore's data.
 
     Attributes:
-        account: the one that is charged.
-        size: the bytes that are charged.
-        under_way: the write has neither an answer nor failed.
-        unanswered_at: the time at which its caller abandoned it; ``None``: there is an answer.
+        account: the charged account.
+        size: the charged bytes.
+        under_way: whether the write is still in progress.
+        unanswered_at: the time at which its caller abandoned it; ``None``: it has an answer.
     """
 
     __slots__ = ("account", "name", "node", "size", "unanswered_at", "under_way")
 
     def __init__(self, node: str, name: str, account: Account, size: int) -> None:
-        """Start under way."""
+        """Start in progress."""
         self.node = node
         self.name = name
         self.account = account
@@ -48,7 +48,7 @@ class Write:
 
 
 class Stored:
-    """The nodes and the data of semaphores that this server's clients have made.
+    """Nodes and semaphores' data that this server's clients have stored.
 
     Attributes:
         nodes: accounts by the paths of their nodes.
@@ -57,7 +57,7 @@ class Stored:
     def __init__(self) -> None:
         """Start with nothing counted."""
         self.nodes: dict[str, Account] = {}
-        self._new_nodes: set[str] = set()  # made while the store's nodes are listed
+        self._new_nodes: set[str] = set()  # created while the store's nodes are listed
         self._writes: dict[str, dict[str, list[Write]]] = {}  # by node, by name; oldest first
         self._unanswered: dict[Write, None] = {}  # oldest first
 
@@ -65,20 +65,20 @@ class Stored:
 
     @property
     def without_answer(self) -> int:
-        """Number of writes of which it is not known whether they took place."""
+        """Number of writes with an unknown outcome."""
         return len(self._unanswered)
 
     def found(self, node: str, name: str, account: Account, size: int) -> None:
-        """Charge an account for the data that a semaphore had before, unless it is known."""
+        """Charge an account for the existing data of a semaphore, unless it is known."""
         if size and name not in self._writes.get(node, ()):
             account.stored_bytes.take_anyway(size)
             self._add(node, name, account, size).under_way = False
 
     def begin(self, node: str, name: str, account: Account, size: int) -> Write:
-        """Charge a write that is about to be sent. One of no bytes, or a deletion, always may be.
+        """Charge a write to be sent. An empty write, or a deletion, is always allowed.
 
         Raises:
-            LimitReached: the account has too many bytes.
+            LimitReached: the account would have too many bytes.
         """
         if size:
             account.stored_bytes.take(size, node=node, name=name)
@@ -90,7 +90,7 @@ class Stored:
         return write
 
     def wrote(self, write: Write) -> None:
-        """Note that the store has confirmed a write."""
+        """Record that the store has confirmed a write."""
         write.under_way = False
         writes = self._writes[write.node][write.name]
         position = writes.index(write)
@@ -102,22 +102,22 @@ class Stored:
             self._remove(write)
 
     def kept(self, write: Write, now: float) -> None:
-        """Note that the store has answered a creation, and may have left the data as it was."""
+        """Record that the store has answered a creation, which may have kept the existing data."""
         others = self._writes[write.node][write.name]
         before = [each for each in others if each is not write and not each.under_way]
         if any(each.unanswered_at is not None for each in before):
-            self.abandoned(write, now)  # what the data was before is not known either
+            self.abandoned(write, now)  # the previous data is not known either
         elif before:
             self._remove(write)
         else:
             self.wrote(write)
 
     def refused(self, write: Write) -> None:
-        """Note that the store has refused a write."""
+        """Record that the store has rejected a write."""
         self._remove(write)
 
     def abandoned(self, write: Write, now: float) -> None:
-        """Note that a write may have taken place, and that there will be no answer."""
+        """Record that a write may have taken effect, and will have no answer."""
         write.under_way = False
         write.unanswered_at = now
         self._unanswered[write] = None
@@ -129,11 +129,11 @@ class Stored:
             self._remove(write)
 
     def unanswered(self, before: float, most: int) -> list[tuple[Write, ...]]:
-        """Return all writes of semaphores that are worth reading again.
+        """Return the writes of semaphores that should be read again.
 
         Args:
-            before: the time before which a write was abandoned, so that it has come to its end.
-            most: the number of semaphores.
+            before: only writes abandoned before this time, which have certainly ended.
+            most: maximum number of semaphores.
         """
         found: dict[tuple[Write, ...], None] = {}
         for each in self._unanswered:
@@ -146,10 +146,10 @@ class Stored:
         return list(found)
 
     def read(self, writes: tuple[Write, ...], size: int) -> None:
-        """Note how much data the store has, after a list of writes that `unanswered` returned.
+        """Record the size of the store's data, after a list of writes from `unanswered`.
 
-        Nothing happens if there was another write meanwhile. Data of a size that none of them
-        accounts for was written through another server.
+        Does nothing if there was another write meanwhile. Data of another size than those writes
+        was written through another server.
         """
         node, name = writes[0].node, writes[0].name
         if tuple(self._writes.get(node, {}).get(name, ())) != writes:
@@ -169,13 +169,13 @@ class Stored:
             self._unanswered.pop(kept, None)
 
     def deleted(self, node: str, name: str) -> None:
-        """Note that a semaphore was deleted."""
+        """Record that a semaphore was deleted."""
         for each in list(self._writes.get(node, {}).get(name, ())):
             if not each.under_way:
                 self._remove(each)
 
     def _remove(self, write: Write) -> None:
-        """Charge a write no more."""
+        """Release the charge of a write."""
         names = self._writes[write.node]
         writes = names[write.name]
         writes.remove(write)
@@ -189,27 +189,27 @@ class Stored:
     # Nodes
 
     def found_node(self, node: str, account: Account) -> None:
-        """Charge an account for a node that was there before, unless it is known."""
+        """Charge an account for an existing node, unless it is known."""
         if node not in self.nodes:
             account.nodes.take_anyway()
             self.nodes[node] = account
 
     def created(self, node: str, account: Account) -> None:
-        """Note that an account has created a node, which is counted already."""
+        """Record that an account has created a node, which is already counted."""
         self.dropped(node)
         self.nodes[node] = account
         self._new_nodes.add(node)
 
     def may_have_created(self, node: str, account: Account) -> None:
-        """Note that an account may have created a node, which is counted already."""
+        """Record that an account may have created a node, which is already counted."""
         if node in self.nodes:
-            account.nodes.release()  # it is counted there as long as it exists
+            account.nodes.release()  # it is counted there while it exists
         else:
             self.nodes[node] = account
             self._new_nodes.add(node)
 
     def dropped(self, node: str) -> None:
-        """Note that a node was dropped, with its semaphores."""
+        """Record that a node was dropped, with its semaphores."""
         account = self.nodes.pop(node, None)
         self._new_nodes.discard(node)
         if account is not None:
@@ -218,10 +218,10 @@ class Stored:
             self.deleted(node, name)
 
     def begin_list(self) -> None:
-        """Remember the nodes that are made from now on: the list may be older than they are."""
+        """Record the nodes created from now on: the list may be older."""
         self._new_nodes.clear()
 
     def forget_missing(self, nodes: Collection[str]) -> None:
-        """Count no node any more that is not in a list of the store's nodes."""
+        """Uncount nodes that are not in a list of the store's nodes."""
         for node in {*self.nodes, *self._writes} - set(nodes) - self._new_nodes:
             self.dropped(node)

@@ -1,9 +1,9 @@
-"""Tallies: the count of each session, with its requests and watches, against its account.
+"""Tallies: the usage of each session, with its requests and watches, against its account.
 
-A session is counted from its attaching until it is over. One that was detached lives on in
-the store for its recovery window, with its requests; so it is counted for that time, unless it is
-attached again or ended through this server before. A restarted server counts sessions
-and requests when they are attached again.
+A session is counted from attaching to its end. A detached session survives in the store for its
+recovery window, with its requests, and is counted for that time, unless it is reattached or ended
+through this server before. A restarted server counts sessions and requests when they are
+reattached.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tenure.server.auth.accounts import Account
 
 __all__ = ["Tallies", "Tally"]
 
-_MANY = 64  # entries that are not worth looking through
+_MANY = 64  # number of entries that are not worth searching
 
 
 class Tally:
-    """Count of one session against its account.
+    """Usage of one session.
 
     Attributes:
-        account: whose session it is.
-        window: seconds for which the session lives in the store when it is detached.
-        requests: the bytes of data of each of its requests, by number.
-        watches: how many it has.
-        detached: its session was detached.
-        over: nothing is counted any more.
+        account: the account of the session.
+        window: seconds that the session survives in the store when it is detached.
+        requests: the bytes of data of each of its requests, by id.
+        watches: number of its watches.
+        detached: whether the session was detached.
+        over: whether counting has ended.
     """
 
     __slots__ = ("account", "detached", "over", "requests", "watches", "window")
@@ -44,14 +44,14 @@ class Tally:
         self.over = False
 
     def join(self, request_id: int, size: int, node: str, name: str) -> None:
-        """Count a request with so many bytes of data.
+        """Count a request with that many bytes of data.
 
         Raises:
-            LimitReached: it is one too many, or has too many bytes.
+            LimitReached: there would be too many requests, or too many bytes.
         """
         requests, stored = self.account.requests, self.account.stored_bytes
         if requests.used < requests.assured and stored.used + size <= stored.assured:
-            requests.used += 1  # the usual case, and what follows would come to the same
+            requests.used += 1  # the common case, with the same result as below
             stored.used += size
         else:
             requests.take(node=node, name=name)
@@ -63,16 +63,16 @@ class Tally:
         self.requests[request_id] = size
 
     def recover(self, request_id: int, size: int) -> None:
-        """Count a request that was in its queue before."""
+        """Count a request that was already in its queue."""
         self.account.requests.take_anyway()
         self.account.stored_bytes.take_anyway(size)
         self.requests[request_id] = size
 
     def resize(self, request_id: int, size: int, node: str) -> int | None:
-        """Count other data of a request; returns the size before, or ``None`` if it is not there.
+        """Count new data of a request; return the size before, or ``None`` if it does not exist.
 
         Raises:
-            LimitReached: it has too many bytes.
+            LimitReached: there would be too many bytes.
         """
         before = self.requests.get(request_id)
         if before is not None:
@@ -84,13 +84,13 @@ class Tally:
         return before
 
     def resume(self, requests: Mapping[int, int]) -> None:
-        """Count requests that are in their queues, by number with the size of their data."""
+        """Count requests that are in their queues: the sizes of their data, by id."""
         for request_id, size in requests.items():
             if request_id not in self.requests:
                 self.recover(request_id, size)
 
     def restore(self, request_id: int, size: int) -> None:
-        """Count the data that a request had before a change that has failed."""
+        """Count the previous data of a request, after a change that failed."""
         now = self.requests.get(request_id)
         if now is not None:
             self.account.stored_bytes.release(now)
@@ -98,20 +98,20 @@ class Tally:
             self.requests[request_id] = size
 
     def enlarge(self, request_id: int, size: int) -> None:
-        """Count the larger size of a request's data, before or after a change without an answer."""
+        """Count the larger size of a request's data, after a change without an answer."""
         now = self.requests.get(request_id)
         if now is not None and size > now:
             self.account.stored_bytes.take_anyway(size - now)
             self.requests[request_id] = size
 
     def leave(self, request_id: int) -> None:
-        """Count a request no more. Safe to call twice."""
+        """Uncount a request. Safe to call twice."""
         size = self.requests.pop(request_id, None)
         if size is None:
             return
         requests, stored = self.account.requests, self.account.stored_bytes
         if requests.used <= requests.assured and stored.used <= stored.assured:
-            requests.used -= 1  # the usual case
+            requests.used -= 1  # the common case
             stored.used -= size
         else:
             requests.release()
@@ -123,18 +123,18 @@ class Tally:
         self.watches += 1
 
     def unwatch(self) -> None:
-        """Count a watch no more; nothing happens where the session was left before."""
+        """Uncount a watch; does nothing if the session was detached before."""
         if self.watches:
             self.watches -= 1
             self.account.watches.release()
 
     def leave_watches(self) -> None:
-        """Count no watch any more: they end with the attachment."""
+        """Uncount all watches: they end with the attachment."""
         self.account.watches.release(self.watches)
         self.watches = 0
 
     def end(self) -> None:
-        """Count nothing any more. Safe to call twice."""
+        """Uncount everything. Safe to call twice."""
         if self.over:
             return
         self.over = True
@@ -146,7 +146,7 @@ class Tally:
 
 
 class _Detached(NamedTuple):
-    """A session that was detached, and is counted until then."""
+    """A detached session, counted until that time."""
 
     until: float
     order: int
@@ -159,7 +159,7 @@ class Tallies:
     """The tallies of a server's sessions, attached and detached."""
 
     def __len__(self) -> int:
-        """Return how much is kept: sessions, and times at which detached ones end."""
+        """Return the number of entries: sessions, and end times of detached ones."""
         return len(self._tallies) + len(self._detached)
 
     def __init__(self) -> None:
@@ -169,11 +169,11 @@ class Tallies:
         self._order = itertools.count()
 
     def find(self, node: str, number: int) -> Tally | None:
-        """Return the tally of a session; ``None`` if it is not known here."""
+        """Return the tally of a session, or ``None`` if it is unknown here."""
         return self._tallies.get((node, number))
 
     def attached(self, node: str, number: int, tally: Tally) -> None:
-        """Count an attached session, instead of what was counted for it while it was detached."""
+        """Count an attached session, replacing its count as a detached one."""
         former = self._tallies.get((node, number))
         if former is not None:
             former.end()
@@ -190,18 +190,18 @@ class Tallies:
             heapq.heappush(self._detached, _Detached(until, next(self._order), node, number, tally))
 
     def _forget_attached(self) -> None:
-        """Forget detached sessions that were attached again, when these are more than others."""
+        """Drop entries of sessions that were reattached, when these are the majority."""
         if len(self._detached) > _MANY + 2 * len(self._tallies):
             self._detached = [each for each in self._detached if not each.tally.over]
             heapq.heapify(self._detached)
 
     def over(self, node: str, number: int, tally: Tally | None = None) -> None:
-        """End what is counted for a session that is over. Safe to call twice.
+        """Stop counting a session that has ended. Safe to call twice.
 
         Args:
             node: the session's node.
             number: the session's id.
-            tally: the one that is meant; ``None`` for the one that is known.
+            tally: the session's tally; ``None`` for the known one.
         """
         known = self._tallies.get((node, number))
         if tally is None or tally is known:
@@ -211,16 +211,16 @@ class Tallies:
             tally.end()
 
     def dropped(self, node: str) -> None:
-        """End what is counted for the detached sessions of a node that is dropped.
+        """Stop counting the detached sessions of a dropped node.
 
-        Attached sessions get their end as an event.
+        Attached sessions are notified by an event.
         """
         for each in self._detached:
             if each.node == node:
                 self.over(node, each.number, each.tally)
 
     def expire(self, now: float) -> None:
-        """End what is counted for detached sessions whose windows have passed."""
+        """Stop counting the detached sessions whose recovery windows have passed."""
         detached = self._detached
         while detached and (detached[0].until <= now or detached[0].tally.over):
             each = heapq.heappop(detached)

@@ -1,8 +1,8 @@
 """Token files, in two formats.
 
 * **Plain**: one token on each line; a line that starts with ``#`` is a comment. The name of an
-  identity is its line.
-* **TOML**: named tokens, and what certificates and Unix users may do::
+  identity is its line number.
+* **TOML**: named tokens, and permissions of certificates and Unix users::
 
       [tokens.billing]
       hash = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -15,9 +15,9 @@
 
       [uids.1000]
 
-The file contains a hash of each named token, so that a copy of the file opens nothing. One round of
-SHA-256 without a salt is enough here, unlike for passwords: ``tenure token new`` draws 256 random
-bits, which no attacker can enumerate, with or without a table of hashes.
+The file contains a hash of each named token, so a copy of the file gives no access. One round of
+SHA-256 without a salt is enough here, unlike for passwords: ``tenure token new`` generates 256
+random bits, which no attacker can enumerate, with or without a table of hashes.
 
 No message contains a token.
 """
@@ -53,10 +53,10 @@ __all__ = [
 ]
 
 SHORTEST = 16
-"""Characters of the shortest plain token: a shorter one is soon guessed."""
+"""Minimum length of a plain token: a shorter one is easily guessed."""
 
 LONGEST = 4096
-"""Characters of the longest."""
+"""Maximum length of a plain token."""
 
 _SCHEME = "sha256:"
 _UID_DIGITS = 10
@@ -79,14 +79,14 @@ _ALL_RIGHTS = Rights()
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One valid token.
+    """A valid token.
 
     Attributes:
-        name: of its identity.
+        name: the name of its identity.
         digest: SHA-256 of the token.
-        rights: of its identity.
+        rights: the rights of its identity.
         expires: the end of its validity; ``None``: never.
-        unnamed: the name is that of a line, because the file has no names.
+        unnamed: whether the name is a line number, because the file has no names.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Token:
 
     @classmethod
     def plain(cls, token: str, name: str) -> Token:
-        """Return a token whose text is known."""
+        """Return a token from its text."""
         return cls(name, _digest(token))
 
 
@@ -107,9 +107,9 @@ class Credentials:
 
     Attributes:
         tokens: the valid tokens.
-        certificates: rights by the subject of a client certificate, which then needs no token.
-        uids: rights by the uid of a Unix peer, which then needs no token.
-        named: the file is TOML.
+        certificates: rights by the subject of a client certificate; such a client needs no token.
+        uids: rights by the uid of a Unix peer; such a client needs no token.
+        named: whether the file is TOML.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -119,12 +119,12 @@ class Credentials:
 
 
 def hash_of(token: str) -> str:
-    """Return the hash of a token, as a file contains it."""
+    """Return the hash of a token, in the form of the file."""
     return written_hash(_digest(token))
 
 
 def written_hash(digest: bytes) -> str:
-    """Return a digest as a file contains it."""
+    """Return a digest in the form of the file."""
     return _SCHEME + digest.hex()
 
 
@@ -151,7 +151,7 @@ def parse_tokens(text: str, path: str) -> Credentials:
 
     Args:
         text: the text.
-        path: of the file, for messages.
+        path: the path of the file, for messages.
 
     Raises:
         InvalidArgument: see `read_tokens`.
@@ -187,9 +187,9 @@ def _parse_plain(text: str, path: str) -> list[Token]:
 
 
 def _fault(token: str) -> str | None:
-    """Describe what is wrong with a token, without the token."""
+    """Describe what is wrong with a token, without showing it."""
     if len(token) < SHORTEST:
-        return f"has {len(token)} characters, and fewer than {SHORTEST} are soon guessed"
+        return f"has {len(token)} characters, and fewer than {SHORTEST} are easily guessed"
     if len(token) > LONGEST:
         return f"has {len(token)} characters, more than {LONGEST}"
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -203,7 +203,7 @@ def _fault(token: str) -> str | None:
 def _parse_named(text: str, path: str) -> Credentials:
     try:
         read = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of numbers and lists without end
+    except (ValueError, RecursionError) as error:  # also from endless numbers and lists
         raise InvalidArgument(f"the token file {path} is not TOML: {error}") from None
     for key, value in read.items():
         if key not in _TABLES:
@@ -288,7 +288,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def readable_by_others(path: str) -> str | None:
-    """Describe other users who may read or write a file with a secret; ``None``: there are none."""
+    """Describe the access of other users to a secret file; ``None`` if they have none."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & stat.S_IROTH:
         return f"everybody may read {path} (mode {mode:04o}); chmod 600 {path}"

@@ -1,18 +1,19 @@
-"""Keys, their claims, and the sessions that have these claims in the store.
+"""Keys, their claims, and the sessions that hold these claims in the store.
 
 A *claim* is one request in a key's queue. The request's data is a `Record` of its lease and its
-deadline, so that another server can go on with it. Any client can read that data, and a token is
-all that a release needs: so the record has the token's *seal*, from which the token cannot be made.
+deadline, so that another server can take it over. Any client can read that data, and a token
+suffices for a release. So the record contains the token's *seal*, from which the token cannot be
+derived.
 
 A *holder* is a session of the store, for one connection. Rules:
 
-* The store decides: a claim is held when the store has granted it, and over when its session is.
-* A lease is promised as far as the session is known to live, and no further (`can_promise`). A
-  session that may have expired by now is over (`lapsed`).
-* A grant is reported to the client only if the session was proven to live a short time ago. After
-  an outage another listener may have taken the session over, and its grants may be out of date.
-* A holder may have no connection: its client has gone and what it holds is kept for its lease, or
-  it was found in the store after a restart.
+* The store decides: a claim is held when the store has granted it, and ends with its session.
+* A lease is promised only for as long as the session is known to live (`can_promise`). A session
+  that may have expired counts as ended (`lapsed`).
+* A grant is reported to the client only if the session was proven recently. After an outage another
+  listener may have taken over the session, and its grants may be outdated.
+* A holder may have no connection: its client has disconnected and its claims are kept for their
+  leases, or it was found in the store after a restart.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 MARK = b"dflockd"
-"""The data of a semaphore that was made for a key, and may be deleted when it is not in use."""
+"""Data of a semaphore that was created for a key, and may be deleted when it is unused."""
 
 LAPSED = "the store has not been reached for too long"
 
@@ -59,7 +60,7 @@ _BEFORE = re.compile(rb"dflockd ([0-9a-f]{16}) ([0-9]{1,10}) ([0-9]{1,17})")  # 
 def sealed(salt: str, name: str) -> str:
     """Return the seal of a token for the key `name`: the hash of its salt, as 32 hex digits.
 
-    The name is hashed too, so that one search for salts does not serve for all keys at once.
+    The name is hashed too, so that an attacker must search the salts for each key separately.
     """
     text = (salt + name).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16, person=b"tenure dflockd").hexdigest()
@@ -70,9 +71,10 @@ class Record(NamedTuple):
 
     Attributes:
         seal: the seal of its token (`sealed`).
-        lease: seconds.
-        until: milliseconds since the Unix epoch at which the lease ends, counted from its
-            request or renewal: if it had to wait, and was not renewed since, it ends later.
+        lease: the lease in seconds.
+        until: end of the lease in milliseconds since the Unix epoch, counted from the request or
+            the last renewal. If the request waited, and was not renewed since, the lease ends
+            later.
     """
 
     seal: str
@@ -87,8 +89,8 @@ class Record(NamedTuple):
     def of(cls, data: bytes, name: str) -> Record | None:
         """Read the data of a request for the key `name`; ``None`` if no server wrote it.
 
-        Servers before 0.2 wrote the salt itself. It is sealed here, and in the store with the next
-        renewal.
+        Servers before 0.2 wrote the salt itself. It is sealed here, and with the next renewal in
+        the store.
         """
         match = _RECORD.fullmatch(data)
         if match is not None:
@@ -102,7 +104,7 @@ class Record(NamedTuple):
 
 
 class ClaimStage(IntEnum):
-    """Stage of a claim."""
+    """State of a claim."""
 
     REQUESTED = 0  # the store has not answered
     WAITING = 1
@@ -110,20 +112,20 @@ class ClaimStage(IntEnum):
     OVER = 3
 
 
-REQUESTED, WAITING, HELD, OVER = ClaimStage  # found at once, where it matters
+REQUESTED, WAITING, HELD, OVER = ClaimStage  # module globals, for speed
 
 
 class Key:
-    """A key that is used, or was a moment ago.
+    """A key that is in use, or was recently.
 
     Attributes:
-        name: the key, as the connections have it.
+        name: the key, as on the wire.
         stored: its name in the store (`tenure.server.dflockd.names`).
-        limit: how many may hold it; of 1, its semaphore is a mutex, of more a lasting one.
-        made: whether that lasting one is there, as far as is known.
-        claims: of this server's clients.
-        waiting: how many of them wait.
-        used_at: when a claim was over the last time.
+        limit: maximum number of holders; for 1 its semaphore is a mutex, else a lasting one.
+        made: whether that lasting semaphore exists, as far as known.
+        claims: the claims of this server's clients.
+        waiting: number of waiting claims.
+        used_at: time at which its last claim ended.
     """
 
     __slots__ = ("claims", "limit", "made", "name", "stored", "used_at", "waiting")
@@ -143,18 +145,18 @@ class Claim:
     """One request in a key's queue.
 
     Attributes:
-        request_id: its number within its holder's session.
-        lease: seconds.
-        stage: where it stands.
-        salt: the part of its token that cannot be guessed; empty if another server granted it,
-            until its client shows the token.
+        request_id: its id within its holder's session.
+        lease: the lease in seconds.
+        stage: its state.
+        salt: the random part of its token; empty if another server granted it, until its client
+            sends the token.
         seal: the seal of its token.
         token: the token, once it is held and the salt is known; else empty.
-        order_id: the fencing token of one that another server granted; else 0.
-        deadline: until when it is held, once it is.
-        answer: of the store, which has not come yet.
-        verdict: once it is over, the reply to a client that waits for it; empty if its semaphore
-            did not exist, and it is to be requested again.
+        order_id: the fencing token, if another server granted it; else 0.
+        deadline: end of the lease, once it is held.
+        answer: the pending answer of the store.
+        verdict: after its end, the reply to a waiting client; empty if its semaphore did not exist,
+            and it must be requested again.
     """
 
     deadline: float
@@ -178,7 +180,7 @@ class Claim:
     def __init__(
         self, key: Key, holder: Holder, request_id: int, lease: int, seal: str, salt: str = ""
     ) -> None:
-        """Start as requested, with no answer and no token."""
+        """Start as requested, without an answer or a token."""
         self.key = key
         self.holder = holder
         self.request_id = request_id
@@ -192,23 +194,23 @@ class Claim:
 
 
 class ClaimTable(Protocol):
-    """Table of the claims, which processes the store's events."""
+    """Table of the claims, which handles the store's events."""
 
     @property
     def now(self) -> Callable[[], float]:
         """The clock."""
 
     def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
-        """Take the store's answer to a claim's request."""
+        """Handle the store's answer to a claim's request."""
 
     def give(self, claim: Claim, order_id: int, now: float) -> None:
-        """Hold a claim that the store has granted."""
+        """Mark a claim as held after its grant."""
 
     def drop(self, claim: Claim, verdict: bytes, now: float) -> None:
-        """Remove a claim that is over."""
+        """Remove a claim that has ended."""
 
     def lose(self, holder: Holder, why: str) -> None:
-        """Drop all claims of a holder whose session is over, or may be."""
+        """Drop all claims of a holder whose session has ended, or may have."""
 
 
 class HolderClient(Protocol):
@@ -219,26 +221,26 @@ class HolderClient(Protocol):
         """Number of the connection."""
 
     def update(self, claim: Claim) -> None:
-        """Reply to the client if the claim that it waits for is decided."""
+        """Reply to the client if its awaited claim is decided."""
 
     def lost_holder(self, claims: list[Claim]) -> None:
-        """Drop the holder: its session is over."""
+        """Drop the holder: its session has ended."""
 
 
 class Holder:
-    """Session of the store and its claims; receives the session's events (`SessionEvents`).
+    """Session of the store with its claims; receives the session's events (`SessionEvents`).
 
     Attributes:
-        session: once it is attached.
-        window: seconds that it lives without proof.
-        connection: the connection of its client; ``None`` when that is gone.
-        claims: by their numbers.
-        last_id: the greatest of these numbers.
-        proof: the latest time at which the session was proven to live.
+        session: the session, once attached.
+        window: recovery window in seconds.
+        connection: the connection of its client; ``None`` after a disconnect.
+        claims: the claims by request id.
+        last_id: the greatest of these ids.
+        proof: the time of the session's latest proof.
         found: the requests that it had in queues when it was taken over.
         letters: to other listeners, by their numbers, until they are answered
             (`tenure.server.dflockd.remote`).
-        over: its session is over, or left in the store.
+        over: whether its session has ended, or was left in the store.
     """
 
     session: EngineSession
@@ -270,10 +272,10 @@ class Holder:
         self.found: Sequence[Recovered] = ()
         self.letters: dict[int, asyncio.Future[bool]] = {}
         self.over = False
-        self._doubted: dict[int, int] = {}  # order ids of grants, by their numbers
+        self._doubted: dict[int, int] = {}  # order ids of grants, by request id
 
     def tick(self, now: float) -> None:
-        """Prove that it lives, when it is time to; report the grants that waited for a proof."""
+        """Prove the session when due; report the grants that waited for a proof."""
         if self._doubted and not self.doubts(now):
             doubted, self._doubted = self._doubted, {}
             for request_id, order_id in doubted.items():
@@ -283,29 +285,29 @@ class Holder:
             self.session.renew()
 
     def lapsed(self, now: float) -> bool:
-        """Return true if the store may have ended it without an event here."""
+        """Return true if the store may have ended the session without an event here."""
         return now - self.proof > self.window * 0.95
 
     def doubts(self, now: float) -> bool:
-        """Return true if another listener may have taken it over: the store's events may be old.
+        """Return true if another listener may have taken it over, so that events may be outdated.
 
-        That takes half a window of silence.
+        That requires half a window of silence.
         """
         return now - self.proof > self.window / 3
 
     def doubt(self, request_id: int, order_id: int) -> None:
-        """Report this grant when the session is proven to be this listener's still."""
+        """Report this grant when the session is proven to still belong to this listener."""
         self._doubted[request_id] = order_id
         self.session.renew()
 
     def can_promise(self, lease: int, now: float) -> bool:
-        """Return true if it will live for so long, even if the store were lost now."""
+        """Return true if the session lives that long, even if the store is lost now."""
         return now + min(lease, self.window / 2) <= self.proof + self.window
 
     # Events of the store
 
     def proven(self, at: float) -> None:
-        """From any thread."""
+        """Record a proof. From any thread."""
         self.proof = max(self.proof, at)
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
@@ -313,13 +315,13 @@ class Holder:
         self.found = requests
 
     def granted(self, request_id: int, order_id: int | None) -> None:
-        """Give the lock to the client, unless the session may have lapsed."""
+        """Grant the lock to the client, unless the session may have lapsed."""
         claim = self.claims.get(request_id)
         if claim is None:
             return  # it is being withdrawn
         self._see_answer(claim)
         now = self.locks.now()
-        if self.lapsed(now):  # and so this may be over as well
+        if self.lapsed(now):  # and so this may have ended, too
             self.locks.lose(self, LAPSED)
         elif claim.stage is not WAITING or order_id is None:
             return
@@ -340,24 +342,24 @@ class Holder:
         self._see_answer(claim)
         if why is Removal.TIMED_OUT:
             verdict = TIMEOUT
-        else:  # an owner is evicted, by another listener when its client releases it there
+        else:  # another listener evicted an owner whose client released it there
             verdict = ERROR_NOT_ENQUEUED if claim.stage is HELD else ERROR
         self.locks.drop(claim, verdict, self.locks.now())
         self._report(claim)
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """Do nothing: the store cannot be reached. `lapsed` says when that is too long."""
+        """Do nothing: the store cannot be reached. `lapsed` checks for how long."""
 
     def attached(self) -> None:
         """Renew the session: the store can be reached again."""
         self.session.renew()
 
     def ended(self, error: SessionExpired) -> None:
-        """Lose all claims."""
+        """Drop all claims."""
         self.locks.lose(self, str(error))
 
     def _see_answer(self, claim: Claim) -> None:
-        """Process the answer before the push, even if its callback has not been called yet."""
+        """Handle the answer before the event, even if its callback has not been called yet."""
         if claim.answer is not None and claim.answer.done():
             self.locks.answered(claim, claim.answer)
 

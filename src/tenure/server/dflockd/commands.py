@@ -1,8 +1,8 @@
 """Commands of the protocol, and their replies.
 
 A command is a function of the connection, the key, the argument and the time. It returns the reply,
-or ``None`` when the connection is *busy* with it: then the reply comes through the connection's
-`settle` or `update`, and further requests of the client wait.
+or ``None`` if the connection is *busy* with it. Then `settle` or `update` of the connection sends
+the reply later, and further requests of the client wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["COMMANDS", "Command"]
 Command: TypeAlias = Callable[[DflockdServerConnection, str, str, float], bytes | None]
 
 
-# Clients use a few timeouts and leases, again and again.
+# Clients use only a few different timeouts and leases.
 _lock_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=False))
 _semaphore_terms = lru_cache(maxsize=1024)(partial(acquire_terms, counted=True))
 
@@ -81,7 +81,7 @@ def _claim(
     timeout: float | None,
     now: float,
 ) -> bytes | None:
-    """Get a place in the queue, and unless there is no timeout wait there."""
+    """Take a place in the queue, and wait there unless the timeout is 0."""
     locks = conn.locks
     key = locks.keys.get(name)
     if key is None:
@@ -144,7 +144,7 @@ def _wait(conn: DflockdServerConnection, name: str, argument: str, now: float) -
         return ERROR
     conn.wait_for(claim)
     if retimed is not None:
-        retimed.add_done_callback(_retimed)  # what comes of it is pushed
+        retimed.add_done_callback(_retimed)  # its answer is an event
     return None
 
 

@@ -1,18 +1,18 @@
 """One connection of a dflockd client.
 
-States: *greeting* (a token is required and was not shown), *open*, *leaving* (a last word, then
-closed), *gone*; and while it is open, *busy* with one request or not. Requests are carried out one
-after the other; a busy connection keeps what arrives, and others are not held up.
+States: *greeting* (a token is required and was not sent), *open*, *leaving* (a last reply, then
+closed), *gone*; and while open, *busy* with one request or not. Requests are carried out in order;
+a busy connection queues its input, without delaying other connections.
 
-`DflockdServerStream` reads, keeps order and writes. Here is what requests have to wait for, and how
-it all ends.
+`DflockdServerStream` reads, keeps the order and writes. This module handles waiting requests and
+the end of the connection.
 
-* **Deadlines** are looked at by `tick`: of the greeting, of the client's silence (counted from a
-  line's end, and not while it is busy), of its not reading.
-* **Disconnect** (the end of what the client sends may be one, see `DflockdServerStream`): its
-  waiting is over, and what it holds is released at once, or kept for its lease, as
-  `DflockdOptions.auto_release` says. A background task of its own, if it has one, is cancelled.
-* **Close.** `cut_off` closes at once; `leave` after a last word.
+* **Deadlines** are checked by `tick`: of the greeting, of the client's silence (counted from the
+  end of a line, and not while busy), and of unread replies.
+* **Disconnect** (also some ends of input, see `DflockdServerStream`): waiting requests are
+  withdrawn, and held locks are released at once, or kept for their leases, according to
+  `DflockdOptions.auto_release`. The connection's background task, if there is one, is cancelled.
+* **Close.** `cut_off` closes at once; `leave` after a last reply.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tenure.wire.lines.requests import RawRequest
 
 __all__ = ["ConnectionHome", "DflockdServerConnection"]
 
-_DELIVERY = 0.02  # seconds between two looks whether a last reply has arrived
+_DELIVERY = 0.02  # seconds between two checks whether a last reply has arrived
 _SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows of sessions, in seconds
 
 
@@ -57,7 +57,7 @@ class ConnectionHome(Protocol):
 
     @property
     def remote(self) -> RemoteTokens:
-        """The claims of the other listeners on the node."""
+        """Claims of the other listeners on the node."""
 
     def describe(self, peer: str) -> str:
         """Return the description of the session of a connection."""
@@ -70,17 +70,17 @@ class ConnectionHome(Protocol):
 
 
 class DflockdServerConnection(DflockdServerStream):
-    """The server's end.
+    """Server end of a connection.
 
     Attributes:
-        home: its listener.
-        number: which of the listener's it is.
-        identity: of its client, once the greeting is over.
-        reader: turns of its costly reads, from then on.
-        engine: the store as the client's identity may use it, from then on.
-        holder: has the claims of its client; ``None`` before the first request of the client.
-        enqueued: claims of the first of two phases, by their keys.
-        most_claims: that it may have at a time.
+        home: the listener.
+        number: its number among the listener's connections.
+        identity: the client's identity, after the greeting.
+        reader: the schedule of its costly reads, after the greeting.
+        engine: the store as the client's identity may use it, after the greeting.
+        holder: has the client's claims; ``None`` before the client's first request.
+        enqueued: claims after the first of two phases, by key.
+        most_claims: maximum number of claims.
         gone: done when the connection is lost.
     """
 
@@ -130,7 +130,7 @@ class DflockdServerConnection(DflockdServerStream):
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self._greeting = greeting
         self._greeted = False
-        # What it is busy with
+        # The request that it is busy with
         self._enqueues = False  # what is awaited is a place in the queue
         self._last_grant: Claim | None = None  # of its last wait
         self._task: asyncio.Task[None] | None = None
@@ -138,13 +138,13 @@ class DflockdServerConnection(DflockdServerStream):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Authenticate the peer, as far as that needs no token."""
+        """Authenticate the peer, as far as possible without a token."""
         self._transport = cast("asyncio.Transport", transport)
-        self._greeting.displaced = lambda _: self.leave(ERROR)  # it has shown no token yet
+        self._greeting.displaced = lambda _: self.leave(ERROR)  # it has sent no token yet
         self._received_at = self._now()
         self.home.joined(self)
         self._peer = peer_of(transport)
-        with contextlib.suppress(AuthenticationFailed):  # then a token is to come first
+        with contextlib.suppress(AuthenticationFailed):  # then a token must come first
             self._let_in(self._context.authenticator.authenticate("", self._peer))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -167,10 +167,10 @@ class DflockdServerConnection(DflockdServerStream):
         self.gone.set_result(None)
         self._context.log(logging.DEBUG, "connection lost", peer=self.peer, why=exc)
 
-    # Being busy
+    # Busy state
 
     def outcome(self, claim: Claim, *, enqueued: bool) -> bytes | None:
-        """Return the reply about a claim; ``None`` if it is not known yet."""
+        """Return the reply for a claim, or ``None`` if it is not decided yet."""
         stage = claim.stage
         if stage is HELD:
             if enqueued:
@@ -195,7 +195,7 @@ class DflockdServerConnection(DflockdServerStream):
         self._enqueues = False
 
     def update(self, claim: Claim) -> None:
-        """Reply to the client if the claim that it waits for is decided."""
+        """Reply to the client if its awaited claim is decided."""
         if self._awaited is not claim or claim.stage is REQUESTED:
             return
         self._awaited = None
@@ -209,9 +209,9 @@ class DflockdServerConnection(DflockdServerStream):
     def settle(
         self, answer: Answer[Withdrawn] | Answer[None], reply: bytes, renewed: Claim | None = None
     ) -> bytes | None:
-        """Reply this when the store has answered.
+        """Send this reply when the store has answered.
 
-        It is `error` if there was nothing to release, or that took too long for a renewal.
+        The reply is `error` if there was nothing to release, or a renewal took too long.
         """
         if not isinstance(answer, asyncio.Future):
             return ERROR if answer is Withdrawn.MISSING else reply
@@ -226,9 +226,9 @@ class DflockdServerConnection(DflockdServerStream):
         self._reply(reply if done else ERROR)
 
     def put_off(self, work: Coroutine[Any, Any, bytes]) -> bytes | None:
-        """Do this first, and then what it is busy with, unless there is something to reply.
+        """Run this first and then the pending request, unless there is already a reply.
 
-        Returns ``None``, as a command that has no reply yet.
+        Returns ``None``, like a command without a reply yet.
         """
         self._task = self.locks.start(self._do_first(work))
         return None
@@ -255,7 +255,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._go_on()
 
     async def attach(self, lease: int) -> bytes:
-        """Get a holder for a claim of `lease` seconds. Raises errors of the store and limits."""
+        """Return a holder for a claim of `lease` seconds. Raises errors of the store and limits."""
         context, node = self._context, self._options.node
         longest = min(_LONGEST, context.engine.capabilities.longest_window)
         holder = Holder(self.locks, min(max(2.0 * lease, _SHORTEST), longest), self)
@@ -264,25 +264,25 @@ class DflockdServerConnection(DflockdServerStream):
         async with self.reader.beginning():
             try:
                 holder.session = await self.engine.attach(how, holder)
-            except NodeNotFound:  # it has been dropped
+            except NodeNotFound:  # it was dropped
                 await context.engine.create_node(node, NodeConfig(), exist_ok=True)
                 holder.session = await self.engine.attach(how, holder)
-        if not holder.over:  # or else its session has ended, and the request attaches again
+        if not holder.over:  # otherwise its session has ended, and the request attaches again
             context.counts.sessions.take_anyway()
             self.locks.holders.add(holder)
             self.holder = holder
         return b""
 
     def lost_holder(self, claims: list[Claim]) -> None:
-        """Drop the holder: its session is over. Close the connection if it had claims."""
+        """Drop the holder: its session has ended. Close the connection if it had claims."""
         self.holder = None
         if claims:
             self.leave(ERROR if self._busy else b"")
 
-    # Coming in
+    # Greeting
 
     def _let_in(self, identity: Identity) -> bool:
-        """Serve the client from now on; false if it is refused."""
+        """Serve the client from now on; false if it is rejected."""
         self._greeted = True
         try:
             self._greeting.let_in(identity)
@@ -301,7 +301,7 @@ class DflockdServerConnection(DflockdServerStream):
         return True
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
-        """Check the first request, on which further rules apply; return those behind it."""
+        """Check the first request, for which further rules apply; return the requests after it."""
         if self._greeted or self._leaving is not None or not requests:
             return []
         command, _, token = requests[0]
@@ -324,7 +324,7 @@ class DflockdServerConnection(DflockdServerStream):
         self._leaving = self._loop.call_later(REFUSAL_DELAY, self._close)
         return []
 
-    # Leaving
+    # End
 
     def end(self) -> None:
         """Close the connection; a last grant may have to be delivered first."""
@@ -335,10 +335,10 @@ class DflockdServerConnection(DflockdServerStream):
             self._see_to_delivery(claim, self._now() + self._options.write_timeout)
 
     def _see_to_delivery(self, claim: Claim, until: float) -> None:
-        """Close it when the grant has arrived; release it if the client was gone before.
+        """Close it when the grant has arrived; release the grant if the client had disconnected.
 
-        That is for what outlives its connection: no client would know of the grant. A client that
-        may have read it keeps it.
+        Otherwise a claim that outlives its connection would be held without a client. A client that
+        may have read the grant keeps it.
         """
         transport, now = self._transport, self._now()
         if transport is None:
@@ -353,7 +353,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._leaving = self._loop.call_later(_DELIVERY, self._see_to_delivery, claim, until)
 
     def drain(self) -> None:
-        """Reject the request that waits, because the server ends."""
+        """Reject the waiting request, because the server ends."""
         claim = self._awaited
         if claim is not None:
             self._awaited = None
@@ -361,9 +361,9 @@ class DflockdServerConnection(DflockdServerStream):
             self._reply(ERROR_DRAINING)
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
-        """End the connection if its identity may not go on.
+        """End the connection if its identity may not continue.
 
-        Its client may not notice at once: what it holds is kept for its lease.
+        Its client may not notice at once, so its locks are kept for their leases.
         """
         if self._transport is None or self._leaving is not None:
             return False
@@ -381,7 +381,7 @@ class DflockdServerConnection(DflockdServerStream):
         return True
 
     def tick(self, now: float) -> None:
-        """Look at the deadlines, and whether a client that has ended its input is gone."""
+        """Check the deadlines, and whether a client that has ended its input has disconnected."""
         if self._over and self._busy and self._transport is not None and is_gone(self._transport):
             self.cut_off()
             return

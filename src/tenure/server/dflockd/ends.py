@@ -1,7 +1,7 @@
-"""The end of what a client sends: has it half-closed its connection, or is it gone?
+"""Distinction between half-closed connections and disconnected clients.
 
-Both look the same at first. A client that is gone is known by its kernel, which refuses what is
-written to it or, about a minute after the end, a probe.
+Both look the same at first. The kernel of a disconnected client rejects data that is written to it
+or, about a minute after the end, a probe.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _PROBES = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 def probe(transport: asyncio.Transport) -> None:
-    """Have the kernel detect a client that is gone; `is_gone` has the result."""
+    """Let the kernel detect a disconnected client; `is_gone` has the result."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _PROBES:
-        if hasattr(socket, option):  # not all systems have all of them
+        if hasattr(socket, option):  # not all systems support all of them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def is_gone(transport: asyncio.Transport) -> bool:
-    """Return true if the client is known to read nothing any more."""
+    """Return true if the client is known to have disconnected."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return False
@@ -40,7 +40,7 @@ def is_gone(transport: asyncio.Transport) -> bool:
 
 
 def is_read(transport: asyncio.Transport) -> bool:
-    """Return true if all that was written has reached the client's kernel."""
+    """Return true if all written data has reached the client's kernel."""
     sock = transport.get_extra_info("socket")
     if transport.get_write_buffer_size():
         return False

@@ -1,7 +1,8 @@
-"""The flags and variables of a dflockd server, and what they amount to here.
+"""Flags and variables of a dflockd server, and the corresponding settings.
 
-A flag counts more than its variable. Versions 1 and 2 call two variables differently; both names
-are read. As in version 1, a variable that cannot be parsed is ignored; what is out of range is not.
+A flag overrides its variable. Two variables have different names in versions 1 and 2; both names
+are read. As in version 1, a variable that cannot be parsed is ignored, but one that is out of range
+is an error.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Flag:
     """A flag of dflockd's server.
 
     Attributes:
-        name: without the dashes.
+        name: the name without the dashes.
         kind: ``count`` is a whole number.
-        default: the value if it is not given.
-        about: what it does, in a line.
-        least: of a count.
-        variables: in the environment, the first that is set counts.
+        default: the default value.
+        about: a one-line description.
+        least: the minimum of a count.
+        variables: names of variables; the first that is set counts.
     """
 
     name: str
@@ -64,23 +65,27 @@ def _variable(name: str) -> str:
 
 
 FLAGS: tuple[Flag, ...] = (
-    _flag("host", "text", "127.0.0.1", "The address to listen at; 0.0.0.0 is all of IPv4's."),
+    _flag("host", "text", "127.0.0.1", "The address to listen at; 0.0.0.0 is all of IPv4."),
     _flag("port", "count", 6388, "The port; 0 is any free one.", least=0),
     _seconds("default-lease-ttl", 33, "Seconds of a lease without a requested length."),
-    _seconds("lease-sweep-interval", 1, "Seconds between two looks for expired leases."),
-    _seconds("gc-interval", 5, "Seconds between two looks for unused keys.", "GC_LOOP_SLEEP"),
+    _seconds("lease-sweep-interval", 1, "Seconds between two checks for expired leases."),
+    _seconds("gc-interval", 5, "Seconds between two checks for unused keys.", "GC_LOOP_SLEEP"),
     _seconds("gc-max-idle", 60, "Seconds that an unused key is kept.", "GC_MAX_UNUSED_TIME", 0),
-    _flag("max-locks", "count", 1024, "Keys at a time."),
-    _flag("max-connections", "count", 0, "Connections at a time; 0: any number.", least=0),
-    _flag("max-waiters", "count", 0, "Waiters for one key; 0: any number.", least=0),
+    _flag("max-locks", "count", 1024, "Maximum number of keys."),
+    _flag("max-connections", "count", 0, "Maximum number of connections; 0: any number.", least=0),
+    _flag(
+        "max-waiters", "count", 0, "Maximum number of waiters for a key; 0: any number.", least=0
+    ),
     _seconds("read-timeout", 23, "Seconds that a client may be silent."),
     _seconds("write-timeout", 5, "Seconds that a client may leave replies unread."),
-    _seconds("shutdown-timeout", 30, "Seconds that clients have at the end; 0: for ever.", least=0),
+    _seconds(
+        "shutdown-timeout", 30, "Seconds for clients to finish at shutdown; 0: for ever.", least=0
+    ),
     _flag("tls-cert", "text", None, "The certificate (PEM); with it, TLS is required."),
     _flag("tls-key", "text", None, "Its private key (PEM)."),
     _flag("auth-token", "text", None, "The token of all clients; other users see it in ps."),
     _flag("auth-token-file", "text", None, "A file with that token."),
-    _flag("auto-release-on-disconnect", "switch", True, "Release what a lost connection held."),
+    _flag("auto-release-on-disconnect", "switch", True, "Release the locks of a lost connection."),
     _flag("debug", "switch", False, "Log more."),
 )
 
@@ -94,15 +99,15 @@ def settings_of(
     log_format: str | None,
     ignore: Callable[[str], None] = lambda _: None,
 ) -> Settings:
-    """Return the settings that the flags and the environment give.
+    """Return the settings given by the flags and the environment.
 
     Args:
-        given: the flags' values as they were typed, by their names.
-        environment: where the variables are.
-        store: the URL of the store; ``None`` for the one that `tenure serve` has.
-        node: where the locks are.
-        log_format: as of `tenure serve`.
-        ignore: called with a sentence for each variable that is ignored.
+        given: the flags' values as typed, by name.
+        environment: the environment variables.
+        store: the URL of the store; ``None`` for the default of `tenure serve`.
+        node: the node of the locks.
+        log_format: as for `tenure serve`.
+        ignore: called with a message for each ignored variable.
 
     Raises:
         Wrong: a flag or a variable is invalid.

@@ -1,4 +1,4 @@
-"""Collection of the keys that no client uses, and of the semaphores that were made for them."""
+"""Removal of unused keys, and of the semaphores that were created for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WINDOW = 30.0
 
 
 class Deaf:
-    """Events of a session that holds nothing (`SessionEvents`), all ignored."""
+    """Events of a session without requests (`SessionEvents`), all ignored."""
 
     def proven(self, at: float) -> None:
         """Ignore the proof."""
@@ -44,7 +44,7 @@ class Deaf:
 
 
 async def collect(locks: Locks, description: str) -> None:
-    """Forget the keys that have been unused for long, and delete what was made for them."""
+    """Forget keys that have been unused for long, and delete their semaphores."""
     deadline = locks.now() - locks.options.gc_max_idle
     idle = [key for key in locks.keys.values() if not key.claims and key.used_at <= deadline]
     for key in idle:
@@ -79,7 +79,7 @@ async def collect(locks: Locks, description: str) -> None:
 
 
 async def know_leftovers(locks: Locks) -> None:
-    """Find the semaphores of keys that have no clients now; each is deleted in its time."""
+    """Find the semaphores of keys without clients; each is deleted when its time has come."""
     now = locks.now()
     context, node = locks.context, locks.options.node
     reader = Reader(context.reads, "the search for unused keys")

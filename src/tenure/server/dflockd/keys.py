@@ -1,7 +1,7 @@
 """Table of the keys of one dflockd listener, which counts them against the server's limits.
 
-A key of limit 1 is an ephemeral semaphore, counted from its first claim on. A key of another limit
-is a lasting one, counted when it is created in the store (`KeyTable.make`).
+A key of limit 1 is an ephemeral semaphore, counted from its first claim. A key of another limit is
+a lasting one, counted when it is created in the store (`KeyTable.make`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["KeyTable"]
 
 
 class KeyTable(dict[str, Key]):
-    """Keys by their names.
+    """Keys by name.
 
     Args:
-        context: the server's.
-        options: the listener's.
+        context: the server's context.
+        options: the listener's options.
     """
 
     def __init__(self, context: Context, options: DflockdOptions) -> None:
@@ -39,7 +39,7 @@ class KeyTable(dict[str, Key]):
         self._semaphores = context.counts.semaphores
 
     def add(self, name: str, limit: int, now: float, account: Account) -> Key | None:
-        """Add a key that was not known; returns ``None`` if there are as many as may be."""
+        """Add an unknown key; return ``None`` if the limit is reached."""
         if len(self) >= self._most and (self._limited or account.semaphores.alone):
             return None
         key = Key(name, limit, now)
@@ -53,7 +53,7 @@ class KeyTable(dict[str, Key]):
         return key
 
     def found(self, name: str, limit: int, now: float) -> Key:
-        """Add a key that is used already, and so cannot be refused."""
+        """Add a key that is already in use, regardless of the limit."""
         self[name] = key = Key(name, limit, now)
         if limit == 1:
             self._semaphores.rejoin(self._node, key.stored, ephemeral=True)
@@ -62,7 +62,7 @@ class KeyTable(dict[str, Key]):
         return key
 
     def forget(self, key: Key) -> None:
-        """Remove a key that has no claims, and is not in the store, or not ours to know."""
+        """Remove a key without claims that is not in the store, or whose semaphore is unknown."""
         if self.get(key.name) is key and not key.claims:
             del self[key.name]
             if key.limit == 1:
@@ -72,7 +72,7 @@ class KeyTable(dict[str, Key]):
         """Create a key's lasting semaphore, unless it exists.
 
         Returns:
-            the reply if it cannot be; else nothing.
+            The reply if it cannot be created, else an empty one.
         """
         name = key.stored
         try:
@@ -88,7 +88,7 @@ class KeyTable(dict[str, Key]):
         except REFUSALS:
             raise
         except BaseException:
-            key.made = True  # perhaps: then it is deleted in its time, else a request finds out
+            key.made = True  # if it exists: it is deleted later, otherwise a request notices
             raise
         key.made = True
         return b""

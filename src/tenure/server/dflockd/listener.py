@@ -2,16 +2,15 @@
 
 States: made ─open─► open ─drain─► draining ─aclose─► closed; and from each of them to closed.
 
-Who owns what: the listener owns its `Door`, its connections, its `Locks`, every task that these
-begin, and two timers: one has them look at the clock, one ends leases.
+Ownership: the listener owns its `Door`, its connections, its `Locks`, all their tasks, and two
+timers: one checks deadlines, one ends leases.
 
-* **Open.** The node is created if it is missing. The sessions that former listeners left there are
+* **Open.** The node is created if it is missing. Sessions that former listeners left there are
   taken over: their tokens stay valid until the leases end.
-* **Drain.** The door is closed, and waiting clients get `error_draining`. Holders are served on.
-* **Close.** Clients have `shutdown_time` to go, then they are cut off. What they hold stays in the
-  store: it is theirs until its lease ends, or until another listener on the node releases it.
-* **Cancel.** A close that is cancelled cuts all clients off at once, and leaves the sessions as
-  they are.
+* **Drain.** The door is closed, and waiting clients get `error_draining`. Holders are still served.
+* **Close.** Clients have `shutdown_time` to disconnect, then they are cut off. Their locks stay in
+  the store until the leases end, or until another listener on the node releases them.
+* **Cancel.** A cancelled close cuts off all clients at once, and does not change the sessions.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ __all__ = ["DflockdListener"]
 
 T = TypeVar("T")
 
-_FLUSHED_IN = 1.0  # seconds in which a client can read its last reply
+_FLUSHED_IN = 1.0  # seconds for a client to read its last reply
 _LETTERS_EVERY = 0.9  # seconds between two looks for renewals that other listeners request
 _ORPHANS_EVERY = 15.0  # seconds between two looks for sessions whose server has died
 
@@ -64,8 +63,8 @@ class DflockdListener:
         InvalidArgument: the URL or the node is not valid.
 
     Attributes:
-        locks: what there is.
-        remote: what the other listeners on the node have.
+        locks: the tables of keys and claims.
+        remote: the claims of the other listeners on the node.
     """
 
     def __init__(
@@ -169,11 +168,11 @@ class DflockdListener:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def end_connections(self, verdict: Verdict) -> int:
-        """End the connections that `verdict` does not accept; returns their number."""
+        """End the connections that `verdict` rejects; return their number."""
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
-        """Accept no more connections, and have each one end after its last reply."""
+        """Accept no more connections, and end each after its last reply."""
         if self._door is None:
             return
         self._door.close()
@@ -220,7 +219,7 @@ class DflockdListener:
                 task.cancel()
 
     async def _until_gone(self, seconds: float | None) -> None:
-        """Wait until every connection is lost, or so long."""
+        """Wait until every connection is lost, or the time has passed."""
         lost = [connection.gone for connection in self._connections]
         if lost:
             await asyncio.wait(lost, timeout=seconds)
@@ -238,7 +237,7 @@ class DflockdListener:
                 "closed in order now, since that would end them; the log says why"
             )
 
-    # What connections say
+    # Reports of connections
 
     def _connection(self, greeting: Greeting) -> DflockdServerConnection:
         self._accepted += 1
@@ -255,7 +254,7 @@ class DflockdListener:
         self._connections.discard(connection)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Have something done in the background."""
+        """Run something in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -264,10 +263,10 @@ class DflockdListener:
     # Time
 
     def _sweep(self) -> None:
-        """End the leases that are over, twice in each interval.
+        """End the expired leases, twice in each interval.
 
-        So a lease ends at most one interval late, also where the loop is busy. A sweep that comes
-        late does not put off the next one.
+        So a lease ends at most one interval late, even if the loop is busy. A late sweep does not
+        delay the next one.
         """
         assert self._sweeps is not None
         now, interval = self.context.clock.now(), self.options.sweep_interval / 2

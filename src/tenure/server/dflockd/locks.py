@@ -1,17 +1,16 @@
 """Keys of a dflockd server, and the claims on them.
 
-A key is a semaphore of tenure on one node. With limit 1 it is a mutex (ephemeral, held whole), with
-a higher limit a lasting semaphore, which is deleted when it is unused. Its queue is in the store,
-which alone decides which request is next. Leases, limits and tokens are kept here.
+A key is a semaphore of tenure on one node: with limit 1 a mutex, with a higher limit a lasting
+semaphore, which is deleted when it is unused. Its queue is in the store, which alone decides which
+request is next. Leases, limits and tokens are managed here.
 
 Rules:
 
-* Everything happens on the loop, in one step, unless it has to wait for the store; then the pending
+* Each operation is one step on the loop, unless it has to wait for the store; then the pending
   answer is in `Claim.answer`, or a task of the listener waits for it.
 * A claim leaves the tables here (`drop`) before or when it leaves the store's queue. Events of a
   claim that has left are ignored.
-* A claim that is dropped leaves the store as well: it was withdrawn, or its withdrawal is retried,
-  or its session is over.
+* A dropped claim leaves the store as well: it is withdrawn, with retries, or its session has ended.
 """
 
 from __future__ import annotations
@@ -55,26 +54,26 @@ from tenure.wire.lines.replies import (
 __all__ = ["Locks", "Work"]
 
 _GRANTED = Place.GRANTED
-_SALTS = 512  # made at a time
+_SALTS = 512  # salts made at a time
 
 Work = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class Locks:
-    """The tables of one listener.
+    """Tables of one listener.
 
     Args:
-        context: the server's.
-        options: the listener's.
-        start: has something done in the background.
+        context: the server's context.
+        options: the listener's options.
+        start: runs something in the background.
 
     Attributes:
-        keys: by their names.
-        held: claims that hold. One that this server granted is found by its token, and one that
-            another server did by its fencing token and its seal (`find`).
-        holders: with and without connections.
-        draining: no client may wait any more.
-        leaving: sessions are not to end with their connections.
+        keys: the keys by name.
+        held: the held claims. `find` finds a claim granted by this server by its token, and one
+            granted by another server by its fencing token and its seal.
+        holders: the holders, with and without connections.
+        draining: whether clients may no longer wait.
+        leaving: whether sessions survive their connections.
     """
 
     def __init__(self, context: Context, options: DflockdOptions, start: Work) -> None:
@@ -93,14 +92,14 @@ class Locks:
         self._wall = context.clock.wall
         self.start = start
         self._salts: list[str] = []
-        self._abandoned: list[Claim] = []  # dropped, and not out of the store's queues yet
+        self._abandoned: list[Claim] = []  # dropped, but still in the store's queues
 
     # Claims
 
     def claim(
         self, key: Key, holder: Holder, lease: int, timeout: float | None, now: float
     ) -> Claim:
-        """Request a place in its queue."""
+        """Send the claim's request."""
         salts = self._salts or self._make_salts()
         salt = salts.pop()
         seal = sealed(salt, key.name)
@@ -147,14 +146,14 @@ class Locks:
     def _late_answer(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
         if claim.answer is None or claim.stage is OVER:
             if not answer.cancelled():
-                answer.exception()  # it has been handled, or no client wants it any more
+                answer.exception()  # it has been handled, or no client needs it any more
             return
         self.answered(claim, answer)
         if claim.holder.connection is not None:
             claim.holder.connection.update(claim)
 
     def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
-        """Take the store's answer to a claim's request."""
+        """Handle the store's answer to a claim's request."""
         claim.answer = None
         now = self.now()
         if answer.cancelled():
@@ -162,7 +161,7 @@ class Locks:
             return
         error = answer.exception()
         if claim.holder.lapsed(now):
-            self.lose(claim.holder, LAPSED)  # it has been over for long, perhaps
+            self.lose(claim.holder, LAPSED)  # it may have ended long before
         elif error is not None:
             self._refused(claim, error)
         else:
@@ -202,7 +201,7 @@ class Locks:
             claim.key.waiting += 1
 
     def give(self, claim: Claim, order_id: int, now: float) -> None:
-        """Hold a claim that the store has granted."""
+        """Mark a claim as held after its grant."""
         if claim.stage is WAITING:
             claim.key.waiting -= 1
         claim.stage = HELD
@@ -211,13 +210,13 @@ class Locks:
         self.held[token] = claim
 
     def inherit(self, claim: Claim, order_id: int) -> None:
-        """Hold a claim that another server granted, and whose client has the token."""
+        """Mark a claim as held that another server granted, and whose client has the token."""
         claim.stage = HELD
         claim.order_id = order_id
         self.held[order_id, claim.seal] = claim
 
     def find(self, name: str, token: str) -> Claim | None:
-        """Return the claim for the key `name` that holds by this token."""
+        """Return the claim for the key `name` that is held with this token."""
         claim = self.held.get(token)
         if claim is None:
             token = token.strip()
@@ -225,7 +224,7 @@ class Locks:
         return claim if claim is not None and claim.key.name == name else None
 
     def _claim_inherited(self, name: str, token: str) -> Claim | None:
-        """Return a claim that another server granted; from now on it is found as all others are."""
+        """Return a claim that another server granted; from now on it is found like all others."""
         fence = fence_of(token)
         if fence is None:
             return None
@@ -237,7 +236,7 @@ class Locks:
         return claim
 
     def drop(self, claim: Claim, verdict: bytes, now: float) -> None:
-        """Remove a claim that is over. Safe to call twice."""
+        """Remove a claim that has ended. Safe to call twice."""
         stage, key = claim.stage, claim.key
         if stage is OVER:
             return
@@ -255,7 +254,7 @@ class Locks:
             self.end(holder)
 
     def withdraw(self, claim: Claim) -> Answer[Withdrawn]:
-        """Take it out of the store's queue; if the store fails, `sweep` tries again."""
+        """Withdraw or release it in the store; if the store fails, `sweep` retries."""
         try:
             answer = claim.holder.session.withdraw(claim.request_id)
         except TenureError as error:
@@ -278,29 +277,29 @@ class Locks:
             self._abandoned.append(claim)
 
     def abandon(self, claim: Claim, verdict: bytes, now: float) -> None:
-        """Take a claim out of its queue, without waiting until that is done."""
+        """Take a claim out of its queue, without waiting for the store."""
         with contextlib.suppress(TenureError):
             self.withdraw(claim)
         self.drop(claim, verdict, now)
 
     def renew(self, claim: Claim, lease: int, now: float) -> Answer[None]:
-        """Hold a claim for `lease` seconds from now on.
+        """Extend a claim to `lease` seconds from now.
 
         Raises:
-            SessionExpired, LeaseReleased: the store says that it is over.
+            SessionExpired, LeaseReleased: the store has ended it.
         """
         until = int((self._wall() + lease) * 1000)
         data = Record(claim.seal, lease, until).to_bytes()
         answer = claim.holder.session.alter(claim.request_id, count=None, data=data)
         claim.lease = lease
-        # Until its client gets the reply, a lease may be prolonged, but not be cut short.
+        # Until its client gets the reply, a lease may be prolonged, but not shortened.
         claim.deadline = now + lease if answer is None else max(claim.deadline, now + lease)
         return answer
 
     def confirm(self, claim: Claim, now: float) -> bool:
-        """Begin the lease of a renewal that the store has taken.
+        """Start the lease of a renewal that the store has confirmed.
 
-        Returns false if it cannot be promised any more: then the client gets no confirmation.
+        Return false if it can no longer be promised: then the client gets no confirmation.
         """
         if claim.stage is not HELD or not claim.holder.can_promise(claim.lease, now):
             return False
@@ -310,13 +309,13 @@ class Locks:
     # Time
 
     def evict(self, key: Key, now: float) -> None:
-        """End the claims for it whose leases have run out."""
+        """End the key's claims whose leases have expired."""
         over = [each for each in key.claims if each.stage is HELD and each.deadline <= now]
         for claim in over:
             self.expire(claim, now)
 
     def sweep(self, now: float) -> None:
-        """End all whose leases have run out, and what the store would not end before."""
+        """End all claims whose leases have expired, and retry failed withdrawals."""
         abandoned, self._abandoned = self._abandoned, []
         for claim in abandoned:
             if not claim.holder.over:
@@ -327,18 +326,18 @@ class Locks:
             self.expire(claim, now)
 
     def expire(self, claim: Claim, now: float) -> None:
-        """End a claim whose lease has run out."""
+        """End a claim whose lease has expired."""
         self.context.log(logging.WARNING, "lease expired", name=claim.key.stored, lease=claim.lease)
         self.abandon(claim, ERROR_LEASE_EXPIRED, now)
 
     # Holders
 
     def leave(self, holder: Holder, *, keep: bool = False) -> None:
-        """Release the claims of a holder whose client has gone, or keep them.
+        """Release or keep the claims of a holder whose client has disconnected.
 
         Args:
-            holder: the one that has lost its client.
-            keep: keep what it holds for its lease, regardless of `DflockdOptions.auto_release`.
+            holder: the holder without a client.
+            keep: keep its claims for their leases, regardless of `DflockdOptions.auto_release`.
         """
         holder.connection = None
         now = self.now()
@@ -352,7 +351,7 @@ class Locks:
             self.end(holder)
 
     def end(self, holder: Holder) -> None:
-        """End a holder's session, with all that it has in queues."""
+        """End a holder's session, with all its requests."""
         self._over(holder)
         self.start(self._close(holder))
 
@@ -363,14 +362,14 @@ class Locks:
             self.context.log(logging.ERROR, "a session could not be closed", why=error)
 
     async def detach(self, holder: Holder) -> None:
-        """Leave a holder's session in the store, with what it has. Raises what the store raises."""
+        """Leave a holder's session in the store, with its requests. Raises errors of the store."""
         try:
             await holder.session.detach()
         finally:
             self._over(holder)
 
     def lose(self, holder: Holder, why: str) -> None:
-        """Drop all claims of a holder whose session is over, or may be."""
+        """Drop all claims of a holder whose session has ended, or may have."""
         if holder.over:
             return
         self._over(holder)

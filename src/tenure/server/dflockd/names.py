@@ -1,11 +1,11 @@
-"""The names of keys: bytes on the wire, text in the store.
+"""Names of keys: bytes on the wire, text in the store.
 
-A key is any bytes without white space. Inside the server it is a `str` in which a byte that is not
+A key is any bytes without white space. In the server it is a `str` in which a byte that is not
 UTF-8 is a lone surrogate, by the error handler ``surrogateescape``. A name in the store is text:
 
 * A key that is UTF-8 is its own name.
 * Any other key is ``bytes`` and a space, then the key with each byte that is not UTF-8 as ``%E9``,
-  and ``%`` as ``%25``. No key contains a space, so this is the name of no other key.
+  and ``%`` as ``%25``. No key contains a space, so no other key has this name.
 
 Each key has one name, and each name at most one key. The longest name has 774 bytes.
 """
@@ -31,7 +31,7 @@ def stored_name(key: str) -> str:
 
 
 def key_of(name: str) -> str | None:
-    """Return the key of a name in the store; ``None`` if it is no key's."""
+    """Return the key of a name in the store; ``None`` if no key has it."""
     key = name
     if name.startswith(_MARK):
         escaped = name[len(_MARK) :].encode()
@@ -44,7 +44,7 @@ def key_of(name: str) -> str | None:
 
 
 def readable(key: str) -> str:
-    """Return a key as text, with a replacement character for what is not; for people."""
+    """Return a key as text for people, with a replacement character for invalid bytes."""
     return key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

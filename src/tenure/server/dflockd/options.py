@@ -1,4 +1,4 @@
-"""Options of a listener for dflockd's clients; a dflockd server has the same."""
+"""Options of a listener for dflockd's clients, which correspond to those of a dflockd server."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["DflockdOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DflockdOptions:
-    """Times are seconds; 0 waiters mean that any number is right.
+    """Options of a listener. Times are seconds.
 
     Attributes:
-        node: where the locks are.
-        default_lease: for a client that names no lease.
-        sweep_interval: between two looks for leases that have run out.
-        gc_interval: between two looks for unused keys.
-        gc_max_idle: that an unused key is kept.
-        max_locks: keys at a time, unused ones included; ``None``: what the server's limit
-            ``semaphores`` says.
-        max_waiters: that wait for one key; ``None``: what the limit ``queue_length`` says.
-        read_timeout: that a client may be silent.
-        write_timeout: that a client may leave replies unread.
-        shutdown_time: that clients have to leave by themselves when the server ends; ``None``: for
-            ever.
-        auto_release: what a connection holds is released with its end; else it is kept for its
-            lease.
+        node: the node of the locks.
+        default_lease: lease of clients that specify none.
+        sweep_interval: time between two checks for expired leases.
+        gc_interval: time between two checks for unused keys.
+        gc_max_idle: time that an unused key is kept.
+        max_locks: maximum number of keys, including unused ones; ``None``: the server's limit
+            ``semaphores``.
+        max_waiters: maximum number of waiters for a key, 0 for any number; ``None``: the server's
+            limit ``queue_length``.
+        read_timeout: time that a client may be silent.
+        write_timeout: time that a client may leave replies unread.
+        shutdown_time: time for clients to disconnect when the server ends; ``None``: for ever.
+        auto_release: whether a connection's locks are released at its end; otherwise they are kept
+            for their leases.
     """
 
     node: str = "/dflockd"

@@ -1,21 +1,20 @@
-"""Takeover of the sessions that a dflockd listener has left in the store.
+"""Takeover of sessions that a dflockd listener has left in the store.
 
-The identity of a dflockd service is its node in the store. Any listener on the node takes over the
-sessions that a former listener left there, at any address. A copy of a store is
-a store of its own: its listeners take over the sessions in the copy.
+A dflockd service is identified by its node in the store. Any listener on the node, at any address,
+takes over the sessions that a former listener left there. A copy of a store is a separate store:
+its listeners take over the sessions in the copy.
 
 Rules:
 
-* A session of a living listener is left alone. Its store shows it as attached, or its last contact
-  is not older than half its window. A store that does not report attached sessions has to show the
-  session silent in two looks, some time apart: a living listener reports in between, also after an
-  outage.
-* A session that is taken over by mistake costs its listener the locks, and no client its lease:
-  the leases are in the requests' data, and are kept until they end.
-* The lists are read in turn with the costly reads of clients (`tenure.server.reads`), because a
-  client can cause a search.
-* Two listeners that take over the same session: the store gives it to the later one, and ends it
-  for the other one.
+* A session of a live listener is not taken over. Its store shows it as attached, or its last
+  contact is at most half its window ago. In a store that does not report attached sessions, the
+  session must be silent in two checks, some time apart: a live listener has contact in between,
+  also after an outage.
+* If a session is taken over by mistake, its listener loses the locks, but no client loses its
+  lease: the leases are in the requests' data, and are kept until they end.
+* The lists are scheduled with the costly reads of clients (`tenure.server.reads`), because a client
+  can cause a search.
+* If two listeners take over the same session, the later one gets it, and it ends for the other one.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from tenure.server.reads import Reader, pages_of_semaphores, pages_of_sessions
 
 __all__ = ["Orphans", "session_text"]
 
-_BETWEEN = 10.0  # seconds between two looks that show a session silent
+_BETWEEN = 10.0  # seconds between two checks that show a session silent
 _OURS = re.compile(r"dflockd \S+ for ")
 
 
 def session_text(place: str, peer: str) -> str:
-    """Return the text by which listeners know the session of a connection.
+    """Return the description by which listeners recognise the session of a connection.
 
     Args:
         place: the address of its listener, for people.
-        peer: its client.
+        peer: the address of the client.
     """
     return f"dflockd {place} for {peer}"
 
@@ -54,8 +53,8 @@ class Orphans:
     """The search for sessions without a listener, on the node of one listener.
 
     Args:
-        locks: where their locks go.
-        start: has something done in the background.
+        locks: the tables that receive their locks.
+        start: runs something in the background.
     """
 
     def __init__(self, locks: Locks, start: Work) -> None:
@@ -68,13 +67,14 @@ class Orphans:
         self._began_at = float("-inf")
 
     async def take_over(self) -> None:
-        """Look for sessions whose listener has ended, and take them over.
+        """Search for sessions whose listener has ended, and take them over.
 
-        Callers share one look, if it begins after their call. One that is cancelled does not end
-        it: a session that is half taken over would keep its locks for ever.
+        Callers share a search that begins after their calls. A cancelled caller does not stop it,
+        because a session that is only partly taken over would keep its locks for ever.
 
         Raises:
-            TenureError: the store cannot be read. One session that cannot be taken over is logged.
+            TenureError: the store cannot be read. Sessions that cannot be taken over are only
+                logged.
         """
         called_at = self._locks.now()
         while self._task is None or self._began_at < called_at:
@@ -86,7 +86,7 @@ class Orphans:
         await asyncio.shield(self._task)
 
     def cancel(self) -> None:
-        """End a look that is under way, with its listener."""
+        """End a search in progress, with its listener."""
         if self._task is not None:
             self._task.cancel()
 
@@ -164,7 +164,7 @@ async def _take_over(
                     request.name, owners=True, waiters=False
                 )
             claim = _keep(locks, holder, name, request, record, described)
-            if session.attached is not False:  # a client may have got the lease a moment ago
+            if session.attached is not False:  # a client may have received the lease a moment ago
                 claim.deadline = locks.now() + record.lease
         else:
             waiters.append(request.request_id)
@@ -181,10 +181,10 @@ async def _take_over(
 async def _attach_again(
     locks: Locks, session: SessionDescription, holder: Holder
 ) -> EngineSession | None:
-    """Attach a session of a listener, which before 0.2 had no key.
+    """Attach a session of a listener, which had no key before 0.2.
 
     Returns:
-        ``None`` if it is not a listener's: any client may describe its session like one.
+        ``None`` if it is not a listener's session, although its description looks like one.
     """
     for key in (locks.context.session_keys.of_dflockd(), b""):
         how = Attach(

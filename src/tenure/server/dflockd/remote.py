@@ -1,18 +1,18 @@
 """Tokens of claims that another listener on the node has.
 
-A client may show a token to any listener on the node. One that does not know the token looks for
+A client may send a token to any listener on the node. A listener that does not know the token finds
 its claim in the store, and compares the token with the seal there.
 
 * **Release.** The request is evicted. The store notifies the listener that has the claim.
-* **Renewal.** Only the listener that has the claim can change its request. It gets a
-  *letter*: a request in the queue of `LETTERS`, whose data names the claim and the lease. A
-  listener that has claims looks for letters every second. It renews the claim, and then evicts the
-  letter: that is the answer. A client gets the reply to its renewal once the store shows it.
-* **No answer.** The other listener may have ended. Its sessions are taken over, and the claim is
-  renewed here. If it lives and cannot reach the store, the reply is an error.
+* **Renewal.** Only the listener that has the claim can change its request. It gets a *letter*: a
+  request in the queue of `LETTERS`, whose data names the claim and the lease. A listener with
+  claims checks for letters every second. It renews the claim, and then evicts the letter as an
+  answer. A client gets the reply to its renewal once the store shows it.
+* **No answer.** The other listener may have ended. Then its sessions are taken over, and the claim
+  is renewed here. If it is alive but cannot reach the store, the reply is an error.
 
-A letter has no secret and needs none: it can only prolong a lease, and a client that can write one
-may take any lock on the node anyway.
+A letter needs no secret: it can only prolong a lease, and a client that can write one may take any
+lock on the node anyway.
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ _TIMEOUT = 4.0  # seconds for an answer
 
 
 class TokenClient(Protocol):
-    """Connection of a client that shows a token of another listener."""
+    """Connection of a client that sent a token of another listener."""
 
     @property
     def reader(self) -> Reader:
-        """Turns of its costly reads."""
+        """The schedule of its costly reads."""
 
     @property
     def holder(self) -> Holder | None:
         """Its session, if it has one."""
 
     async def attach(self, lease: int) -> bytes:
-        """Get a holder."""
+        """Return a holder."""
 
 
 class RemoteTokens:
-    """The claims of the other listeners on the node.
+    """Claims of the other listeners on the node.
 
     Args:
-        locks: of this listener.
-        orphans: the sessions of listeners that have ended.
+        locks: the tables of this listener.
+        orphans: the takeover of sessions whose listeners have ended.
     """
 
     def __init__(self, locks: Locks, orphans: Orphans) -> None:
-        """Look for claims on the node of `locks`."""
+        """Search for claims on the node of `locks`."""
         self._locks = locks
         self._orphans = orphans
         self._engine = locks.context.engine
         self._node = locks.options.node
 
     async def release(self, conn: TokenClient, name: str, token: str) -> bytes:
-        """Release a claim; returns the reply. Raises what the store raises."""
+        """Release a claim, and return the reply. Raises errors of the store."""
         owner = await self._find(conn, name, token)
         if owner is None:
             return ERROR
@@ -87,10 +87,11 @@ class RemoteTokens:
         """Renew a claim.
 
         Returns:
-            the reply; empty if the claim is this listener's now, and the request to be repeated.
+            The reply; empty if this listener now has the claim, so that the request must be
+            repeated.
 
         Raises:
-            TenureError: the store does.
+            TenureError: an error of the store.
             LimitReached: the connection needs a session, and there are too many.
         """
         owner = await self._find(conn, name, token)
@@ -106,7 +107,7 @@ class RemoteTokens:
         return ERROR if self._locks.find(name, token) is None else b""
 
     async def _find(self, conn: TokenClient, name: str, token: str) -> RequestDescription | None:
-        """Return the request of a valid token that another listener granted; or ``None``."""
+        """Return the request of a valid token that another listener granted, or ``None``."""
         fence = fence_of(token)
         if fence is None or not is_key(name):
             return None
@@ -124,10 +125,10 @@ class RemoteTokens:
         if not hmac.compare_digest(record.seal, sealed(token[16:], name)):
             return None
         mine = any(each.session.id == owner.session_id for each in self._locks.holders)
-        return None if mine else owner  # of those here it is known that they are over
+        return None if mine else owner  # claims of this listener are known to have ended
 
     async def answer(self) -> None:
-        """Carry out the renewals that other listeners request. Raises the errors of the store."""
+        """Carry out the renewals that other listeners request. Raises errors of the store."""
         try:
             described = await self._engine.describe_semaphore(
                 self._node, LETTERS, owners=True, waiters=False
@@ -153,7 +154,7 @@ class RemoteTokens:
         )
 
     async def _comply(self, claim: Claim, letter: int, lease: int) -> None:
-        """Renew a claim, for at least as long as its lease has left, and answer the letter."""
+        """Renew a claim, without shortening its lease, and answer the letter."""
         locks = self._locks
         now = locks.now()
         if claim.stage is not HELD or claim.deadline <= now:
@@ -166,13 +167,13 @@ class RemoteTokens:
             if isinstance(answer, asyncio.Future):
                 await answer
         except TenureError:
-            return  # it is over, and there is nothing to answer
+            return  # it has ended, and there is nothing to answer
         if locks.confirm(claim, locks.now()):
             await self._engine.evict(self._node, LETTERS, letter)
 
 
 async def _answered(holder: Holder, order_id: int, lease: int) -> bool:
-    """Send a letter, and wait for the answer, not for ever."""
+    """Send a letter, and wait for the answer with a timeout."""
     holder.last_id = request_id = holder.last_id + 1
     letter = b"dflockd renew %d %d" % (order_id, lease)
     answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Reply to `stats`: the holdings of this server's clients."""
+"""Reply to `stats`: keys and claims of this server's clients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KINDS = ("locks", "semaphores", "idle_locks", "idle_semaphores")
 async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
     """Return the reply to `stats`: the keys that this server's clients use or have used, as JSON.
 
-    It is made in slices, between which keys come and go.
+    It is built in slices, between which keys may change.
 
     Raises:
-        LimitReached: it would be longer than what may wait for a client.
+        LimitReached: it would exceed the limit of a client's unread output.
     """
     entries_of: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     most = locks.context.limits.output_bytes // 2

@@ -1,15 +1,15 @@
-"""The bytes of a connection: requests in their order, replies in one write.
+"""Stream of a connection: requests in order, and collected replies.
 
-* **Reading.** What arrives is carried out within `data_received`, as far as the connection's share
-  of the loop's iteration goes (`tenure.server.budget`). It is not read from while much is unread
-  here, or while its client does not read; but while it waits for a
-  lock it is, because its end must be noticed. A client that keeps sending meanwhile is cut off.
-* **End of input.** A client that sends its requests and half-closes right behind them, as
-  ``printf … | nc`` does, gets every reply, also that of a wait. One that ends later, while it
-  waits, or in the middle of a request, is taken to be gone: its wait ends.
-* **Writing.** The replies of a turn are one write. While the client does not read, nothing more is
-  carried out.
-* **Busy.** While a request is under way what follows it waits.
+* **Reading.** Input is carried out within `data_received`, within the connection's share of the
+  loop's iteration (`tenure.server.budget`). Reading is paused while much input is pending, or while
+  the client does not read its replies. It continues while the client waits for a lock, because a
+  disconnect must be noticed; a client that keeps sending meanwhile is cut off.
+* **End of input.** A client that half-closes right after its requests, like ``printf … | nc``, gets
+  every reply, also that of a wait. An end of input that comes later, during a wait, or in the
+  middle of a request, counts as a disconnect: the wait ends.
+* **Writing.** The replies of an iteration are one write. While the client does not read, nothing
+  more is carried out.
+* **Busy.** While a request is pending, later requests wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tenure.wire.lines.requests import RawRequest, RequestReader
 
 __all__ = ["DflockdServerStream"]
 
-_TURN = 2 * 1024  # bytes that are cut into requests at a time
+_TURN = 2 * 1024  # bytes that are split into requests at a time
 _LOOK = 8  # requests after which it is seen whether its share is used up
 _LONG = 1024  # bytes of a reply that does not wait for others
 _MUCH = 64 * 1024  # unread bytes with which it is not read from
@@ -44,9 +44,9 @@ class DflockdServerStream(asyncio.Protocol):
     """Stream of one connection.
 
     Args:
-        context: the server's.
-        greeting: its place among the server's connections.
-        commands: what a request is carried out with, as `tenure.server.dflockd.commands` says.
+        context: the server's context.
+        greeting: its entry among the server's connections.
+        commands: the commands, as defined by `tenure.server.dflockd.commands`.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._received_at = self._now()
         self._lines = 0
         self._share = Share(context.budget, greeting.source, self._go_on)
-        # What it is busy with
+        # The request that it is busy with
         self._busy = False
         self._request: RawRequest = ("", "", "")
         self._awaited: Claim | None = None
@@ -110,7 +110,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._leaving: asyncio.TimerHandle | None = None  # set once it is being closed
 
     def greet(self, requests: list[RawRequest]) -> list[RawRequest]:
-        """Check the first request, on which further rules apply; return those to be carried out."""
+        """Check the first request by further rules; return the requests to carry out."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -118,7 +118,7 @@ class DflockdServerStream(asyncio.Protocol):
         raise NotImplementedError
 
     def leave(self, word: bytes) -> None:
-        """Send a last reply, and then close the connection, however slowly the client reads."""
+        """Send a last reply, and close the connection once the client has read it."""
         if self._transport is None or self._leaving is not None:
             return
         self._special = True
@@ -145,13 +145,13 @@ class DflockdServerStream(asyncio.Protocol):
         self._settle_reading()
 
     def resume_writing(self) -> None:
-        """Go on with the client's requests."""
+        """Continue with the client's requests."""
         self._blocked_at = None
         self._go_on_soon()
         self._settle_reading()
 
     def eof_received(self) -> bool:
-        """Return whether the connection stays open for replies that are due."""
+        """Return true if the connection stays open for pending replies."""
         self._over = True
         if self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
             return False  # TLS has no half-closed connections here
@@ -177,7 +177,7 @@ class DflockdServerStream(asyncio.Protocol):
                 self._receive(data)
                 self._share.end()
                 return
-            # This is the usual case, and what `_take` does would come to the same.
+            # The common case, with the same result as `_take`.
             self._received_at = now = clock()
             self._lines = -1
             name, key, argument = self._request = request
@@ -191,7 +191,7 @@ class DflockdServerStream(asyncio.Protocol):
             self._failed(error)
 
     def _keep(self, data: bytes) -> None:
-        """Keep what has arrived when it cannot be carried out now."""
+        """Queue input that cannot be carried out now."""
         self._unread += data
         if self._awaited is not None and len(self._unread) > _TOO_MUCH:
             self._context.log(logging.WARNING, "sends too much", peer=self.peer)
@@ -201,7 +201,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._go_on_soon()
 
     def _receive(self, data: bytes) -> None:
-        """Carry out what is more or less than one request."""
+        """Carry out input that is not exactly one request."""
         if self._fresh:
             self._fresh = False
             if (found := foreign(data)) is not None:
@@ -221,7 +221,7 @@ class DflockdServerStream(asyncio.Protocol):
     # Carrying out
 
     def _failed(self, error: Exception) -> None:
-        """Close the connection after a defect, or for want of memory."""
+        """Close the connection after a defect, or a lack of memory."""
         self._context.logger.error(
             "a request failed",
             extra={"facts": {"peer": self.peer, "error": repr(error)}},
@@ -230,14 +230,14 @@ class DflockdServerStream(asyncio.Protocol):
         self.leave(ERROR)
 
     def _unknown(self, command: str) -> bytes | None:
-        """Return the reply to a command that there is not."""
+        """Return the reply to an unknown command."""
         if not is_http(command):
             return ERROR
         self._send_away("HTTP")
         return None
 
     def _take(self, requests: list[RawRequest]) -> None:
-        """Carry out what has been read, as far as can be."""
+        """Carry out the pending input, as far as possible."""
         now = self._now()
         if requests or self._reader.lines != self._lines:
             self._lines = self._reader.lines
@@ -263,7 +263,7 @@ class DflockdServerStream(asyncio.Protocol):
             else:
                 self._replies.append(reply)
                 if len(reply) > _LONG:
-                    self._flush()  # so that it is known at once whether the client reads
+                    self._flush()  # to know at once whether the client reads
             if not handled % _LOOK and self._share.used_up:
                 self._go_on_soon()
                 break
@@ -278,7 +278,7 @@ class DflockdServerStream(asyncio.Protocol):
             self._replies = []
 
     def _reply(self, reply: bytes) -> None:
-        """Send a reply, and go on with the next request."""
+        """Send a reply, and continue with the next request."""
         self._awaited = None
         if self._transport is None or self._leaving is not None:
             return
@@ -295,7 +295,7 @@ class DflockdServerStream(asyncio.Protocol):
             self._share.queue()
 
     def _go_on(self) -> None:
-        """With what has arrived, if nothing hinders it."""
+        """Continue with the pending input, if possible."""
         try:
             self._work_on()
         except Exception as error:
@@ -326,7 +326,7 @@ class DflockdServerStream(asyncio.Protocol):
         return waits and self._is_cut_short()
 
     def _is_cut_short(self) -> bool:
-        """Return true if what has arrived ends in the middle of a request."""
+        """Return true if the input ends in the middle of a request."""
         unread = self._unread
         if not unread:
             return not self._reader.between

@@ -1,8 +1,8 @@
-"""The native protocol, which tenure's own clients speak.
+"""The native protocol, used by tenure's own clients.
 
-Read in this order: `stream` (frames that come and go, with their limits), `connection` (what a
-client sends, on its channels), `commands` and `reads` (operations on the store as a whole),
-`listener`. The sessions are in `tenure.server.sessions`, and the messages in `tenure.wire`.
+Read in this order: `stream` (frames and their limits), `connection` (a client's messages, on its
+channels), `commands` and `reads` (operations without a session), `listener`. The sessions are in
+`tenure.server.sessions`, and the messages in `tenure.wire`.
 """
 
 from tenure.server.native.listener import NativeListener

@@ -1,4 +1,4 @@
-"""Commands of the native protocol to the store as a whole, beside any session.
+"""Commands of the native protocol without a session.
 
 Each is one call of the engine, and its answer is one message. Reads are in
 `tenure.server.native.reads`.
@@ -37,10 +37,10 @@ async def run_audited(
         engine: the store as the client may use it.
         message: the command.
         audit: the server's audit log.
-        identity: of the client.
-        peer: its address.
+        identity: the client's identity.
+        peer: the client's address.
 
-    Raises what the engine raises.
+    Raises the engine's errors.
     """
     command = _COMMANDS[type(message)]
     describe = _AUDITED.get(type(message))
@@ -102,4 +102,4 @@ _AUDITED: dict[type[Struct], Callable[[Any], tuple[str, dict[str, object]]]] = {
 }
 
 COMMANDS = frozenset(_COMMANDS)
-"""The messages that are answered here."""
+"""Messages that this module answers."""

@@ -1,11 +1,11 @@
-"""One connection of the native protocol: the requests of its client, and their recipients.
+"""One connection of the native protocol: the requests of its client, and their dispatch.
 
-Who owns what, and what happens:
+Ownership and cancellation:
 
 * The connection owns its stream (`tenure.server.native.stream`), its channels, and the tasks of
-  operations on the engine as a whole. It owns no session: they belong to the registry.
-* **Cancel.** A client cannot cancel an operation. When the connection is lost, operations on the
-  engine as a whole are cancelled, attaching too; operations of sessions continue.
+  operations without a session. It owns no session: sessions belong to the registry.
+* **Cancel.** A client cannot cancel an operation. When the connection is lost, operations without a
+  session are cancelled, and so is attaching; operations of sessions continue.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _PONG = Pong()
 
 
 class ConnectionOwner(Protocol):
-    """The listener, as its connections see it.
+    """The listener, as seen by its connections.
 
     Attributes:
-        context: the server's.
+        context: the server's context.
         registry: the server's sessions.
-        farewell: the message that clients get, once the listener drains.
+        farewell: the message that clients get when the listener drains.
     """
 
     context: Context
@@ -92,15 +92,15 @@ class ConnectionOwner(Protocol):
 
 
 class NativeServerConnection(NativeServerStream):
-    """The server's end of one connection.
+    """Server end of one connection.
 
     Attributes:
-        program: whose it is, once it has said so.
-        identity: of its client, once the greeting is over.
-        engine: the store as its identity may use it, from then on.
-        reader: turns of its costly reads, from then on.
-        peer: where it comes from.
-        stage: where it stands.
+        program: the client's program, after the greeting.
+        identity: the client's identity, after the greeting.
+        engine: the store as the identity may use it, after the greeting.
+        reader: the schedule of its costly reads, after the greeting.
+        peer: the client's address.
+        stage: its state.
         gone: done when the connection is lost.
     """
 
@@ -127,7 +127,7 @@ class NativeServerConnection(NativeServerStream):
         self._listener.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Disconnect the client's sessions, which wait for it to return."""
+        """Disconnect the client's sessions, which wait for a reconnect."""
         was = self.stage
         super().connection_lost(exc)
         if self._refusing is not None:
@@ -151,7 +151,7 @@ class NativeServerConnection(NativeServerStream):
             )
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
-        """End the connection if its identity may not go on; its sessions are detached."""
+        """End the connection if its identity may not continue; its sessions are detached."""
         if self.stage > ConnectionStage.OPEN:
             return False
         why = verdict(
@@ -167,7 +167,7 @@ class NativeServerConnection(NativeServerStream):
         return True
 
     def changed(self, channel: int, number: int) -> None:
-        """Say `Changed`, once however often it is said until it is written."""
+        """Queue `Changed`, at most once until it is written."""
         self._changed[channel, number] = None
         if not self._flushing:
             self._flushing = True
@@ -185,9 +185,9 @@ class NativeServerConnection(NativeServerStream):
         kind = type(message)
         if self.stage is ConnectionStage.GREETING:
             if self._refusing is not None:
-                return  # input of a refused client
+                return  # input of a rejected client
             if kind is not Hello:
-                raise OutOfOrder("the first message is Hello")
+                raise OutOfOrder("the first message must be Hello")
             self._greet(cast("Hello", message))
             return
         handler = SESSION_HANDLERS.get(kind)
@@ -261,7 +261,7 @@ class NativeServerConnection(NativeServerStream):
         )
 
     def _again_hello(self, _: Hello) -> None:
-        raise OutOfOrder("Hello is said once")
+        raise OutOfOrder("Hello is sent once")
 
     def _attach(self, message: Attach) -> None:
         channel = message.channel
@@ -307,7 +307,7 @@ class NativeServerConnection(NativeServerStream):
             session.note_end_known()
 
     def _without_session(self, message: Any, session: ServerSession | PendingAttach | None) -> None:
-        """Answer a message for a session that is over, is not attached yet, or never was."""
+        """Answer a message for a session that has ended, is not attached yet, or never existed."""
         kind = type(message)
         if kind is Close or kind is Detach:
             if isinstance(session, PendingAttach):
@@ -335,7 +335,7 @@ class NativeServerConnection(NativeServerStream):
         RenewAside: _renew_aside,
     }
 
-    # The engine as a whole
+    # Operations without a session
 
     def _start(self, work: Coroutine[Any, Any, None], price: int) -> None:
         self.begun(price)
@@ -367,7 +367,7 @@ class NativeServerConnection(NativeServerStream):
 
     @contextmanager
     def _failures_reported(self, message: Any) -> Iterator[None]:
-        """Answer with what is raised."""
+        """Answer with the raised error."""
         try:
             yield
         except TenureError as error:

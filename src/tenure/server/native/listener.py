@@ -1,17 +1,18 @@
-"""The native protocol's listener: binds, accepts, looks after its connections, drains, closes.
+"""The native protocol's listener: binds, accepts, checks its connections, drains, closes.
 
 States: made ─open─► open ─drain─► draining ─aclose─► closed; and from each of them to closed.
 
-Who owns what: the listener owns its `Door` (sockets, handshakes), its connections, and one timer
-that has them look at their deadlines, and looks itself after the file of a Unix socket. It has a
-share in the server's `SessionRegistry`, which owns the sessions.
+Ownership: the listener owns its `Door` (sockets, handshakes), its connections, and a timer that
+checks their deadlines and the file of a Unix socket. It shares the server's `SessionRegistry`,
+which owns the sessions.
 
 * **Drain.** The door is closed, and every client gets `Bye`: it attaches its sessions to another
-  server, or here again after a restart. A client that stays is served on. No session ends.
-* **Close.** Connections are cut off, and the share in the registry ends: the last listener's has
-  every session detached in the store, which may take as long as the store takes.
-* **Cancel.** `open` leaves nothing open. `aclose` has closed everything of its own before it waits
-  for the store.
+  server, or to this one after a restart. Clients that stay connected are still served. No session
+  ends.
+* **Close.** Connections are closed, and the share in the registry ends. With the last share, every
+  session is detached in the store, without a timeout.
+* **Cancel.** A cancelled `open` leaves nothing open. `aclose` closes everything of its own before
+  it waits for the store.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tenure.wire.places import shown
 
 __all__ = ["NativeListener"]
 
-_TICK = 1.0  # seconds between two looks at the connections' deadlines
+_TICK = 1.0  # seconds between two checks of the connections' deadlines
 
 
 class NativeListener:
@@ -50,7 +51,7 @@ class NativeListener:
         context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
 
     Attributes:
-        farewell: the message that clients get, once it drains.
+        farewell: the message that clients get when the listener drains.
     """
 
     registry: SessionRegistry
@@ -70,7 +71,7 @@ class NativeListener:
         self._tls = tls
         self._given = list(sockets)
         self._door: Door | None = None
-        self._socket_file: SocketFile | None = None  # of a Unix socket, until it drains
+        self._socket_file: SocketFile | None = None  # of a Unix socket, until the listener drains
         self._unreachable = False  # it is logged that its file is gone, and cannot be made
         self._connections: set[NativeServerConnection] = set()
         self.farewell: EngineUnavailable | None = None
@@ -118,11 +119,11 @@ class NativeListener:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def end_connections(self, verdict: Verdict) -> int:
-        """End the connections that `verdict` does not accept; returns their number."""
+        """End the connections that `verdict` rejects; return their number."""
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
-        """Accept no more connections, and have each client reconnect."""
+        """Accept no more connections, and make each client reconnect."""
         if self._door is None:
             return
         file, self._socket_file = self._socket_file, None
@@ -134,7 +135,7 @@ class NativeListener:
             connection.say_bye(self.farewell, again=True)
 
     async def aclose(self) -> None:
-        """Cut all connections, and close the sessions with the last listener."""
+        """Close all connections, and with the last listener the sessions."""
         door, self._door = self._door, None
         for each in self._given:
             each.close()
@@ -157,7 +158,7 @@ class NativeListener:
         if last:
             await self.registry.aclose()
 
-    # What connections say
+    # Reports of connections
 
     def joined(self, connection: NativeServerConnection) -> None:
         """Add a connection."""
@@ -179,7 +180,7 @@ class NativeListener:
             self._keep_socket_file()
 
     def _keep_socket_file(self) -> None:
-        """Bind again if the file of the Unix socket was deleted; connections stay."""
+        """Bind again if the file of the Unix socket was deleted; connections are not affected."""
         file, door = self._socket_file, self._door
         if file is None or door is None or not file.is_gone():
             return
@@ -203,7 +204,7 @@ class NativeListener:
 
 
 def _refusal(error: LimitReached) -> bytes:
-    """Return the last message to a client that is refused before its greeting."""
+    """Return the last message to a client that is rejected before its greeting."""
     writer = FrameWriter(GREETING_BYTES)
     writer.add(Bye(to_wire(EngineUnavailable(str(error))), True))
     return bytes(writer.take())

@@ -1,7 +1,7 @@
 """Costly reads of the native protocol: lists and descriptions, in slices and in parts.
 
-Each slice waits for its turn (`tenure.server.reads`), and a part is made only when the client has
-read the one before. So a read keeps little in memory, however slowly its client reads.
+Slices are scheduled by `tenure.server.reads`, and a part is made only after the client has read the
+previous one. So a read uses little memory, even if its client is slow.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ READS: dict[type[Struct], Callable[[Engine, Any, int, Reader], AsyncGenerator[St
     ListSemaphores: _list_semaphores,
     ListSessions: _list_sessions,
 }
-"""The parts of the answer to each message.
+"""Generators of the parts of the answer to each message.
 
-The arguments are the engine, the message, the most bytes of one part, and the connection's reader.
-They raise `LimitReached` where one thing alone is longer, and what the engine raises.
+The arguments are the engine, the message, the maximum bytes of a part, and the connection's reader.
+They raise `LimitReached` if a single item is longer, and the engine's errors.
 """
 
 

@@ -1,4 +1,4 @@
-"""One connection of the native protocol, as frames that come and go: what to do about them is left.
+"""Stream of frames of one connection of the native protocol; a subclass handles the messages.
 
 States (`ConnectionStage`)::
 
@@ -6,18 +6,18 @@ States (`ConnectionStage`)::
         └── too late, wrong, refused ──────────────────────┘
     and from each of them to GONE, when the connection is lost or cut off
 
-* **Reading.** What arrives is carried out within `data_received`, as far as the connection's share
-  of the loop's iteration goes (`tenure.server.budget`). Then, while too many operations are under
-  way, and while its client does not read, it is not read from, and what has been read waits.
-* **Failures.** A message that cannot be read, or fails unexpectedly, ends the connection with a
+* **Reading.** Input is carried out within `data_received`, within the connection's share of the
+  loop's iteration (`tenure.server.budget`). The rest waits. Reading is paused meanwhile, while too
+  many operations are pending, and while the client does not read.
+* **Failures.** A message that cannot be decoded, or fails unexpectedly, ends the connection with a
   `Bye` and a line in the log.
-* **Writing.** All messages of one iteration of the loop are one write. But the first message
-  after input of the client, with nothing else under way, is written at once: it may be a grant
-  that a client waits for. While the client does not read, nothing is given to the transport; beyond
-  the limit, in bytes or in seconds, it is cut off.
-* **Deadlines.** The greeting's, the client's silence (three heartbeats), its not reading, and that
-  of an unread farewell are looked at once a second (`tick`).
-* **Close.** `bye` says why, then closes; `cut_off` closes at once.
+* **Writing.** All messages of one iteration of the loop are one write. But the first message after
+  input of the client, with no other operation pending, is written at once: it may be a grant that a
+  client waits for. While the client does not read, nothing is passed to the transport; beyond the
+  limit, in bytes or in seconds, the client is cut off.
+* **Deadlines.** `tick` checks once a second the deadlines of the greeting, of the client's silence
+  (three heartbeats), of unread output, and of an unread farewell.
+* **Close.** `bye` sends the reason, then closes; `cut_off` closes at once.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from tenure.wire.messages import GREETING_BYTES, Bye, Failed, client_message
 __all__ = ["HEARTBEAT", "ConnectionStage", "NativeServerStream", "OutOfOrder"]
 
 HEARTBEAT = 5.0
-"""Seconds without a message after which a client says `Ping`; three of them are silence."""
+"""Heartbeat in seconds: a client that has sent nothing for so long sends `Ping`; after three it
+counts as silent."""
 
-_TURN = 256  # messages of one connection that are carried out in an iteration of the loop
-_LOOK = 8  # messages after which it is seen whether its share is used up
-_FAREWELL = 5.0  # seconds for a client to read why it is sent away
-_MUCH = 512  # bytes that are written before the turn is over: several answers
-
+_TURN = 256  # at most so many messages of one connection are carried out in one iteration
+_LOOK = 8  # messages between two checks of the connection's share
+_FAREWELL = 5.0  # seconds for a client to read the reason for the close
+_MUCH = 512  # bytes, several answers: so much output is written before the iteration ends
 
 _decode = client_message().decode
 
 
 class ConnectionStage(IntEnum):
-    """Stage of a connection."""
+    """State of a connection."""
 
     GREETING = 0
     OPEN = 1
@@ -65,15 +65,15 @@ class ConnectionStage(IntEnum):
 
 
 class OutOfOrder(Exception):
-    """A message that may not be sent then."""
+    """Error: a message is not allowed in this state."""
 
 
 class NativeServerStream(asyncio.Protocol, ABC):
     """Stream of one connection; a subclass carries out its messages.
 
     Attributes:
-        peer: where it comes from.
-        stage: where it stands.
+        peer: the client's address.
+        stage: its state.
     """
 
     def __init__(self, context: Context, greeting: Greeting) -> None:
@@ -92,7 +92,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         # Reading
         self._reader = FrameReader(GREETING_BYTES)
         self._frames: Iterator[memoryview] | None = None  # read, and not yet carried out
-        self._behind = bytearray()  # what was read after them
+        self._behind = bytearray()  # input read after them
         self._reading = True
         self._in_flight = 0
         self._share = Share(context.budget, greeting.source, self._go_on)
@@ -102,31 +102,31 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._most_unwritten = self._limits.output_bytes
         self._changed: dict[tuple[int, int], None] = {}
         self._flushing = False
-        self._prompt = True  # the next thing said may be written at once
+        self._prompt = True  # the next message may be written at once
         self._blocked_at: float | None = None  # since when the client does not read
-        self._held = 0  # bytes of answers that wait for room
-        self._drained: asyncio.Future[None] | None = None  # what waits for it to read
+        self._held = 0  # bytes of the answers that wait for room
+        self._drained: asyncio.Future[None] | None = None  # done when the client reads again
 
     @abstractmethod
     def _carry_out(self, message: Struct) -> None:
-        """Carry out a message of the client. Raises `OutOfOrder` if it is not allowed then."""
+        """Carry out a message of the client. Raises `OutOfOrder` if it is not allowed now."""
 
     @abstractmethod
     def _say_changed(self) -> None:
-        """Put what `_changed` has to what is to be written, and forget it."""
+        """Move the messages in `_changed` to the output."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and start counting its silence."""
+        """Store the transport, and start to count the client's silence."""
         self._transport = cast("asyncio.Transport", transport)
         self._greeting.displaced = self._yield_slot
         if transport.get_extra_info("sslcontext") is None:
-            # What is written goes out at once, so that the client reads the first answers while
-            # others are made. (In TLS the transport would report that the client does not read.)
+            # Output is sent at once, so that the client reads the first answers while others are
+            # made. (With TLS the transport would report that the client does not read.)
             self._transport.set_write_buffer_limits(high=0)
         self._received_at = self._now()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """Drop what has not been carried out."""
+        """Drop input that has not been carried out."""
         self.stage = ConnectionStage.GONE
         self._greeting.over()
         self._share.close()
@@ -144,7 +144,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._settle_reading()
 
     def resume_writing(self) -> None:
-        """Write what waits, and go on with the client's requests."""
+        """Write the waiting output, and continue with the client's requests."""
         self._blocked_at = None
         self._let_go_on()
         self._flush()
@@ -180,7 +180,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         )
 
     def _go_on(self) -> None:
-        """Carry out what has been read, as far as may be; and say what there is to say."""
+        """Carry out the input, as far as allowed, and send the answers."""
         self._flushing = True  # at the end of this, with all messages
         if self._frames is not None and self._may_go_on:
             try:
@@ -222,20 +222,20 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._share.queue()
 
     def _settle_reading(self) -> None:
-        """Read from the client if there is nothing left to do first, and it reads too."""
+        """Resume reading if no input is pending and the client reads."""
         reading = self._frames is None and self._blocked_at is None
         if reading is self._reading or self.stage > ConnectionStage.OPEN:
             return
         self._reading = reading
         assert self._transport is not None
         if reading:
-            self._received_at = self._now()  # what it sent meanwhile could not be read
+            self._received_at = self._now()  # its input was not read meanwhile
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
 
     def _refuse_to_go_on(self, error: Exception) -> None:
-        """Report an error in the input to the client, and read nothing more from it."""
+        """Report an error in the input to the client, and read no more from it."""
         if self.stage is ConnectionStage.GREETING and isinstance(error, FrameTooLong):
             found = foreign(error.length.to_bytes(HEADER_BYTES, "big"))
             if found is not None:
@@ -246,7 +246,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self.bye(InvalidArgument(f"the server cannot read what this client sends: {what}"))
 
     def _send_away(self, found: Foreign) -> None:
-        """Close a connection whose client speaks another protocol."""
+        """Close a connection whose client uses another protocol."""
         self._context.log(logging.WARNING, explain(found), peer=self.peer)
         assert self._transport is not None
         self.stage = ConnectionStage.LEAVING
@@ -255,7 +255,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._transport.close()
 
     def _failed(self, error: Exception) -> None:
-        """Close the connection after a defect, or for want of memory; its client may reconnect."""
+        """Close the connection after a defect, or a lack of memory; its client may reconnect."""
         self._context.logger.error(
             "a message failed",
             extra={"facts": {"peer": self.peer, "error": repr(error)}},
@@ -268,11 +268,11 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self.cut_off()
 
     def begun(self, price: int = 1) -> None:
-        """Count an operation that is under way as `price` operations."""
+        """Count a pending operation as `price` operations."""
         self._in_flight += price
 
     def finished(self, price: int = 1) -> None:
-        """Stop counting an operation that is not under way any more."""
+        """Stop counting an operation that has ended."""
         if self._in_flight >= self._limits.operations_in_flight:
             self._go_on_soon()
         self._in_flight -= price
@@ -280,7 +280,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
     # Writing
 
     def send(self, message: Struct) -> None:
-        """Send a message, in this turn of the loop or when the client reads."""
+        """Send a message, in this iteration of the loop or when the client reads."""
         if self.stage > ConnectionStage.OPEN:
             return
         try:
@@ -290,7 +290,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         if self._unwritten > self._most_unwritten:
             self._cut_off_slow("it does not read fast enough")
         elif self._unwritten > _MUCH:
-            self._flush()  # so that it is known at once whether the client reads
+            self._flush()  # to know at once whether the client reads
         elif not self._flushing:
             if self._prompt and not self._in_flight:
                 self._prompt = False
@@ -319,10 +319,10 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._transport.write(self._writer.take())
 
     async def room(self, size: int) -> None:
-        """Return when an answer of so many bytes may be said.
+        """Return when an answer of so many bytes may be sent.
 
         Raises:
-            LimitReached: too many bytes of answers wait for that already.
+            LimitReached: too many bytes of answers are already waiting.
         """
         if self._blocked_at is None:
             return
@@ -349,10 +349,10 @@ class NativeServerStream(asyncio.Protocol, ABC):
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    # The connection's life
+    # Life of the connection
 
     def bye(self, error: TenureError, *, again: bool = False) -> None:
-        """Say why the connection is closed, and close it."""
+        """Send the reason for closing the connection, and close it."""
         if self.stage < ConnectionStage.LEAVING:
             self.say_bye(error, again=again)
             self.stage = ConnectionStage.LEAVING
@@ -362,7 +362,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._transport.close()
 
     def say_bye(self, error: TenureError, *, again: bool) -> None:
-        """Send the client to another server; serve it until it goes."""
+        """Send the client to another server; serve it until it disconnects."""
         if self.stage is ConnectionStage.OPEN or self.stage is ConnectionStage.GREETING:
             self.send(Bye(to_wire(error), again))
 
@@ -381,7 +381,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self.cut_off()
 
     def tick(self, now: float) -> None:
-        """Look at the deadlines."""
+        """Check the deadlines."""
         if self.stage is ConnectionStage.GREETING or self.stage is ConnectionStage.LEAVING:
             if now >= self._deadline:
                 if self.stage is ConnectionStage.GREETING:
@@ -389,7 +389,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
                         logging.WARNING,
                         "connection cut off",
                         peer=self.peer,
-                        why="it did not say who it is in time",
+                        why="it did not identify itself in time",
                     )
                 self.cut_off()
         elif self._blocked_at is not None:

@@ -1,7 +1,7 @@
-"""Kept answers: each operation of a session's holder is carried out once, however often it is sent.
+"""Kept answers, so that each operation of a session's holder is carried out only once.
 
-The answer to what changes something is kept, by its rid, until the holder acknowledges it; what is
-sent again meanwhile gets the same answer. How many are kept is limited.
+The answer to a changing operation is kept, by its rid, until the holder acknowledges it; a repeated
+operation gets the same answer. The number of kept answers is limited.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Answers"]
 
 
 class Answers:
-    """The answers that are kept for one session, of the node `node`; `most` at a time.
+    """Kept answers of one session on the node `node`; at most `most`.
 
     Attributes:
-        kept: these, by the rids of the requests.
-        unanswered: the rids of operations that are under way.
+        kept: the answers by rid.
+        unanswered: the rids of pending operations.
     """
 
     __slots__ = ("_acknowledged", "_last_rid", "_most", "_node", "kept", "unanswered")
@@ -37,7 +37,7 @@ class Answers:
         self._last_rid = 0
 
     def is_new(self, rid: int, send: Callable[[Struct], None]) -> bool:
-        """Return true if an operation is new. Otherwise it is answered as it was before."""
+        """Return true if an operation is new. Otherwise send its kept answer again."""
         if rid > self._last_rid:
             self._last_rid = rid
         else:
@@ -54,13 +54,13 @@ class Answers:
         return True
 
     def acknowledge(self, upto: int) -> None:
-        """Forget the answers to what came up to that rid."""
+        """Forget the answers up to that rid."""
         if upto > self._acknowledged:
             self._acknowledged = upto
             if self.kept:
                 self.kept = {rid: answer for rid, answer in self.kept.items() if rid > upto}
 
     def clear(self) -> None:
-        """Forget all answers: the session is over."""
+        """Forget all answers: the session has ended."""
         self.kept.clear()
         self.unanswered.clear()

@@ -1,4 +1,4 @@
-"""A connection, as the sessions see it whose holders use it."""
+"""A connection, as seen by the sessions of its holders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["HolderConnection"]
 
 
 class HolderConnection(Protocol):
-    """The connection over which a holder is reached. Only `room` awaits or raises.
+    """Connection to a holder. Only `room` awaits or raises.
 
     Attributes:
-        identity: of its client.
-        peer: address of its client.
-        reader: turns of its costly reads.
+        identity: the client's identity.
+        peer: the client's address.
+        reader: the schedule of its costly reads.
     """
 
     identity: Identity
@@ -27,10 +27,10 @@ class HolderConnection(Protocol):
     reader: Reader
 
     def send(self, message: Struct) -> None:
-        """Send a message; nothing happens when the connection is lost."""
+        """Send a message; does nothing when the connection is lost."""
 
     def changed(self, channel: int, number: int) -> None:
-        """Send `Changed`; once is enough until the holder has read it."""
+        """Send `Changed`, at most once until the holder has read it."""
 
     def over(self, channel: int) -> None:
         """Forget a channel: it has no session any more."""
@@ -39,11 +39,11 @@ class HolderConnection(Protocol):
         """Return when an answer of so many bytes may be sent.
 
         Raises:
-            LimitReached: too many bytes of answers wait for that already.
+            LimitReached: too many bytes of answers are already waiting.
         """
 
     def begun(self, price: int = 1) -> None:
-        """Count an operation that could not be answered at once as `price` operations."""
+        """Count an operation that was not answered at once as `price` operations."""
 
     def finished(self, price: int = 1) -> None:
-        """Stop counting an operation: it is answered, or will never be."""
+        """Stop counting an operation: it is answered, or never will be."""

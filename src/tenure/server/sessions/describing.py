@@ -1,7 +1,7 @@
-"""Descriptions from the store, as they are sent to clients: without this process.
+"""Descriptions for clients, without the server process.
 
-In the store, the sessions of a server's clients have the server's pid and host. A reader who found
-this pid among the owners would look for a client there, or end the server.
+In the store, the sessions of a server's clients have the server's pid and host. These would mislead
+a reader, who might even kill the server as an owner.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _request_info(request: RequestDescription) -> RequestInfo:
 
 
 def bytes_of(semaphore: SemaphoreDescription) -> int:
-    """About how many bytes a semaphore's description takes in a message."""
+    """Estimate the bytes of a semaphore's description in a message."""
     requests = (*semaphore.owners, *semaphore.waiters)
     return 1200 + len(semaphore.data) + sum(map(_bytes_of_request, requests))
 
@@ -71,10 +71,10 @@ def _bytes_of_request(request: RequestDescription) -> int:
 
 
 def check_size(semaphore: SemaphoreDescription, node: str, most: int) -> int:
-    """About how many bytes a description takes.
+    """Estimate the bytes of a description.
 
     Raises:
-        LimitReached: more than a message may have.
+        LimitReached: they exceed the limit of a message.
     """
     size = bytes_of(semaphore)
     if size > most:

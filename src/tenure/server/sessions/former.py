@@ -1,8 +1,8 @@
 """Earlier attachments of sessions, whose programs may still consider the session theirs.
 
-Attach numbers show what is known of them. For each session that is over here, the server remembers
-the number of its last attachment, and which programs up to that one may consider the session
-theirs. If the next attachment has the next number, that knowledge is complete. Otherwise an
+Attach numbers show whether all of them are known. For each session that has ended here, the server
+remembers the number of its last attachment, and the programs up to that one that may consider the
+session theirs. If the next attachment has the next number, that record is complete. Otherwise an
 unknown client owned the session in between.
 """
 
@@ -16,16 +16,16 @@ from tenure.server.sessions.session import UNKNOWN, ServerSession
 
 __all__ = ["EndedSession", "FormerAttachments"]
 
-_REMEMBERED = 10_000  # sessions that are over here
+_REMEMBERED = 10_000  # number of remembered sessions that have ended here
 
 
 class EndedSession(NamedTuple):
-    """A session that is over here.
+    """A session that has ended here.
 
     Attributes:
-        attach_number: of its last attachment here.
-        holders: attachments up to that one whose programs may consider it theirs.
-        remote_until: time until which other programs may (see `ServerSession.remote_until`).
+        attach_number: the number of its last attachment here.
+        holders: attachments up to that one whose programs may consider the session theirs.
+        remote_until: time until which unknown programs may (see `ServerSession.remote_until`).
         resumable, key: checked before it is resumed.
     """
 
@@ -37,10 +37,10 @@ class EndedSession(NamedTuple):
 
 
 class FormerAttachments:
-    """Memory of the sessions that are over here, limited to the latest `_REMEMBERED`."""
+    """Memory of the latest `_REMEMBERED` sessions that have ended here."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with none."""
+        """Start empty."""
         self._now = clock.now
         self._ended: OrderedDict[int, EndedSession] = OrderedDict()
 
@@ -49,11 +49,11 @@ class FormerAttachments:
         return number in self._ended
 
     def get(self, number: int) -> EndedSession | None:
-        """Return what is remembered of a session; ``None``: nothing."""
+        """Return the record of a session, or ``None``."""
         return self._ended.get(number)
 
     def remember(self, session: ServerSession) -> None:
-        """Remember an attachment that is over here, or replaced by another."""
+        """Remember an attachment that has ended here, or was replaced."""
         now, number = self._now(), session.store.id
         there = self._ended.get(number)
         if there is not None and there.attach_number > session.store.attach_number:
@@ -70,11 +70,11 @@ class FormerAttachments:
             self._ended.popitem(last=False)
 
     def before(self, session: ServerSession, former: ServerSession | None) -> EndedSession | None:
-        """Return the holders before this attachment; ``None`` if they are not known here.
+        """Return the holders before this attachment; ``None`` if they are unknown here.
 
         Args:
             session: the new attachment.
-            former: the attachment that is here until now, if there is one.
+            former: the current attachment here, if there is one.
         """
         number = session.store.attach_number - 1
         if former is not None and former.store.attach_number == number:
@@ -87,13 +87,13 @@ class FormerAttachments:
     def note(
         self, session: ServerSession, former: ServerSession | None, *, former_notified: bool
     ) -> None:
-        """Note with an attachment which other programs may consider the session theirs.
+        """Record with an attachment which other programs may consider the session theirs.
 
         Args:
             session: the new attachment.
-            former: the attachment that is here until now, if there is one.
-            former_notified: the store guarantees that the former holder gets no more proof, also
-                if it is not known here.
+            former: the current attachment here, if there is one.
+            former_notified: whether the store guarantees that the former holder gets no more proof,
+                even if it is unknown here.
         """
         now = self._now()
         known = self.before(session, former)

@@ -1,19 +1,18 @@
-"""Attaching of sessions to a server: begun, fetched from the store, or taken over.
+"""Attaching of sessions to a server: opened, fetched from the store, or taken over.
 
 **Former programs.** Unless it assumes them dead, a takeover waits until no former program can
-consider the session its own. A program that had it here does so until it has sent `EndReceived`,
+consider the session its own. A program attached here does so until it has sent `EndReceived`,
 `Detach` or `Close`, or until the window has passed since the last proof that this server can have
-sent it (`ServerSession.may_hold_until`). A notification of the takeover from the store to *this
-server* is not enough, and neither is the death of a former server: what counts is the program.
+sent it (`ServerSession.may_hold_until`). Neither a notification from the store to *this server* nor
+the death of a former server suffices: only the program counts.
 
-A program may be unknown here, since it was attached through another server or before a restart.
-Then its last contact is taken to be the instant before the store took the session away from it, and
-the takeover waits for the whole window. The store's own figure (`SessionDescription.silent_for`)
-may be out of date before the takeover, and afterwards it describes this attachment. The attach
-numbers show whether all former programs are known here (`tenure.server.sessions.former`).
+A program may be unknown here because it was attached through another server or before a restart.
+Then its last contact is assumed to be just before the store's takeover, and this takeover waits for
+the whole window. The store's own value (`SessionDescription.silent_for`) may be outdated before the
+takeover, and afterwards describes this attachment. The attach numbers show whether all former
+programs are known here (`tenure.server.sessions.former`).
 
-A cancelled attach leaves nothing behind: a new session is not left, and one that was to be resumed
-is detached.
+A cancelled attach closes a new session, and detaches a resumed one.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AttachingConnection(HolderConnection, Protocol):
     """A connection whose program attaches sessions to its channels.
 
     Attributes:
-        program: whose it is (`Hello.program`).
+        program: the client's program (`Hello.program`).
         engine: the store as its client's identity may use it.
     """
 
@@ -62,10 +61,10 @@ class PendingAttach:
     """An `Attach` that is not answered yet.
 
     Attributes:
-        came_at: when the message came.
-        leaving: the rid of the `Close` or `Detach` that came meanwhile; 0 for none.
-        active: it has not been cancelled.
-        uninterruptible: it is not cancelled just now, but looks at `active` in a moment.
+        came_at: arrival time of the message.
+        leaving: the rid of the `Close` or `Detach` that arrived meanwhile, or 0.
+        active: false once it is cancelled.
+        uninterruptible: whether it must not be cancelled now; it checks `active` shortly.
     """
 
     __slots__ = (
@@ -93,11 +92,11 @@ class PendingAttach:
 
 
 class SessionKeeper(Protocol):
-    """The registry, as the handoff sees it.
+    """The registry, as seen by the handoff.
 
     Attributes:
-        context: the server's.
-        sessions: the attached ones, by their ids.
+        context: the server's context.
+        sessions: the attached sessions by id.
     """
 
     context: Context
@@ -106,26 +105,26 @@ class SessionKeeper(Protocol):
     def make(
         self, connection: AttachingConnection, message: Attach, window: float
     ) -> ServerSession:
-        """Make a session and count it, until its end."""
+        """Make a session, and count it until its end."""
         ...
 
     def register(self, session: ServerSession) -> None:
-        """Register the session's attachment here, unless a later one is registered already."""
+        """Register the session's attachment here, unless a later one is registered."""
 
 
 class SessionHandoff:
-    """The ways in to one registry, which makes sessions, and keeps them from then on.
+    """Attaching to one registry: makes sessions, and passes them to it.
 
     Attributes:
-        former: earlier attachments of the sessions that are over here.
+        former: earlier attachments of the sessions that have ended here.
     """
 
     def __init__(self, keeper: SessionKeeper) -> None:
-        """Start with no attach under way; `keeper` keeps the sessions."""
+        """Start without an attach in progress; `keeper` keeps the sessions."""
         self.former = FormerAttachments(keeper.context.clock)
         self._keeper = keeper
         self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-        self._waiting: dict[ServerSession, asyncio.Event] = {}  # those that are being resumed
+        self._waiting: dict[ServerSession, asyncio.Event] = {}  # sessions that are being resumed
 
     def recheck_former(self) -> None:
         """Let the takeovers that wait for former programs check again."""
@@ -133,20 +132,20 @@ class SessionHandoff:
             changed.set()
 
     def over(self, session: ServerSession) -> None:
-        """Remember an attachment that is over, and end the wait for its former programs."""
+        """Remember an attachment that has ended, and end the wait for its former programs."""
         if hasattr(session, "store"):
             self.former.remember(session)
         if session in self._waiting:
             self._waiting[session].set()
 
     async def begin(self, pending: PendingAttach) -> ServerSession:
-        """Begin a session."""
+        """Open a session."""
         session = await self._attach(pending, pending.message.window, assume_dead=False)
         self._keeper.register(session)
         return session
 
     async def fetch(self, pending: PendingAttach) -> ServerSession:
-        """Attach a session of the same program, which is in the store and not here."""
+        """Attach a session of the same program, which is in the store but not here."""
         message = pending.message
         try:
             session = await self._attach(pending, message.window, assume_dead=True)
@@ -158,7 +157,7 @@ class SessionHandoff:
         return session
 
     async def resume(self, pending: PendingAttach) -> ServerSession:
-        """Attach a session of another program, and wait until no other program has it."""
+        """Attach a session of another program, after that program has lost it."""
         message = pending.message
         former = self._keeper.sessions.get(message.session_id)
         if former is not None and former.node != message.node:
@@ -206,12 +205,12 @@ class SessionHandoff:
             del self._waiting[session]
 
     async def _take_over(self, pending: PendingAttach, window: float) -> ServerSession:
-        """Have the store attach it to this server, and refuse what a former attachment still sends.
+        """Attach it in the store to this server, and reject operations of a former attachment.
 
-        If the former attachment was here, the proof that it got is known here, and the store need
-        not wait. That takes no time; such takeovers run one after the other, and are not cancelled,
-        so that each knows the attachment before it. If the former attachment was not here, the
-        store makes sure that its holder has been notified.
+        If the former attachment was here, its proofs are known here, and the store need not wait.
+        Such takeovers are immediate; they run one after the other, and are not cancelled, so that
+        each knows the attachment before it. If the former attachment was elsewhere, the store
+        ensures that its holder is notified.
         """
         message, sessions = pending.message, self._keeper.sessions
         number = message.session_id
@@ -236,19 +235,19 @@ class SessionHandoff:
 
         Args:
             session: the new attachment.
-            former_notified: the store guarantees that the former holder gets no more proof.
+            former_notified: whether the store guarantees that the former holder gets no more proof.
         """
         sessions, number = self._keeper.sessions, session.store.id
         former = sessions.get(number)
         self.former.note(session, former, former_notified=former_notified)
         self._keeper.register(session)
         if former is not None and sessions[number] is session:
-            former.end(rules.taken_over(former.node))  # before the store says so
+            former.end(rules.taken_over(former.node))  # before the store reports it
 
     async def _attach(
         self, pending: PendingAttach, window: float, *, assume_dead: bool
     ) -> ServerSession:
-        """Have the store attach a session. If that fails nothing is left of it here."""
+        """Attach a session in the store. After a failure nothing is left of it here."""
         connection, message = pending.connection, pending.message
         session = self._keeper.make(connection, message, window)
         try:
@@ -272,8 +271,8 @@ class SessionHandoff:
     async def _window_of(self, pending: PendingAttach) -> float | None:
         """Return the recovery window, in seconds, of a session that is not in this server.
 
-        It is the window that the store has, not the one that the client names. ``None`` if the
-        session is over, or will be found to be.
+        It is the window in the store, not the one that the client names. ``None`` if the session
+        has ended, or will be found to have ended.
         """
         message, engine = pending.message, self._keeper.context.engine
         async with pending.connection.reader.looking_up():
@@ -282,11 +281,11 @@ class SessionHandoff:
 
 
 def _key_for_store(message: Attach) -> bytes:
-    """Return the key for the store: that of the client, or one that no client knows.
+    """Return the key for the store: that of the client, or a reserved one.
 
     Raises:
-        AuthenticationFailed: without its key the session cannot be attached again.
-        InvalidArgument: the key is not one for clients.
+        AuthenticationFailed: the key is missing; without it the session cannot be attached again.
+        InvalidArgument: the key is reserved.
     """
     if message.kind == "new":
         check_new_key(message.key, message.node)

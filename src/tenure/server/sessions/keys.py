@@ -1,12 +1,12 @@
-"""Protection keys of sessions whose clients show none.
+"""Protection keys of sessions whose clients send none.
 
-A session's id is listed, so it is no credential. The store therefore never holds a session without
-a key: a listener stores a key of its own where the client has none. Such keys are *reserved*: no
-listener accepts one from a client, which is why they need not be secret and stay the same after a
-restart and on every server of the store.
+A session's id is listed, so it is not a credential. Therefore the store has no session without a
+key: if the client has none, the listener stores its own key. Such keys are *reserved*: no listener
+accepts one from a client. So they need not be secret, and are the same after a restart and on every
+server of the store.
 
-A store behind another tenure server has clients that this server does not know, and that server
-refuses reserved keys. There the keys are secret, and last as long as this process.
+A store behind another tenure server has other clients, and that server rejects reserved keys. There
+the keys are secret, and last as long as this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SessionKeys:
     """
 
     def __init__(self, store: str) -> None:
-        """Draw the secret of the keys, if the store is another tenure server."""
+        """Generate the secret of the keys, if the store is another tenure server."""
         self._secret = os.urandom(32) if store.startswith(_REMOTE) else b""
 
     def of_identity(self, identity: Identity) -> bytes:
@@ -55,18 +55,18 @@ def check_new_key(key: bytes, node: str) -> None:
     """Check the key that a client chooses for a new session.
 
     Raises:
-        InvalidArgument: it is a reserved one.
+        InvalidArgument: it is reserved.
     """
     if key.startswith(_RESERVED):
         raise InvalidArgument(
             f"the key of a session on {node} starts with bytes that are reserved for the server; "
-            "draw another one",
+            "generate another one",
             node=node,
         )
 
 
 def check_shown_key(key: bytes, node: str, number: int) -> None:
-    """Check a key that a client shows for a session that exists.
+    """Check a key that a client sends for an existing session.
 
     Raises:
         AuthenticationFailed: it is empty or reserved.

@@ -1,8 +1,8 @@
 """Operations on a server session: one function for each message of its holder.
 
-Each begins its operation within the call, so that the store gets everything in the order in which
-it came, and answers at once where the engine does. See `tenure.server.sessions.session` for what
-happens on cancel, disconnect and close.
+Each begins its operation within the call, so that the store gets the operations in order, and
+answers at once if the engine does. `tenure.server.sessions.session` describes cancellation,
+disconnects and the close.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _check_data(session: ServerSession, data: bytes, name: str | None) -> None:
     if len(data) > most:
         raise LimitReached(
             f"this server takes at most {most} bytes of data (its limit data_bytes), not "
-            f"{len(data)}; store it remote and keep its address here",
+            f"{len(data)}; store it elsewhere and keep its address here",
             "data_bytes",
             node=session.node,
             name=name,
@@ -251,7 +251,7 @@ async def _describe(
 async def _described_in_store(
     session: ServerSession, message: DescribeSemaphore
 ) -> tuple[SemaphoreDescription, int]:
-    """Return the description, and about how many bytes it takes in a message."""
+    """Return the description, and its approximate size in a message."""
     found = await session.store.describe_semaphore(
         message.name, owners=message.owners, waiters=message.waiters
     )
@@ -259,7 +259,7 @@ async def _described_in_store(
 
 
 def _start(work: _Work, session: ServerSession, message: Any) -> None:
-    """Begin what changes something and takes time, in its order."""
+    """Begin a changing operation that takes time, in order."""
     rid = message.rid
     if not session.answers.is_new(rid, session.send):
         return
@@ -270,7 +270,7 @@ def _start(work: _Work, session: ServerSession, message: Any) -> None:
 
 
 def _start_reading(session: ServerSession, message: DescribeSemaphore) -> None:
-    """Begin a read, in its order, unless it has to wait for its turn."""
+    """Begin a read in order, unless it has to wait for its turn."""
     price = PRICE if message.owners or message.waiters else 1
     assert session.connection is not None
     session.connection.begun(price)
@@ -280,7 +280,7 @@ def _start_reading(session: ServerSession, message: DescribeSemaphore) -> None:
 def _begin(work: Coroutine[Any, Any, None], session: ServerSession) -> None:
     session.host.start(work)
     session.starting = True
-    asyncio.get_running_loop().call_soon(session.run_deferred)  # behind the task's first step
+    asyncio.get_running_loop().call_soon(session.run_deferred)  # after the first step of the task
 
 
 async def _carry_out(
@@ -294,7 +294,7 @@ async def _carry_out(
     finally:
         session.answers.unanswered.discard(rid)
         connection.finished()
-    if session.error is None:  # else the client has been notified of its end
+    if session.error is None:  # otherwise the client has been notified of its end
         session.answer(rid, answer)
 
 
@@ -366,7 +366,7 @@ SESSION_HANDLERS: dict[type[Struct], Callable[[ServerSession, Any], None]] = {
     Watch: _watch,
     Withdraw: _withdraw,
 }
-"""What carries out each message that is for the session on its channel.
+"""Handlers of the messages for the session of a channel.
 
-Not to be called while the session is over, or has something `starting`.
+Not called after the session has ended, or while an operation is `starting`.
 """

@@ -1,27 +1,27 @@
 """Registry of the sessions that a server keeps for remote holders, and their attaching.
 
-A session comes here in one of four ways (`Attach.kind`):
+A session is attached in one of four ways (`Attach.kind`):
 
-* ``new``: the store begins it. If the answer was lost with its connection, the same request, sent
-  again, finds it.
+* ``new``: the store opens it. If the answer was lost with its connection, the repeated request
+  finds it.
 * ``again``, and it is here: it moves from its former connection, which may be half open, to the new
-  one. Nothing is sent to the store, nothing is lost, no limit is checked.
-* ``again``, and it is not here (this server was restarted, or it was at another one): it is
-  taken over from the store at once, because its own program has reconnected. It is counted, and no
-  limit refuses it.
-* ``resume``: another program takes it over. First the store does so, which checks the key and
-  refuses what the former attachment still sends; then it is kept alive until no other program can
-  consider it its own.
+  one. Nothing is sent to the store, and no limit is checked.
+* ``again``, and it is not here (this server was restarted, or it was on another one): it is taken
+  over from the store at once, because its own program has reconnected. It is counted, regardless of
+  the limits.
+* ``resume``: another program takes it over. First it is taken over in the store, which checks the
+  key and rejects further operations of the former attachment; then it is kept alive until no other
+  program can consider it its own.
 
-Who owns what: the registry owns the sessions, the tasks of attaching and of what sessions have
-begun, and one timer. Listeners of the native protocol share one `SessionRegistry`: the first to
-open makes it, and the last to close ends it (`share`, `unshare`).
+Ownership: the registry owns the sessions, the tasks of attaching and of sessions, and one timer.
+Listeners of the native protocol share one `SessionRegistry`: the first to open makes it, and the
+last to close ends it (`share`, `unshare`).
 
-* **Disconnect** while attaching: the attaching is cancelled. A new session is not left behind, and
-  one that was to be resumed is detached.
-* **Close**: everything under way is cancelled, and every session is detached in the store, where it
-  lives on for its window. A caller that cannot wait for a store that hangs cancels it; then the
-  store must not be closed in order (that would end the sessions), only left.
+* **Disconnect** while attaching: the attach is cancelled. A new session is closed, and a resumed
+  one is detached.
+* **Close**: all tasks are cancelled, and every session is detached in the store, where it survives
+  for its window. A caller may cancel this while the store hangs; then the store must not be closed,
+  which would end the sessions, but only abandoned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
 __all__ = ["SessionRegistry"]
 
-_TICK = 1.0  # seconds between two looks at renewals that wait
+_TICK = 1.0  # seconds between two checks of waiting renewals
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
 _ALIVE = frozenset({ServerSessionState.ATTACHED, ServerSessionState.DISCONNECTED})
@@ -63,8 +63,8 @@ class SessionRegistry:
     """The sessions of one server.
 
     Attributes:
-        sessions: by their ids.
-        unproven: the sessions' renewals, where the store has not answered some.
+        sessions: the sessions by id.
+        unproven: renewals of sessions that wait for the store's answer.
     """
 
     def __init__(self, context: Context) -> None:
@@ -76,18 +76,18 @@ class SessionRegistry:
         self.thread = threading.get_ident()
         self._users = 0
         self._begun: dict[tuple[bytes, int], PendingAttach | ServerSession] = {}
-        self._programs: Counter[bytes] = Counter()  # sessions that each has here
+        self._programs: Counter[bytes] = Counter()  # number of sessions that each program has here
         self._connections: Counter[bytes] = Counter()
         self._handoff = SessionHandoff(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._failures = Failures("looking after sessions without proof", self.context.logger)
 
-    # Its own life
+    # Opening and closing
 
     @classmethod
     def share(cls, context: Context) -> SessionRegistry:
-        """Return the server's registry, for one more listener."""
+        """Return the server's registry, shared by one more listener."""
         registry: SessionRegistry = context.shared.get(cls) or cls(context)
         registry.use()
         return registry
@@ -134,7 +134,7 @@ class SessionRegistry:
             )
 
     async def _detach(self, session: ServerSession, gate: asyncio.Semaphore) -> bool:
-        """Detach a session in the store; return true if that has failed."""
+        """Detach a session in the store; return true if that failed."""
         async with gate:
             try:
                 await session.store.detach()
@@ -148,7 +148,7 @@ class SessionRegistry:
         return False
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have something done in the background."""
+        """Run something in the background."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -162,16 +162,16 @@ class SessionRegistry:
                 with self._failures.contained():
                     each.drop_old(now)
 
-    # What sessions do
+    # Reports of sessions
 
     def register(self, session: ServerSession) -> None:
-        """Register the session's attachment here, unless a later one is registered already."""
+        """Register the session's attachment here, unless a later one is registered."""
         there = self.sessions.get(session.store.id)
         if there is None or there.store.attach_number < session.store.attach_number:
             self.sessions[session.store.id] = session
 
     def forget(self, session: ServerSession) -> None:
-        """Forget a session that is over here, or has another attachment."""
+        """Forget a session that has ended here, or has another attachment."""
         key = session.program, session.born
         if self._begun.get(key) is session:
             del self._begun[key]
@@ -185,7 +185,7 @@ class SessionRegistry:
         """Let the takeovers that wait for former programs check again."""
         self._handoff.recheck_former()
 
-    # What connections do
+    # Calls of connections
 
     def connected(self, program: bytes) -> None:
         """Count a connection of a program."""
@@ -196,10 +196,10 @@ class SessionRegistry:
         _count_down(self._connections, program)
 
     def admits_returning(self, program: bytes) -> bool:
-        """Return true if a connection is let in though there are as many as may be.
+        """Return true if a connection is admitted although the limit is reached.
 
-        That is so where a program has sessions here and returns for them, also when its former
-        connections are half open and count still.
+        This applies to a program that reconnects for its sessions here, even while its former
+        connections are half open and still count.
         """
         return program in self._programs and self._connections[program] < _CONNECTIONS
 
@@ -219,7 +219,7 @@ class SessionRegistry:
         """Attach a session to a channel of a connection.
 
         Returns:
-            the attaching that is under way; ``None`` when it has been answered.
+            The attach in progress; ``None`` when it has been answered.
         """
         if message.kind == "again":
             session = self.sessions.get(message.session_id)
@@ -252,7 +252,7 @@ class SessionRegistry:
             del self._begun[key]
 
     def leave(self, pending: PendingAttach, rid: int, *, closing: bool) -> None:
-        """Process a `Close` or `Detach` that comes before the attaching is answered."""
+        """Process a `Close` or `Detach` that arrives before the attach is answered."""
         pending.leaving, pending.closing = rid, closing
         if pending.message.kind != "again":
             self.cancel(pending)
@@ -268,7 +268,7 @@ class SessionRegistry:
     def _again(
         self, connection: AttachingConnection, message: Attach, session: ServerSession
     ) -> None:
-        """Move a session that is here to this connection, if it is this program's."""
+        """Move a session that is here to this connection, if it belongs to this program."""
         error: TenureError | None = None
         if not hmac.compare_digest(session.key, message.key):
             error = AuthenticationFailed(
@@ -294,7 +294,7 @@ class SessionRegistry:
     def _deliver_end(
         self, connection: AttachingConnection, channel: int, session: ServerSession
     ) -> None:
-        """Send a former program that returns for its session the end, which it acknowledges."""
+        """Send the end to a former program that returns for its session, and acknowledges it."""
         for former in session.former:
             if former.program == connection.program and former.connection is None:
                 former.connection, former.channel = connection, channel
@@ -350,7 +350,7 @@ class SessionRegistry:
                 session = await self._attach_existing(pending)
         except Exception as error:
             if not pending.active:
-                return  # no client waits, and the channel may be another session's
+                return  # no client waits, and the channel may belong to another session
             if not isinstance(error, TenureError):
                 self.context.log(
                     logging.ERROR, "the store failed", node=message.node, error=repr(error)
@@ -368,7 +368,7 @@ class SessionRegistry:
     def make(
         self, connection: AttachingConnection, message: Attach, window: float
     ) -> ServerSession:
-        """Make a session and count it, until its end."""
+        """Make a session, and count it until its end."""
         self.context.counts.sessions.take_anyway()
         program = connection.program
         self._programs[program] += 1

@@ -1,8 +1,7 @@
-"""Renewals of one session, and the latest proof of its store.
+"""Renewals of one session, and the latest proof from its store.
 
-The answer to a renewal waits for the store's proof, as long as that is worth anything: a third of
-the window. Its age is what it was when the renewal came: 0 when the server sent its own renewal
-after that.
+The answer to a renewal waits for the store's proof while it is useful: for a third of the window.
+Its age is that at the arrival of the renewal: 0 if the server sent its own renewal later.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ __all__ = ["NEVER", "Renewals"]
 
 NEVER = float("-inf")
 
-_MOST = 16  # unanswered ones of one session; what is older gets no proof
+_MOST = 16  # maximum unanswered renewals of one session; older ones get no proof
 
 
 class Renewals:
-    """Renewals that wait for an answer, as `(connection, channel, number, when it came)`.
+    """Renewals that wait for an answer, as `(connection, channel, number, arrival time)`.
 
     Args:
-        unproven: contains this object as long as renewals wait.
+        unproven: contains this object while renewals wait.
 
     Attributes:
-        proof: the latest time that the store's session is proven to have lived at.
+        proof: the latest time at which the store's session is proven to have lived.
     """
 
     __slots__ = ("_now", "_unproven", "_waiting", "_worth", "proof")
@@ -62,7 +61,7 @@ class Renewals:
         self._unproven.add(self)
 
     def prove(self, at: float) -> None:
-        """Take a proof that the store's session lived at that time; answer waiting renewals."""
+        """Record a proof that the store's session lived at that time; answer waiting renewals."""
         self.proof = max(self.proof, at)
         if self._waiting and self.age(self.proof) is not None:
             for connection, channel, number, requested_at in self._waiting:
@@ -70,20 +69,20 @@ class Renewals:
             self.forget()
 
     def drop_old(self, now: float) -> None:
-        """Answer renewals that have waited for too long with `Unproven`."""
+        """Answer renewals that have waited too long with `Unproven`."""
         while self._waiting and now - self._waiting[0][3] > self._worth:
             self._drop_first()
         if not self._waiting:
             self._unproven.discard(self)
 
     def drop_all(self) -> None:
-        """Answer all renewals with `Unproven`: the session is over."""
+        """Answer all renewals with `Unproven`: the session has ended."""
         while self._waiting:
             self._drop_first()
         self._unproven.discard(self)
 
     def forget(self) -> None:
-        """Forget the renewals that wait, without answering them."""
+        """Drop the waiting renewals, without answering them."""
         self._waiting.clear()
         self._unproven.discard(self)
 

@@ -16,7 +16,7 @@ from tenure.wire.values import Found
 
 __all__ = ["ServerRequest", "SessionRequests", "error_of"]
 
-_GONE = 128  # requests of one session of which it is remembered why they left
+_GONE = 128  # number of requests of one session whose reason for leaving is remembered
 
 _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
     Removal.TIMED_OUT: "timed out",
@@ -30,11 +30,11 @@ _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
 
 
 class ServerRequest:
-    """A request that the session has in a queue.
+    """A request of the session in a queue.
 
     Attributes:
-        data: only of a recovered request, until the holder has been notified of it.
-        placing: the rid of the enqueueing and the store's answer, while that is not there.
+        data: the data of a recovered request, until the holder is notified of it.
+        placing: the rid of the `Enqueue` and the pending answer of the store.
     """
 
     __slots__ = ("count", "data", "ephemeral", "granted", "name", "order_id", "placing")
@@ -50,7 +50,7 @@ class ServerRequest:
         self.placing: tuple[int, asyncio.Future[Enqueued]] | None = None
 
     def take_placing(self) -> tuple[int, asyncio.Future[Enqueued]]:
-        """Return the answered placing, and forget it."""
+        """Return the answered placing, and drop it."""
         assert self.placing is not None
         placing, self.placing = self.placing, None
         return placing
@@ -60,8 +60,8 @@ class SessionRequests:
     """The requests of one session.
 
     Attributes:
-        queued: what it has in queues, by its holds.
-        removals: why holds have left their queues, as far as that is remembered.
+        queued: its requests in queues, by id.
+        removals: the reasons why requests have left their queues, as far as remembered.
     """
 
     __slots__ = ("_account", "_node", "_recovered", "_semaphores", "queued", "removals")
@@ -94,11 +94,11 @@ class SessionRequests:
         return placed
 
     def gone(self) -> list[tuple[int, RemovalWord]]:
-        """Return the requests that others have taken out of their queues, and the reasons."""
+        """Return the requests that were removed from their queues, and the reasons."""
         return list(self.removals.items())
 
     def recover(self, requests: Sequence[Recovered]) -> None:
-        """Take the requests of a session that was taken over."""
+        """Register the requests of a session that was taken over."""
         for each in requests:
             self._semaphores.rejoin(
                 self._node, each.name, ephemeral=each.ephemeral, account=self._account
@@ -111,14 +111,14 @@ class SessionRequests:
         self._recovered = True
 
     def forget_recovered_data(self) -> None:
-        """Forget the data of recovered requests: the holder has been notified of them."""
+        """Drop the data of recovered requests: the holder has been notified of them."""
         if self._recovered:
             self._recovered = False
             for request in self.queued.values():
                 request.data = b""
 
     def place(self, rid: int, request_id: int, request: ServerRequest, answer: Enqueued) -> Placed:
-        """Take the store's answer to an enqueueing, and return the answer for the holder."""
+        """Process the store's answer to an `Enqueue`, and return the answer for the holder."""
         place, order_id = answer
         if place is Place.REFUSED:
             self.drop(request_id, request)
@@ -130,13 +130,13 @@ class SessionRequests:
         return Placed(rid, GRANTED, order_id)
 
     def drop(self, request_id: int, request: ServerRequest) -> None:
-        """Forget a request that is in no queue, or will be in none."""
+        """Drop a request that has left its queue, or will be in none."""
         if self.queued.get(request_id) is request:
             del self.queued[request_id]
             self._semaphores.leave(self._node, request.name)
 
     def remove(self, request_id: int, request: ServerRequest, why: Removal) -> RemovalWord:
-        """Forget a request that was taken out of its queue, and return the reason for the wire."""
+        """Drop a request that was removed from its queue, and return the reason for the wire."""
         self.drop(request_id, request)
         self.removals[request_id] = word = _REMOVAL_WORDS[why]
         if len(self.removals) > _GONE:
@@ -144,7 +144,7 @@ class SessionRequests:
         return word
 
     def clear(self) -> None:
-        """Forget all requests: the session is over."""
+        """Forget all requests: the session has ended."""
         for request_id, request in list(self.queued.items()):
             self.drop(request_id, request)
         self.removals.clear()

@@ -7,22 +7,22 @@ States (`ServerSession.state`)::
         │            ├── Detach, Close ──► LEAVING ──► ENDED
         └────────────┴──────────────┴── the store, or another program ──► ENDED
 
-Who owns what, and what happens:
+Ownership and rules:
 
-* The store's session belongs to the `ServerSession`, and that to the registry that it is in. The
-  connection (`HolderConnection`) owns nothing of it; it comes and goes.
-* **Disconnect.** Nothing happens to the session but that its watches end (attaching begins without
-  watches). It is not renewed, so the store's window runs from the holder's last renewal.
-* **Proof.** The store's session is renewed when its holder sends `Renew`, and not otherwise.
-* **Once only.** What changes something is done once, and its answer kept (`Answers`).
-* **Order.** What the engine answers by a coroutine is begun in a task. Later messages wait until
-  that task has begun, so that the store gets everything in the order in which it came; except that
-  a costly read may have to wait for its turn (`tenure.server.reads`).
-* **Cancel.** A holder cannot cancel its operations, and a lost connection does not either.
-* **Deadline.** There are none here but the store's: a session ends when the store says so.
-* **Close of the server.** The store's session is detached, and lives for its window.
+* The `ServerSession` owns the store's session, and the registry owns the `ServerSession`. The
+  connection (`HolderConnection`) owns nothing of it.
+* **Disconnect.** Only the session's watches end (an attachment starts without watches). It is not
+  renewed, so the store's window runs from the holder's last renewal.
+* **Proof.** The store's session is renewed only when its holder sends `Renew`.
+* **Once only.** A changing operation is carried out once, and its answer is kept (`Answers`).
+* **Order.** If the engine's method is a coroutine, it runs in a task. Later messages wait until
+  that task has begun, so that the store gets the operations in order, except that a costly read may
+  have to wait for its turn (`tenure.server.reads`).
+* **Cancel.** Neither the holder nor a lost connection cancels operations.
+* **Deadline.** Only the store has deadlines: a session ends when the store reports it.
+* **Close of the server.** The store's session is detached, and survives for its window.
 
-All of it runs on the server's loop, but for `proven`, which may come from any thread.
+Everything runs on the server's loop, except `proven`, which may be called from any thread.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN", "ServerSession", "ServerSessionState", "SessionHost"]
 
 UNKNOWN = float("inf")
-"""Value of `ServerSession.remote_until` while the former holder of the session is not known."""
+"""Value of `ServerSession.remote_until` while the session's former holder is unknown."""
 
 _Handler: TypeAlias = "Callable[[ServerSession, Any], None]"
 
 
 class ServerSessionState(Enum):
-    """Stage of a server session."""
+    """State of a server session."""
 
     ATTACHING = "the store is attaching it"
     ATTACHED = "its holder is connected"
@@ -80,12 +80,12 @@ class ServerSessionState(Enum):
 
 
 class SessionHost(Protocol):
-    """The registry, as its sessions see it.
+    """The registry, as seen by its sessions.
 
     Attributes:
-        context: the server's.
-        unproven: the sessions' renewals, where the store has not answered some.
-        loop, thread: of the server.
+        context: the server's context.
+        unproven: renewals of sessions that wait for the store's answer.
+        loop, thread: those of the server.
     """
 
     context: Context
@@ -98,7 +98,7 @@ class SessionHost(Protocol):
         ...
 
     def forget(self, session: ServerSession) -> None:
-        """Forget a session that is over here, or has another attachment."""
+        """Forget a session that has ended here, or has another attachment."""
 
     def recheck_former(self) -> None:
         """Let the takeovers that wait for former programs check again."""
@@ -108,29 +108,28 @@ class ServerSession:
     """One attachment of a session, for one program.
 
     Args:
-        host: the registry that it is in.
-        message: how its program attaches it.
-        window: its recovery window, in seconds.
+        host: the registry.
+        message: the `Attach` of its program.
+        window: its recovery window in seconds.
 
     Attributes:
         host, context: the registry, and the server's context.
-        program: whose it is (`Hello.program`).
-        account: of the identity that attached it.
-        born: the rid of the `Attach` that began it, if it is new.
-        node, key, resumable: as the program said.
-        shown_key: key that other programs have to show; empty if its client drew it at random.
-        store: the store's session, once there is one.
-        connection, channel: over which, and on which channel, the holder is connected.
-        error: why it is over.
+        program: its program (`Hello.program`).
+        account: the account of the identity that attached it.
+        born: the rid of the `Attach` that opened it, if it is new.
+        node, key, resumable: as given by the program.
+        shown_key: the key that other programs need; empty if its client generated it.
+        store: the store's session, once attached.
+        connection, channel: the holder's connection and channel.
+        error: the reason of its end.
         renewals: its holder's renewals, and the latest proof.
-        came_at: when its program came here from another server, or from this one's former life.
-        former: attachments from which it was taken over, whose programs may still consider it
-            theirs.
-        requests: those that it has in queues.
-        answers: those that are kept for it, and what is not answered yet.
-        watches: what ends each, by its number.
-        starting: an operation has been requested that the engine will get in a moment.
-        remote_until: time until which programs of other servers may consider it theirs.
+        came_at: arrival time of its program from another server, or from before a restart.
+        former: earlier attachments whose programs may still consider the session theirs.
+        requests: its requests in queues.
+        answers: its kept answers, and its pending operations.
+        watches: the function that ends each watch, by number.
+        starting: whether a requested operation has not been passed to the engine yet.
+        remote_until: time until which programs of other servers may consider the session theirs.
     """
 
     __slots__ = (
@@ -167,7 +166,7 @@ class ServerSession:
     def __init__(
         self, host: SessionHost, program: bytes, account: Account, message: Attach, window: float
     ) -> None:
-        """Start attaching, as the client's message says."""
+        """Start attaching, with the values of the client's message."""
         context = self.context = host.context
         self.host = host
         self.program = program
@@ -194,10 +193,10 @@ class ServerSession:
         self._knows_end = True  # until its program gets the answer that it is attached
         self._store_there = True
 
-    # Coming and going of the holder
+    # Connection of the holder
 
     def attach(self, connection: HolderConnection, channel: int) -> None:
-        """Connect it with its holder's connection; the caller sends the answer first of all."""
+        """Connect it with its holder's connection; the caller sends the answer first."""
         self.disconnect()
         self.connection = connection
         self.channel = channel
@@ -215,12 +214,12 @@ class ServerSession:
         self.renewals.forget()
 
     def report_contact(self) -> None:
-        """Notify the holder, beside its attachment, if the store cannot be reached."""
+        """Inform the holder, after its attachment, if the store cannot be reached."""
         if not self._store_there:
             self.send(Contact(self.channel, False))
 
     def send(self, message: Struct) -> None:
-        """Push something to the holder, if it can be reached."""
+        """Push a message to the holder, if it is connected."""
         if self.connection is not None:
             self.connection.send(message)
 
@@ -229,27 +228,27 @@ class ServerSession:
     def may_hold_until(self) -> float:
         """Return the time until which its program may consider the session its own.
 
-        Proof that it got here is no younger than `Renewals.proof`. Proof that it got from another
-        server before is no younger than its arrival from there.
+        Its latest proof from this server is `Renewals.proof`; its latest proof from another server
+        is older than its arrival here.
         """
         if self._knows_end:
             return NEVER
         return max(self.renewals.proof, self.came_at) + self.window
 
     def note_end_known(self) -> None:
-        """Note that its program knows that it has lost the session."""
+        """Record that its program knows that it has lost the session."""
         self._knows_end = True
         self.host.recheck_former()
 
     # Operations of the holder
 
     def defer(self, connection: HolderConnection, message: Struct, handler: _Handler) -> None:
-        """Put a message behind the operation that is `starting`."""
+        """Queue a message behind the operation that is `starting`."""
         self._backlog.append((connection, message, handler))
         connection.begun()
 
     def run_deferred(self) -> None:
-        """Handle the messages that were put behind the operation that has started."""
+        """Handle the messages that were queued behind the operation that has started."""
         self.starting = False
         while self._backlog and not self.starting:
             connection, message, handler = self._backlog.popleft()
@@ -258,7 +257,7 @@ class ServerSession:
                 handler(self, message)
 
     def answer(self, rid: int, answer: Struct) -> None:
-        """Answer an operation that changes something; keep the answer until it is acknowledged."""
+        """Answer a changing operation; keep the answer until it is acknowledged."""
         self.answers.kept[rid] = answer
         if self.connection is not None:
             self.connection.send(answer)
@@ -268,7 +267,7 @@ class ServerSession:
         self.answer(rid, self.failed(rid, error))
 
     def failed(self, rid: int, error: BaseException) -> Failed:
-        """Return the answer for an operation that has failed, and log what the log should have."""
+        """Return the answer for a failed operation, and log unexpected errors."""
         log = self.context.log
         if not isinstance(error, TenureError):
             log(logging.ERROR, "the store failed", node=self.node, error=repr(error))
@@ -281,7 +280,7 @@ class ServerSession:
     def answer_placing(
         self, request_id: int, request: ServerRequest, error: BaseException | None
     ) -> None:
-        """Answer the enqueueing of a request: the store has answered it."""
+        """Answer the `Enqueue` of a request: the store has answered it."""
         rid, answer = request.take_placing()
         self.answers.unanswered.discard(rid)
         if error is not None:
@@ -300,10 +299,10 @@ class ServerSession:
         for stop in watches.values():
             stop()
 
-    # Leaving
+    # End
 
     def leave(self, rid: int, *, closing: bool) -> None:
-        """Close or detach it for its holder, which considers nothing held from now on."""
+        """Close or detach it for its holder, which no longer considers anything held."""
         connection = self.connection
         assert connection is not None
         self.state = ServerSessionState.LEAVING
@@ -328,7 +327,7 @@ class ServerSession:
         connection.send(answer)
 
     def end(self, error: SessionExpired | None) -> None:
-        """End it here; `error` is the reason, if its holder does not know. Safe to call twice."""
+        """End it here; `error` is the reason for its holder. Safe to call twice."""
         if self.state is ServerSessionState.ENDED:
             return
         self.state = ServerSessionState.ENDED
@@ -346,7 +345,7 @@ class ServerSession:
     # Events of the store (`SessionEvents`)
 
     def proven(self, at: float) -> None:
-        """Take a proof that the store's session lives. From any thread."""
+        """Record a proof that the store's session lives. From any thread."""
         if threading.get_ident() == self.host.thread:
             self.renewals.prove(at)
         else:
@@ -354,11 +353,11 @@ class ServerSession:
                 self.host.loop.call_soon_threadsafe(self.renewals.prove, at)
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """Take the requests that the session has in queues after a takeover."""
+        """Register the session's requests in queues after a takeover."""
         self.requests.recover(requests)
 
     def granted(self, request_id: int, order_id: int | None) -> None:
-        """Notify the holder that a waiting request is an owner now."""
+        """Notify the holder that a waiting request is now an owner."""
         request = self.requests.queued.get(request_id)
         if request is None:
             return  # it is being withdrawn
@@ -369,7 +368,7 @@ class ServerSession:
         self.send(Granted(self.channel, request_id, order_id))
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """Notify the holder of a request that was taken out of its queue."""
+        """Notify the holder that a request was removed from its queue."""
         request = self.requests.queued.get(request_id)
         if request is None:
             return
@@ -377,15 +376,15 @@ class ServerSession:
         self.send(Removed(self.channel, request_id, self.requests.remove(request_id, request, why)))
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
-        """Note the lost contact to the store."""
+        """Record the lost contact to the store."""
         self._store_there = False
         self.send(Contact(self.channel, False))
 
     def attached(self) -> None:
-        """Note the restored contact to the store."""
+        """Record the re-established contact to the store."""
         self._store_there = True
         self.send(Contact(self.channel, True))
 
     def ended(self, error: SessionExpired) -> None:
-        """Note that the store has ended the session."""
+        """Record that the store has ended the session."""
         self.end(error)

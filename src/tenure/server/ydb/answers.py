@@ -33,11 +33,11 @@ def _result(
     """Make the result of a request.
 
     Args:
-        field: where it is in the response.
+        field: the field of the response.
         req_id: the request id.
-        status: of YDB.
-        text: the reason of a status that is not success.
-        more: the result's other fields.
+        status: the status of YDB.
+        text: the reason of an unsuccessful status.
+        more: other fields of the result.
     """
     kind = getattr(Response, _KINDS[field])
     issues = [issue(text)] if text else []
@@ -57,27 +57,27 @@ not_described = partial(_result, "describe_semaphore_result")
 
 
 def pending(req_id: int) -> Any:
-    """Return an acquire waits."""
+    """Return the reply for an acquire that waits."""
     return Response(acquire_semaphore_pending=Response.AcquireSemaphorePending(req_id=req_id))
 
 
 def acquired(req_id: int, yes: bool) -> Any:
-    """Return an acquire owns its tokens, or has timed out."""
+    """Return the reply for an acquire that owns its tokens, or has timed out."""
     return _result("acquire_semaphore_result", req_id, acquired=yes)
 
 
 def aborted(req_id: int, text: str) -> Any:
-    """Return a waiting acquire comes to nothing."""
+    """Return the reply for a waiting acquire that has failed."""
     return not_acquired(req_id, Status.ABORTED, text)
 
 
 def released(req_id: int, yes: bool) -> Any:
-    """Return a release has removed a request, or has found none."""
+    """Return the reply for a release that has removed a request, or found none."""
     return _result("release_semaphore_result", req_id, released=yes)
 
 
 def changed(req_id: int, *, data: bool, owners: bool) -> Any:
-    """Return a watched semaphore has changed, or the watch was replaced."""
+    """Return the reply for a changed semaphore, or a replaced watch."""
     change = Response.DescribeSemaphoreChanged(
         req_id=req_id, data_changed=data, owners_changed=owners
     )
@@ -92,14 +92,13 @@ def described(
     owners: bool,
     watched: bool,
 ) -> Any:
-    """Return a semaphore as it is.
+    """Return the description of a semaphore.
 
     Args:
         req_id: the request id.
         found: the semaphore.
-        timeouts: those of waiters, in milliseconds, by session and name, as far as
-            this server knows it.
-        owners: whether the client wants to see the owners.
+        timeouts: known timeouts of waiters, in milliseconds, by session and name.
+        owners: whether the client requested the owners.
         watched: whether a watch was added.
     """
     result = _bare(req_id, found, watched=watched)
@@ -118,13 +117,13 @@ def described_at_length(
     owners: bool,
     watched: bool,
 ) -> LongReply:
-    """Return the same as `described`, made while it is sent."""
+    """Return the same as `described`, encoded while it is sent."""
     base = _bare(req_id, found, watched=watched)
     return LongReply(base, list(_entries(found, timeouts, owners=owners)))
 
 
 def _bare(req_id: int, found: SemaphoreDescription, *, watched: bool) -> Any:
-    """Return a semaphore without owners and waiters."""
+    """Return the description of a semaphore without owners and waiters."""
     description = coordination.SemaphoreDescription(
         name=found.name,
         data=found.data,
@@ -140,7 +139,7 @@ def _bare(req_id: int, found: SemaphoreDescription, *, watched: bool) -> Any:
 def _entries(
     found: SemaphoreDescription, timeouts: Mapping[tuple[int, str], int], *, owners: bool
 ) -> Iterator[tuple[str, Any, bytes]]:
-    """Each owner and waiter: the field it belongs to, the message without data, and its data."""
+    """Yield for each owner and waiter: its field, the message without data, and its data."""
     for each in found.owners if owners else ():
         yield "owners", _request(each, 0), each.data
     for each in found.waiters:
@@ -158,10 +157,10 @@ def _request(found: RequestDescription, timeout_millis: int) -> Any:
 
 
 def _timeout_of(waiter: RequestDescription) -> int:
-    """Return the timeout of a waiter; for ever where the store does not report it.
+    """Return the timeout of a waiter; infinite if the store does not report it.
 
-    It is the sum of what is left and what has passed. After a repeated acquire it is longer than
-    requested, by what had passed before.
+    It is the sum of the remaining and the elapsed time. After a repeated acquire it is longer than
+    requested, by the time that had elapsed before.
     """
     if waiter.timeout is None:
         return EPHEMERAL_LIMIT

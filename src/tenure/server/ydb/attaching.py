@@ -1,11 +1,11 @@
-"""Attaching of a stream's session: a new one, or one that the store has already.
+"""Attaching of a stream's session: a new one, or an existing one.
 
-A session that exists is taken over without regard to its former stream: a client that has its key
-is the same program. Of two streams, the one with the higher sequence number has the session, else
-the later one.
+An existing session is taken over regardless of its former stream: a client that has its key is the
+same program. Of two streams, the one with the higher sequence number gets the session, else the
+later one.
 
-A client without a key attaches its session by the id alone, as YDB has it. The id is listed, so
-this holds within one identity: the session is stored with a key of that identity
+As in YDB, a client without a key attaches its session by the id alone. Because ids are listed, this
+is limited to one identity: the session is stored with a key of that identity
 (`tenure.server.sessions.keys`), which no other listener accepts.
 """
 
@@ -36,14 +36,14 @@ __all__ = ["AttachingStream", "YdbAttachedSession", "attach", "check_number", "n
 
 
 class AttachingStream(SessionEvents, Protocol):
-    """The stream that a session is attached to.
+    """The stream to which a session is attached.
 
     Attributes:
-        client: the stream's.
+        client: the stream's client.
         client_host: the address that the client connects from, where known.
-        identity: of the client.
+        identity: the client's identity.
         engine: the store as the client's identity may use it.
-        reader: turns of its costly reads.
+        reader: the schedule of its costly reads.
     """
 
     client: Client
@@ -61,7 +61,7 @@ class YdbAttachedSession(NamedTuple):
 
 
 def check_number(sessions: int, most: int) -> None:
-    """Raise `Refused` if one connection has more sessions than it may."""
+    """Raise `Refused` if the connection has reached its limit of sessions."""
     if sessions > most:
         raise Refused(
             Status.PRECONDITION_FAILED,
@@ -74,11 +74,11 @@ def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
     """Find the node at a path that a client has sent.
 
     Args:
-        path: as YDB reads it: slashes at either end, or several in a row, mean nothing.
+        path: the path as YDB reads it: slashes at the ends and repeated slashes are ignored.
         node_of: finds the node of a path; ``None`` if it is outside the database.
 
     Raises:
-        Refused: there is none.
+        Refused: there is no such node.
     """
     path = normalized(path)
     if path == "/":
@@ -96,12 +96,12 @@ def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
 async def attach(
     context: Context, registry: YdbSessionRegistry, node: str, start: Any, stream: AttachingStream
 ) -> YdbAttachedSession:
-    """Attach the session that `start` names to `stream`.
+    """Attach the session named by `start` to `stream`.
 
     Raises:
-        Refused: it cannot be.
+        Refused: it cannot be attached.
     """
-    window = max(rules.MIN_WINDOW, start.timeout_millis / 1000)  # a shorter one is not in the model
+    window = max(rules.MIN_WINDOW, start.timeout_millis / 1000)  # the model has no shorter ones
     try:
         rules.check_window(window, node)
         rules.check_description(start.description, node)
@@ -167,7 +167,7 @@ async def _again(
 async def _take_over(
     context: Context, how: Attach, number: int, stream: AttachingStream
 ) -> EngineSession:
-    """Attach a session that the store has, with any key if its client gave it none.
+    """Attach a session of the store, by any key if its client sent none.
 
     Servers before 0.2 stored such a session without a key.
     """

@@ -1,8 +1,9 @@
-"""One gRPC call as its server sees it: messages in, frames out, a status at the end.
+"""One gRPC call on the server: messages in, frames out, a status at the end.
 
-A message is handed to the call's `Receiver` within the connection's share of the loop's iteration,
-and each one counts, however many came in a frame. What the share, the receiver or the connection
-has no room for stays unread, and unacknowledged, so that HTTP/2's flow control stops the client.
+Messages are passed to the call's `Receiver` within the connection's share of the loop's iteration,
+and each one counts, even if a frame contains several. If the share is used up, or the receiver or
+the connection has no room, messages stay unread and unacknowledged, so that HTTP/2's flow control
+stops the client.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _INITIAL = [(":status", "200"), ("content-type", "application/grpc+proto")]
 
 
 class GrpcError(Exception):
-    """Ends a call with this status."""
+    """Error that ends a call with this status."""
 
     def __init__(self, status: Status, text: str) -> None:
         """Keep the status and its text."""
@@ -42,11 +43,11 @@ class GrpcError(Exception):
 
 
 class Receiver(Protocol):
-    """Receiver of a call's messages. None of these raises, but `received` a `GrpcError`."""
+    """Receiver of a call's messages. Only `received` raises, a `GrpcError`."""
 
     @property
     def choked(self) -> bool:
-        """True if it should get no more for now; `GrpcCall.resume` is called when it should."""
+        """True if it should get no more for now; `GrpcCall.resume` continues."""
         ...
 
     def received(self, message: bytes) -> None:
@@ -54,20 +55,20 @@ class Receiver(Protocol):
         ...
 
     def half_closed(self) -> None:
-        """Note that the client sends no more."""
+        """Record that the client sends no more."""
 
     def broken(self, error: GrpcError) -> None:
-        """End the call with this error, because its messages cannot be understood."""
+        """End the call with this error, because its messages cannot be decoded."""
 
 
 class CallConnection(Protocol):
-    """A call's connection, as the call sees it.
+    """A call's connection, as seen by the call.
 
     Attributes:
-        context: the server's.
-        share: of the loop's iteration.
+        context: the server's context.
+        share: its share of the loop's iteration.
         choked: calls whose messages are not read for now.
-        is_open: it has not been closed from either end.
+        is_open: false once either end has closed it.
     """
 
     context: Context
@@ -77,17 +78,17 @@ class CallConnection(Protocol):
 
     @property
     def overloaded(self) -> bool:
-        """True if it has as many unanswered operations as may be."""
+        """True if it has reached its limit of unanswered operations."""
         ...
 
     def acknowledge(self, stream_id: int, size: int) -> None:
         """Let the client send so many more bytes on a stream."""
 
     def postpone(self, calls: Iterable[GrpcCall]) -> None:
-        """Have calls go on in a later iteration."""
+        """Let calls continue in a later iteration."""
 
     def account(self, size: int) -> None:
-        """Count bytes of messages that have not come whole. Raises `GrpcError`."""
+        """Count bytes of incomplete messages. Raises `GrpcError`."""
 
     def takes(self, stream_id: int, size: int) -> bool:
         """Return true if so many bytes can be sent on a stream at once."""
@@ -98,7 +99,7 @@ class CallConnection(Protocol):
 
 
 def frame(message: bytes) -> bytes:
-    """Return a message as it is on the wire."""
+    """Return a message in wire format."""
     return b"\x00" + len(message).to_bytes(4, "big") + message
 
 
@@ -106,7 +107,7 @@ def decoded(kind: Any, message: bytes) -> Any:
     """Decode a message of a generated class.
 
     Raises:
-        GrpcError: it is not one, or there is no memory for it.
+        GrpcError: it is invalid, or there is no memory for it.
     """
     try:
         return kind.FromString(message)
@@ -119,18 +120,18 @@ def decoded(kind: Any, message: bytes) -> Any:
 
 
 class GrpcCall:
-    """One call. To grpclib it is the buffer of its stream: `add`, `eof`, `unacked_size`.
+    """One call. For grpclib it is the buffer of its stream: `add`, `eof`, `unacked_size`.
 
     Attributes:
-        metadata: what the client sent with the call, by lower-case names.
-        path: which method is called, ``/package.Service/Method``.
-        authority: how the client calls this server, ``host:port``.
-        connection: on which it came.
-        identity: of its client, once it is `authenticated`.
+        metadata: the call's metadata, by lower-case names.
+        path: the method, ``/package.Service/Method``.
+        authority: the client's name of this server, ``host:port``.
+        connection: its connection.
+        identity: the client's identity, once it is `authenticated`.
     """
 
     def __init__(self, connection: CallConnection, stream: Stream, headers: list[Any]) -> None:
-        """Start with the headers; the receiver comes later."""
+        """Start with the headers; the receiver is set later."""
         self.connection = connection
         self.identity = ANONYMOUS
         self.authenticated = False
@@ -147,24 +148,24 @@ class GrpcCall:
         self._decoding = False
         self._begun = False
 
-    # What grpclib calls
+    # Called by grpclib
 
     def add(self, data: bytes, ack_size: int) -> None:
-        """Keep bytes of the client's message, and handle them when it may go on."""
+        """Queue bytes of the client's message, and handle them as soon as allowed."""
         self._unread.append((data, ack_size))
         self.more()
 
     def eof(self) -> None:
-        """Note that the client sends no more."""
+        """Record that the client sends no more."""
         self._ended = True
         self.more()
 
     def cancelled(self) -> None:
-        """Note that the client has reset the stream; its task is being cancelled."""
+        """Record that the client has reset the stream; its task is being cancelled."""
         self._cancelled = True
 
     def unacked_size(self) -> int:
-        """Forget the client's data that were not acknowledged; returns how many bytes they are."""
+        """Drop the client's unacknowledged data, and return its size."""
         size = sum(ack_size for _, ack_size in self._unread)
         self._unread.clear()
         return size
@@ -177,7 +178,7 @@ class GrpcCall:
         return self._ended or self._cancelled
 
     def listen(self, receiver: Receiver) -> None:
-        """From now on `receiver` gets the messages, those first that have come already."""
+        """Pass messages to `receiver` from now on, beginning with those already received."""
         self._receiver = receiver
         if self._refusal is not None:
             receiver.broken(self._refusal)
@@ -192,7 +193,7 @@ class GrpcCall:
             self._receiver.broken(error)
 
     def resume(self) -> None:
-        """Hand out in the connection's next share what the receiver had no room for."""
+        """Pass on pending messages in the connection's next share."""
         if self in self.connection.choked:
             self.connection.choked.discard(self)
             self.connection.postpone((self,))
@@ -265,7 +266,7 @@ class GrpcCall:
         """Return the first message; ``None`` if the client sends none. `listen` takes over later.
 
         Raises:
-            GrpcError: what came cannot be understood, or nothing came in time.
+            GrpcError: the message cannot be decoded, or none came in time.
         """
         one = _One()
         self.listen(one)
@@ -286,7 +287,7 @@ class GrpcCall:
     # Sending
 
     async def send(self, frames: bytes) -> None:
-        """Send whole frames, as fast as the client reads; who does not read at all is cut off."""
+        """Send whole frames, as fast as the client reads; if it does not read, cut it off."""
         stream = self._stream
         if not self._begun:
             self._begun = True
@@ -299,9 +300,9 @@ class GrpcCall:
                 await self._in_time(stream.send_data(chunk))
 
     async def finish(self, status: Status, text: str = "") -> None:
-        """End the call; the client may send on, but nothing of that is read.
+        """End the call; messages that the client still sends are not read.
 
-        The stream is not reset: some clients forget what they have not read yet when it is.
+        The stream is not reset: some clients would drop unread messages.
         """
         self._over = True
         trailers = [] if self._begun else [*_INITIAL]
@@ -329,7 +330,7 @@ class GrpcCall:
 
 
 class _One:
-    """Gets one message, and then wants no more."""
+    """Receiver of one message."""
 
     def __init__(self) -> None:
         self.got: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()

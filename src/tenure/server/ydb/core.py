@@ -1,20 +1,20 @@
 """A session's conversation, from SessionStarted on, without I/O: messages in, messages out.
 
-The driver of a `Conversation` gives it the client's messages (`received`), the store's answers
-(`answered`, `refused`) and its pushes (`granted`, `removed`, `ended`). After each of these it sends
-the messages in `replies`, in their order, and carries out the `operations`. Rules:
+The driver of a `Conversation` passes to it the client's messages (`received`), the store's answers
+(`answered`, `refused`) and its events (`granted`, `removed`, `ended`). After each of these it sends
+the messages in `replies`, in order, and carries out the `operations`. Rules:
 
-* **One thing at a time for each name.** Operations on one semaphore are carried out in the order
-  of their requests, each when the one before has been answered; different names do not wait for
-  each other. So what a script knows of a request is true from one of its steps to the next.
+* **One operation at a time for each name.** Operations on one semaphore are carried out in the
+  order of their requests, each after the previous one was answered; different names do not wait for
+  each other. So the state of a request does not change between two steps of a script.
 * **Replies keep the order of the requests**, also where their names differ (`Turns`).
-* **Pushes wait meanwhile.** A grant or a removal is noted, and sent after the reply to the
-  operation under way. Changes of watched semaphores are sent last: first the requester's reply,
-  then results of requests that waited, then Changed.
+* **Pushes wait meanwhile.** A grant or a removal is recorded, and sent after the reply to the
+  current operation. Changes of watched semaphores are sent last: first the requester's reply, then
+  results of waiting requests, then Changed.
 * **One answer for each request**, and one Changed for each watch.
-* **A pong is a proof.** It is owed until the store has extended the session's expiry in answer to
-  something that was sent after the client's ping had come.
-* After a Failure or SessionStopped (`over`) nothing more is said.
+* **A pong is a proof.** It is sent only after the store has extended the session's expiry in answer
+  to a command that was sent after the client's ping arrived.
+* After a Failure or SessionStopped (`over`) nothing more is sent.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ from tenure.server.ydb.watches import OneTimeWatches
 
 __all__ = ["Conversation", "Job"]
 
-_PONGS_OWED = 16  # to a client that pings more often than its store answers; then the oldest goes
+# Pongs for a client that pings faster than its store answers; then the oldest is dropped.
+_PONGS_OWED = 16
 
 
 class Job:
-    """An operation that is to be carried out, and the turn that continues then."""
+    """An operation to carry out, and the turn that then continues."""
 
     __slots__ = ("operation", "turn")
 
@@ -66,24 +67,25 @@ class Job:
 
 
 class Conversation:
-    """The protocol of one stream.
+    """Protocol of one stream.
 
     Args:
         node: the path of the session's node.
-        limits: what the client may make it hold.
-        semaphores: where its requests are counted.
-        start_watch: how a watch is started.
-        look: called when a change was noted; `report_changes` is then to be called soon.
-        timeouts: of waiters, by session and name; all conversations share it.
+        limits: the limits of the client.
+        semaphores: counts its requests.
+        start_watch: starts a watch.
+        look: called when a change was recorded; the caller then calls `report_changes` soon.
+        timeouts: timeouts of waiters, by session and name; shared by all conversations.
         long_replies: the long descriptions that are being sent; shared as well.
-        account: for which its requests count.
+        account: the account of its requests.
 
     Attributes:
-        replies: what is to be sent, in order.
-        operations: what is to be carried out, in order.
-        renew: the session is to be renewed at the store: the client has sent something.
-        stopped: the client has requested the session's end.
-        over: a Failure or SessionStopped has been said.
+        replies: the messages to send, in order.
+        operations: the operations to carry out, in order.
+        renew: whether the session must be renewed in the store, because the client has sent
+            something.
+        stopped: whether the client has requested the session's end.
+        over: whether a Failure or SessionStopped was sent.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Conversation:
     # Input of the driver
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """Note requests that the session has already; of several for a name, the first."""
+        """Register requests that the session already has; of several for a name, the first."""
         self._requests.resumed(requests)
 
     def started(self, number: int, timeout_millis: int, first_id: int, opaque: int) -> None:
@@ -138,9 +140,9 @@ class Conversation:
 
         Args:
             number: the session's id.
-            timeout_millis: how long it survives without contact.
-            first_id: from here on the session has used no request's number.
-            opaque: what the ping carries.
+            timeout_millis: its recovery window.
+            first_id: the first unused request id of the session.
+            opaque: the number in the ping.
         """
         self._number = self._requests.session_id = number
         self._requests.next_id = first_id
@@ -152,7 +154,7 @@ class Conversation:
 
     @property
     def unanswered(self) -> int:
-        """The number of unanswered requests."""
+        """Number of unanswered requests."""
         return len(self._turns)
 
     @property
@@ -161,7 +163,7 @@ class Conversation:
         return self._outstanding != 0
 
     def tick(self, opaque: int) -> None:
-        """Send a ping with `opaque`; the one before must have been answered."""
+        """Send a ping with `opaque`; the previous one must have been answered."""
         if self.over:
             return
         if self._outstanding:
@@ -171,7 +173,7 @@ class Conversation:
         self.replies.append(Response(ping=Response.PingPong(opaque=opaque)))
 
     def received(self, request: Any, now: float) -> None:
-        """Process a request of the client, which came at `now`."""
+        """Process a request of the client, which arrived at `now`."""
         if self.over:
             return
         kind = request.WhichOneof("request")
@@ -199,7 +201,7 @@ class Conversation:
             self.fail(Status.BAD_REQUEST, f"a request that cannot be served: {what}")
 
     def proven(self, at: float) -> None:
-        """Note that the store has extended the session's expiry after a renewal sent at `at`."""
+        """Record that the store has extended the session's expiry after a renewal sent at `at`."""
         while self._pongs and self._pongs[0][0] <= at and not self.over:
             _, opaque = self._pongs.popleft()
             self.replies.append(Response(pong=Response.PingPong(opaque=opaque)))
@@ -215,15 +217,15 @@ class Conversation:
             self._go_on(job.turn, None, error)
 
     def granted(self, request_id: int) -> None:
-        """Note that a request that waited owns its tokens."""
+        """Record that a waiting request owns its tokens."""
         self._pushed(self._requests.granted(request_id))
 
     def removed(self, request_id: int, why: Removal) -> None:
-        """Note that a request has left its queue without a release of the client."""
+        """Record that a request has left its queue without a release by the client."""
         self._pushed(self._requests.removed(request_id, why))
 
     def _pushed(self, name: str | None) -> None:
-        """Report a push of the store about the session's request for a name."""
+        """Report an event of the store about the session's request for a name."""
         if name is None:
             return
         if name not in self._busy:
@@ -233,24 +235,24 @@ class Conversation:
             self._go_on(turn, None, None)
 
     def report_changes(self) -> None:
-        """Report changes of watched names, where no operation is under way."""
+        """Report changes of watched names without a running operation."""
         for watch in [watch for watch in self._watches.noted if watch.name not in self._busy]:
             del self._watches.noted[watch]
             self._enter(watch.name, self._watches.report_change(watch))
 
     def closed(self) -> None:
-        """Note that the session that the client stopped is over."""
+        """Record that the session that the client stopped has ended."""
         stopped = Response.SessionStopped(session_id=self._number)
         self.replies.append(Response(session_stopped=stopped))
 
     def fail(self, status: int, text: str) -> None:
-        """Say that it cannot go on, and nothing more."""
+        """Report that it cannot continue, as the last message."""
         if not self.over:
             self.replies.append(failure(status, text))
             self._end()
 
     def leave(self) -> None:
-        """End all watches and counts: the stream is over. Safe to call twice."""
+        """End all watches and counts: the stream has ended. Safe to call twice."""
         self._end()
 
     def _end(self) -> None:
@@ -263,13 +265,13 @@ class Conversation:
         self._requests.forget_all()
 
     def _answers_ping(self, opaque: int) -> bool:
-        """Note a number of the client; return true if it answers the outstanding ping."""
+        """Record a number of the client; return true if it answers the outstanding ping."""
         answers_it = opaque != 0 and opaque == self._outstanding
         if answers_it:
             self._outstanding = 0
         return answers_it
 
-    # One thing at a time for each name
+    # One operation at a time for each name
 
     def _enter(self, name: str, script: Script) -> None:
         turn = Turn(name, script)
@@ -282,13 +284,13 @@ class Conversation:
             queue.append(turn)
 
     def _go_on(self, turn: Turn, outcome: Any, error: TenureError | None) -> None:
-        """Have a script take its next step, and then those that may go on because of it."""
+        """Let a script take its next step, and then scripts that waited for it."""
         self._step(turn, outcome, error)
         while self._ready:
             self._step(self._ready.popleft(), None, None)
 
     def _step(self, turn: Turn, outcome: Any, error: TenureError | None) -> None:
-        """Have a script go on until it needs something; settle its name when it has ended."""
+        """Run a script until it needs an answer; settle its name when it has ended."""
         script = turn.script
         assert script is not None
         while True:
@@ -324,7 +326,7 @@ class Conversation:
         if self._watches.noted:
             self._look()
 
-    # The semaphores themselves
+    # Scripts of semaphores
 
     def _create(self, message: Any) -> Script:
         text = what_is_wrong(message.name, message.data, self._node, self._limits)
@@ -335,7 +337,8 @@ class Conversation:
             return
         try:
             yield CreateOperation(message.name, message.limit, message.data)
-        except InvalidArgument as error:  # an ephemeral one is there: all else has been checked
+        # An ephemeral one exists: everything else has been checked.
+        except InvalidArgument as error:
             self._said.append(
                 answers.created(message.req_id, Status.PRECONDITION_FAILED, str(error))
             )
@@ -346,7 +349,7 @@ class Conversation:
 
     def _update(self, message: Any) -> Script:
         text = what_is_wrong(message.name, message.data, self._node, self._limits)
-        if text and message.name:  # the empty name is one that is not there
+        if text and message.name:  # the empty name does not exist
             self._said.append(answers.updated(message.req_id, Status.BAD_REQUEST, text))
             return
         if text := no_semaphore(message.name):
@@ -366,7 +369,7 @@ class Conversation:
         try:
             found: SemaphoreDescription = yield DescribeOperation(message.name)
             if found.ephemeral:
-                text = f"{message.name!r} is ephemeral: it goes with its last request"
+                text = f"{message.name!r} is ephemeral: it disappears with its last request"
                 self._said.append(answers.deleted(message.req_id, Status.PRECONDITION_FAILED, text))
                 return
             yield DeleteOperation(message.name, message.force)

@@ -1,8 +1,8 @@
-"""Sessions that the client of one connection has left, until the store has detached them.
+"""Sessions that the client of a connection has left, until the store has detached them.
 
 A client that cancels or half-closes a session's stream and then makes another call, for example to
 drop the session's node, expects the session to be detached by then. HTTP/2 keeps the order of the
-two, but each call has its own task: the later call waits here for what was left before it.
+two, but each call has its own task: the later call waits here for the earlier streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Departures"]
 
 
 class Departures:
-    """The session streams of one connection, and which of them are being detached."""
+    """Session streams of one connection, and those that are being detached."""
 
     def __init__(self) -> None:
         """Start without streams."""
@@ -25,15 +25,15 @@ class Departures:
         self._leaving: set[asyncio.Future[None]] = set()
 
     def begin(self, call: GrpcCall) -> None:
-        """Note that `call` is about to attach a session."""
+        """Record that `call` is about to attach a session."""
         self._streams[call] = asyncio.get_running_loop().create_future()
 
     def over(self, call: GrpcCall, detaching: asyncio.Task[None] | None = None) -> None:
-        """Note the end of a stream. Safe to call twice; the first call counts.
+        """Record the end of a stream. Safe to call twice; the first call counts.
 
         Args:
             call: the stream.
-            detaching: the task that detaches or ends its session in the store, where there is one.
+            detaching: the task that detaches or ends its session in the store, if there is one.
         """
         future = self._streams.pop(call, None)
         if future is None:
@@ -53,7 +53,7 @@ class Departures:
         """Wait until the store has detached every session that the client has left.
 
         Args:
-            before: only the streams that began before this one count.
+            before: consider only streams that began before this one.
         """
         waiting = set(self._leaving)
         for call, future in self._streams.items():

@@ -1,13 +1,13 @@
-"""HTTP/2 as it arrives, cut into slices of a few frames, and the limits of its frames.
+"""Splitter of HTTP/2 input into slices of a few frames, with limits for frames.
 
-h2 handles all frames of a piece in one go, and has no limit for frames that cost a client nothing:
+h2 handles all frames of a chunk at once, and has no limit for frames that cost a client nothing:
 settings, pings, resets, empty data. So the frames are counted before h2 gets them. Rules:
 
 * A slice has up to `_SLICE` frames, and ends with the first one that opens a call.
-* A client may send `CONTROL_BURST` control frames, and `CONTROL_RATE` a second from then on.
-  In addition it may send one for each frame with data that it sends, and `_PER_ANSWER` for each
-  frame with headers or data that it is sent: clients acknowledge answers, one by one even if
-  several came in one frame, and measure the connection with pings while they read.
+* A client may send `CONTROL_BURST` control frames, and then `CONTROL_RATE` per second. In addition
+  it may send one for each frame with data that it sends, and `_PER_ANSWER` for each frame with
+  headers or data that it gets: clients acknowledge each answer, even if several are in one frame,
+  and measure the connection with pings while they read.
 * A header block has at most `_HEADER_BYTES` bytes in `_CONTINUATIONS` further frames.
 """
 
@@ -20,11 +20,11 @@ from h2.errors import ErrorCodes
 __all__ = ["CONTROL_BURST", "CONTROL_RATE", "BadFrame", "FrameScanner"]
 
 CONTROL_BURST, CONTROL_RATE = 1000, 100
-"""Control frames that a client may send at once, and in a second."""
+"""Control frames that a client may send at once, and per second."""
 
 _PER_ANSWER = 2
 _SLICE = 8
-_PREFACE, _HEADER = 24, 9  # bytes, as HTTP/2 has them
+_PREFACE, _HEADER = 24, 9  # bytes, as HTTP/2 defines them
 _LONGEST = 16384  # bytes of one frame
 _HEADER_BYTES = 32 * 1024
 _CONTINUATIONS = 8
@@ -35,7 +35,7 @@ _END_STREAM, _PADDED = 1, 8
 
 
 class BadFrame(Exception):
-    """A frame that ends its connection, with this code of HTTP/2."""
+    """Error: a frame that ends its connection, with this code of HTTP/2."""
 
     def __init__(self, code: ErrorCodes, reason: str) -> None:
         """Keep the error code and the reason."""
@@ -47,7 +47,7 @@ class FrameScanner:
     """Finds the ends of the frames of one connection, and counts them.
 
     Args:
-        now: the clock, in seconds.
+        now: reads the clock, in seconds.
     """
 
     __slots__ = ("_at", "_continuations", "_control", "_header", "_header_bytes", "_now", "_skip")
@@ -63,7 +63,7 @@ class FrameScanner:
         self._at = now()
 
     def answered(self) -> None:
-        """Note that a frame with headers or data was sent to the client."""
+        """Record that a frame with headers or data was sent to the client."""
         self._allow(_PER_ANSWER)
 
     def _allow(self, more: int) -> None:
@@ -71,10 +71,10 @@ class FrameScanner:
             self._control += more
 
     def cut(self, data: bytes, start: int) -> int:
-        """Return where the slice ends that begins at `start`.
+        """Return the end of the slice that begins at `start`.
 
         Raises:
-            BadFrame: the client may not send what is in it.
+            BadFrame: it contains a frame that the client may not send.
         """
         at, end = start, len(data)
         frames = 0
@@ -97,7 +97,7 @@ class FrameScanner:
         return at
 
     def _count(self, length: int, kind: int, flags: int) -> int:
-        """Check a frame, by its header; returns how many ordinary ones it is worth."""
+        """Check a frame by its header; return the number of ordinary frames that it counts as."""
         if length > _LONGEST:
             raise BadFrame(ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         if kind in {_HEADERS, _CONTINUATION}:

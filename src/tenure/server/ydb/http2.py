@@ -1,11 +1,11 @@
-"""The HTTP/2 of one connection, handled slice by slice within its share of the loop's iteration.
+"""HTTP/2 of one connection, handled in slices within its share of the loop's iteration.
 
-HTTP/2 itself, its flow control included, is h2 and `grpclib.protocol`. Rules:
+h2 and `grpclib.protocol` implement HTTP/2, including its flow control. Rules:
 
-* What has arrived is handled in slices of a few frames (`tenure.server.ydb.frames`), as far as the
-  connection's share goes (`tenure.server.budget`). What is left waits. So does a call whose frame
-  had more messages than the share allows.
-* The connection is not read from while something waits, and while its client does not read.
+* Input is handled in slices of a few frames (`tenure.server.ydb.frames`), within the connection's
+  share (`tenure.server.budget`). The rest waits, and so does a call whose frame had more messages
+  than the share allows.
+* Reading is paused while input waits, and while the client does not read.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
 
 
 class Http2Protocol(H2Protocol):
-    """The bytes of a connection.
+    """Bytes of a connection.
 
     Args:
-        handler: of its calls.
-        share: of the loop's iteration; its work is `go_on`.
+        handler: the handler of its calls.
+        share: the share of the loop's iteration; its work is `go_on`.
 
     Attributes:
-        share: the same.
-        pings: how many it has answered.
-        is_open: it has not been closed from either end.
+        share: the share.
+        pings: number of answered pings.
+        is_open: false once either end has closed it.
     """
 
     http2: _Connection
@@ -64,7 +64,7 @@ class Http2Protocol(H2Protocol):
         self.share = share
         self.pings = 0
         self.is_open = False
-        self._unread = b""  # arrived, and not handled
+        self._unread = b""  # received, and not handled
         self._postponed: dict[GrpcCall, None] = {}  # calls that go on with the next share
         self._reading = True
         self._blocked = False  # the client does not read
@@ -74,8 +74,8 @@ class Http2Protocol(H2Protocol):
 
         Args:
             transport: the transport of the connection.
-            streams: that the client may have open at a time.
-            window: bytes that it may send on each of them without an acknowledgement.
+            streams: maximum number of open streams.
+            window: bytes that the client may send on each stream without an acknowledgement.
         """
         self._transport = transport
         self.is_open = True
@@ -102,18 +102,18 @@ class Http2Protocol(H2Protocol):
 
     @abstractmethod
     def bad_input(self, reason: str, data: bytes) -> None:
-        """Note why the connection is going to be closed.
+        """Record why the connection will be closed.
 
         Args:
-            reason: what is wrong.
-            data: what it was found in, from its beginning.
+            reason: the reason.
+            data: the wrong input, from its beginning.
         """
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
-        """Note a defect, for which the connection is going to be closed."""
+        """Record a defect, for which the connection will be closed."""
 
-    # What arrives
+    # Input
 
     def data_received(self, data: bytes) -> None:
         """Handle the bytes, within the connection's share of the iteration."""
@@ -128,7 +128,7 @@ class Http2Protocol(H2Protocol):
         self.share.end()
 
     def go_on(self) -> None:
-        """Go on with what waits, as far as the share goes."""
+        """Continue with waiting input, within the share."""
         while self._postponed and self.is_open:
             call = next(iter(self._postponed))
             del self._postponed[call]
@@ -178,17 +178,17 @@ class Http2Protocol(H2Protocol):
         self._close("protocol error")
 
     def _close(self, reason: str) -> None:
-        self.http2.flush()  # says so to the client
+        self.http2.flush()  # reports it to the client
         self.processor.close(reason)
 
-    # What waits
+    # Waiting input
 
     def acknowledge(self, stream_id: int, size: int) -> None:
         """Let the client send so many more bytes on a stream."""
         self.http2.ack(stream_id, size)
 
     def postpone(self, calls: Iterable[GrpcCall]) -> None:
-        """Have calls go on in a later iteration."""
+        """Let calls continue in a later iteration."""
         if self.is_open:
             self._postponed.update(dict.fromkeys(calls))
             self.share.queue()
@@ -200,7 +200,7 @@ class Http2Protocol(H2Protocol):
         self._settle_reading()
 
     def resume_writing(self) -> None:
-        """Go on with what has arrived."""
+        """Continue with received input."""
         super().resume_writing()
         self._blocked = False
         if self._unread:
@@ -208,7 +208,7 @@ class Http2Protocol(H2Protocol):
         self._settle_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Drop what has not been handled."""
+        """Drop input that has not been handled."""
         self.is_open = False
         self.share.close()
         self._unread = b""
@@ -216,7 +216,7 @@ class Http2Protocol(H2Protocol):
         super().connection_lost(exc)
 
     def _settle_reading(self) -> None:
-        """Read from the client if nothing waits, and it reads too."""
+        """Resume reading if nothing waits and the client reads."""
         reading = not self._unread and not self._blocked
         if reading is not self._reading and not self._transport.is_closing():
             self._reading = reading
@@ -227,13 +227,13 @@ class Http2Protocol(H2Protocol):
 
 
 class _State(H2Connection):
-    """h2's state of a connection, of which a client can make it keep less."""
+    """h2's state of a connection, with bounds on what a client can make it store."""
 
     MAX_CLOSED_STREAMS = 4096
 
 
 class _Connection(Http2Connection):
-    """grpclib's part of a connection, which notes what the client has to acknowledge."""
+    """grpclib's part of a connection, which records what the client has to acknowledge."""
 
     answered: Callable[[], None]
 
@@ -247,7 +247,7 @@ class _Connection(Http2Connection):
 
 
 def refusal(error: LimitReached) -> bytes:
-    """Return what a client is sent that is refused before it has sent anything."""
+    """Return the reply to a client that is rejected before it has sent anything."""
     reason = (0).to_bytes(4, "big") + ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4, "big")
     reason += str(error).encode()
     settings = b"\0\0\0\x04\0" + bytes(4)
@@ -255,7 +255,7 @@ def refusal(error: LimitReached) -> bytes:
 
 
 def _keep_alive(sock: socket.socket | None) -> None:
-    """Have the system find out that a client is gone without a word, and send small things now."""
+    """Let the system detect silent disconnects, and send small packets at once."""
     if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

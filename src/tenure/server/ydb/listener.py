@@ -41,7 +41,7 @@ __all__ = ["YdbListener"]
 _COORDINATION = "/Ydb.Coordination.V1.CoordinationService/"
 _DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
 _ALPN = ["h2"]
-_FLUSHED_IN = 1.0  # seconds in which a client can read that the server goes away
+_FLUSHED_IN = 1.0  # seconds in which a client can read that the server is shutting down
 
 _AUDITED = {
     "AlterNode": "node altered",
@@ -56,14 +56,14 @@ class YdbListener:
     """Serves YDB's coordination API.
 
     Args:
-        context: what the listeners of one server share.
-        url: ``ydb://host:port``, as `tenure.server.addresses` has it.
-        tls: for ``ydbs://``.
-        sockets: bound already; then the URL says only how they are called.
-        database: the database whose coordination nodes tenure's nodes are: the node ``/my-app``
-            is ``/local/my-app`` in the database ``/local``.
-        advertise: ``host:port`` that discovery returns to clients; by default the one
-            under which each of them has reached this server.
+        context: the state shared by the server's listeners.
+        url: ``ydb://host:port``, see `tenure.server.addresses`.
+        tls: the TLS context for ``ydbs://``.
+        sockets: bound sockets; then the URL is only their name.
+        database: the database that contains tenure's nodes: the node ``/my-app`` is
+            ``/local/my-app`` in the database ``/local``.
+        advertise: ``host:port`` that discovery returns to clients; by default, the address that
+            each of them used.
 
     Raises:
         InvalidArgument: the URL, the database or the address to advertise is invalid.
@@ -134,7 +134,7 @@ class YdbListener:
             self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def end_connections(self, verdict: Verdict) -> int:
-        """End the connections that `verdict` does not accept; returns their number."""
+        """End the connections that `verdict` rejects; return their number."""
         return await end_in_slices(self._connections, verdict)
 
     async def drain(self) -> None:
@@ -184,7 +184,7 @@ class YdbListener:
     # Authentication
 
     def _authenticate(self, call: GrpcCall, connection: GrpcConnection) -> None:
-        """Find out the identity of a call. Raises `AuthenticationFailed` and `GrpcError`."""
+        """Determine the identity of a call. Raises `AuthenticationFailed` and `GrpcError`."""
         try:
             call.identity = self._context.authenticator.authenticate(
                 call.metadata.get("x-ydb-auth-ticket", ""), connection.shown
@@ -197,13 +197,13 @@ class YdbListener:
         connection.greeted(call.identity)
 
     def _wrong_database(self, call: GrpcCall) -> str:
-        """Return why the client names another database, or nothing."""
+        """Return an error if the client names another database, else nothing."""
         named = call.metadata.get("x-ydb-database", "")
         if self._database.is_meant_by(named):
             return ""
         return f"there is no database {named!r} here; this one is {self._database.path}"
 
-    # The calls
+    # Calls
 
     async def _session(self, call: GrpcCall, connection: GrpcConnection) -> None:
         try:
@@ -290,12 +290,12 @@ def _framed(message: Any) -> bytes:
 
 
 def _shown(host: str) -> str:
-    """Return a host as it is in an address; all of this machine's are reached by its own name."""
+    """Return a host for an address; the wildcard address is replaced by the machine's name."""
     return f"[{host}]" if ":" in host else host or "localhost"
 
 
 def _authority(text: str) -> tuple[str, int] | None:
-    """Host and port of ``host:port``; ``None`` if it is something else."""
+    """Return host and port of ``host:port``; ``None`` for other texts."""
     host, _, port = text.rpartition(":")
     if (
         not host

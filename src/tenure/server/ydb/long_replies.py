@@ -1,7 +1,7 @@
-"""Descriptions that are too long to be made in one piece.
+"""Descriptions that are too long to be encoded at once.
 
-gRPC has one message for a description. A long one is made and sent in pieces, as fast as its client
-reads, so that the server holds the store's answer, and no second copy.
+In gRPC a description is one message. A long one is encoded and sent in chunks, as fast as its
+client reads, so that the server has only the store's answer in memory, and no second copy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tenure.server.ydb.messages import Response, coordination
 __all__ = ["LongReplies", "LongReply", "size_of"]
 
 LONGEST = 64 * 1024 * 1024
-"""Bytes of the longest message that YDB's clients accept."""
+"""Maximum bytes of a message that YDB's clients accept."""
 _AT_A_TIME = 4
 _PIECE = 256 * 1024
-_ENTRY = 64  # bytes of a request beside its data, at the most
+_ENTRY = 64  # maximum bytes of a request without its data
 
 _Result = Response.DescribeSemaphoreResult
 _RESULT = Response.DESCRIPTOR.fields_by_name["describe_semaphore_result"].number
@@ -28,14 +28,14 @@ _DATA = coordination.SemaphoreSession.DESCRIPTOR.fields_by_name["data"].number
 
 
 def size_of(found: SemaphoreDescription, *, owners: bool) -> int:
-    """Estimate the bytes of a description, from above."""
+    """Return an upper estimate of the bytes of a description."""
     listed = [*(found.owners if owners else ()), *found.waiters]
     entries = sum(len(each.data) + _ENTRY for each in listed)
     return 2 * len(found.name.encode()) + len(found.data) + entries + 2 * _ENTRY
 
 
 class LongReply:
-    """A description that is made while it is sent.
+    """A description that is encoded while it is sent.
 
     Args:
         base: the reply without owners and waiters.
@@ -48,7 +48,7 @@ class LongReply:
         self._entries = entries
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the gRPC message, framed, in pieces."""
+        """Yield the gRPC message, framed, in chunks."""
         result = self._base.describe_semaphore_result
         description = result.semaphore_description.SerializeToString()
         rest = _Result()
@@ -71,22 +71,22 @@ class LongReply:
 
 
 class LongReplies:
-    """The long replies of one listener: how many there may be."""
+    """Limit of the long replies of one listener."""
 
     def __init__(self) -> None:
         """Start with none."""
         self._replies: weakref.WeakSet[LongReply] = weakref.WeakSet()
 
     def why_not(self, size: int) -> str:
-        """Return why there can be no further one of that size, or nothing."""
+        """Return why another one of that size is not allowed, or nothing."""
         if size > LONGEST:
-            return f"the description has about {size} bytes, and {LONGEST} is the most"
+            return f"the description has about {size} bytes, and {LONGEST} is the maximum"
         if len(self._replies) >= _AT_A_TIME:
             return f"the server is sending {_AT_A_TIME} long descriptions already; try again"
         return ""
 
     def add(self, reply: LongReply) -> None:
-        """Count a reply for as long as it exists."""
+        """Count a reply while it exists."""
         self._replies.add(reply)
 
 
@@ -96,7 +96,7 @@ def _entry_size(message: Any, data: bytes) -> int:
 
 
 def _tag(field: int, size: int) -> bytes:
-    """Encode the tag of a field of so many bytes; all fields here have numbers below 16."""
+    """Encode the tag of a field of so many bytes; all field numbers here are below 16."""
     return bytes([field << 3 | 2]) + _varint(size)
 
 

@@ -1,8 +1,7 @@
-"""YDB's messages, from the `ydb` package, and the small ones that are made in many places.
+"""YDB's messages, from the `ydb` package, and common small messages.
 
-The package has its generated modules once for each major version of protobuf, and chooses among
-them when it is imported; the choice is taken from there, for one process can have one definition
-of a message only.
+The package has generated modules for each major version of protobuf, and chooses among them when it
+is imported. Its choice is used here, because a process can have only one definition of a message.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ _STATUSES: tuple[tuple[type[TenureError], int], ...] = (
 
 
 class Refused(Exception):
-    """A call, or a session's start, is refused with this status of YDB."""
+    """Error: a call, or a session's start, is rejected with this status of YDB."""
 
     def __init__(self, status: int, text: str) -> None:
         """Keep the status and its text."""
@@ -107,7 +106,7 @@ class Refused(Exception):
 
 
 def status_of(error: TenureError) -> int:
-    """Return the status of YDB that stands for an error."""
+    """Return the status of YDB for an error."""
     return next(
         (status for kind, status in _STATUSES if isinstance(error, kind)), Status.INTERNAL_ERROR
     )

@@ -1,6 +1,6 @@
 """The calls about nodes: create, alter, drop, describe.
 
-Each is answered with gRPC's OK and says in its operation how it went.
+Each is answered with gRPC's OK; the operation in the answer has the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Method: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def _answered(method: _Method) -> _Method:
-    """Make the call's operation of a method's result, or of its error."""
+    """Make the call's operation from a method's result or error."""
 
     @wraps(method)
     async def answer(*args: Any) -> Any:
@@ -47,7 +47,7 @@ def _answered(method: _Method) -> _Method:
 class NodeCalls:
     """Each method takes the call's request and its client's engine, and returns its operation.
 
-    A read takes the turns of its connection's reads, too.
+    A read also takes the schedule of its connection's reads.
     """
 
     def __init__(self, database: Database) -> None:
@@ -93,14 +93,14 @@ class NodeCalls:
         entry.name = path.rpartition("/")[2]
         entry.owner = _OWNER
         entry.type = scheme.Entry.COORDINATION_NODE
-        result.config.SetInParent()  # it is there, though all of it be zero
+        result.config.SetInParent()  # it exists, even if all fields are zero
         _fill(result.config, found.config)
         return result
 
     @staticmethod
     def _path(path: str) -> str:
         if "/" not in path or path.endswith("/"):
-            text = f"a path has a '/' in it, and none at its end: {path!r}"
+            text = f"a path contains a '/', but not at its end: {path!r}"
             raise Refused(Status.BAD_REQUEST, text)
         return path
 
@@ -119,7 +119,7 @@ class NodeCalls:
 def _config(request: Any) -> NodeConfig:
     given = request.config
     if given.path:
-        raise Refused(Status.GENERIC_ERROR, "a configuration has no path of its own")
+        raise Refused(Status.GENERIC_ERROR, "a configuration has no path")
     try:
         return NodeConfig(
             self_check_period=given.self_check_period_millis / 1000,
@@ -129,7 +129,7 @@ def _config(request: Any) -> NodeConfig:
             rate_limiter_counters_mode=_COUNTERS[given.rate_limiter_counters_mode],
         )
     except IndexError as error:
-        raise Refused(Status.BAD_REQUEST, "a mode that is not known here") from error
+        raise Refused(Status.BAD_REQUEST, "the mode is unknown") from error
 
 
 def _fill(config: Any, found: NodeConfig) -> None:

@@ -1,12 +1,12 @@
-"""Operations of a conversation at its session's store, and the scripts that yield them.
+"""Operations of a conversation on its session's store, and the scripts that yield them.
 
-A *script* carries out one request of a client. It is a generator that yields the operations it
-needs, one at a time, is sent the answer of each, or has the error thrown in, and puts its replies
-into the conversation's. Scripts of one name run one after the other (`tenure.server.ydb.core`), so
-that the state of the name does not change between two steps of one script.
+A *script* carries out one request of a client. It is a generator that yields its operations, one at
+a time. Answers are sent into it, errors are thrown into it, and it appends its replies to those of
+the conversation. Scripts of one name run one after the other (`tenure.server.ydb.core`), so that
+the state of the name does not change between two steps of one script.
 
-`tenure.server.ydb.core` makes operations, and knows no session. `tenure.server.ydb.session` carries
-them out, and does not know the reason.
+`tenure.server.ydb.core` makes operations, without a session. `tenure.server.ydb.session` carries
+them out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EnqueueOperation:
     ephemeral: bool
 
     def start(self, session: EngineSession) -> Answer[Enqueued]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         return session.enqueue(
             self.request_id,
             self.name,
@@ -65,7 +65,7 @@ class EnqueueOperation:
 
 @dataclass(frozen=True, slots=True)
 class AlterOperation:
-    """Replace count and data of a request, and the timeout of one that waits."""
+    """Replace count and data of a request, and the timeout of a waiting one."""
 
     request_id: int
     name: str
@@ -75,7 +75,7 @@ class AlterOperation:
     timeout: float | None
 
     def start(self, session: EngineSession) -> Answer[None]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         if self.waiting:
             return session.alter(
                 self.request_id, count=self.count, data=self.data, timeout=self.timeout
@@ -85,13 +85,13 @@ class AlterOperation:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawOperation:
-    """Take a request out of its queue. Answered with `Withdrawn`."""
+    """Withdraw or release a request. Answered with `Withdrawn`."""
 
     request_id: int
     name: str
 
     def start(self, session: EngineSession) -> Answer[Withdrawn]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         return session.withdraw(self.request_id)
 
 
@@ -104,7 +104,7 @@ class CreateOperation:
     data: bytes
 
     def start(self, session: EngineSession) -> Awaitable[None]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         return session.create_semaphore(self.name, self.limit, self.data, exist_ok=False)
 
 
@@ -116,7 +116,7 @@ class UpdateOperation:
     data: bytes
 
     def start(self, session: EngineSession) -> Awaitable[None]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         return session.update_semaphore(self.name, self.data)
 
 
@@ -128,7 +128,7 @@ class DeleteOperation:
     force: bool
 
     def start(self, session: EngineSession) -> Awaitable[None]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         return session.delete_semaphore(self.name, force=self.force)
 
 
@@ -142,20 +142,20 @@ class DescribeOperation:
 
     @property
     def is_costly(self) -> bool:
-        """True if its price grows with the semaphore's queue."""
+        """True if its cost grows with the semaphore's queue."""
         return self.owners or self.waiters
 
     def start(self, session: EngineSession) -> Awaitable[SemaphoreDescription]:
-        """Begin the operation at the session's store."""
+        """Begin the operation on the session's store."""
         return session.describe_semaphore(self.name, owners=self.owners, waiters=self.waiters)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The store's push that a waiting request is granted or has left its queue.
+    """The store's event that a waiting request is granted or has left its queue.
 
-    The conversation waits for it; it is never carried out. A script yields it only when the
-    store is certain to push one of the two.
+    The conversation waits for it; it is never carried out. A script yields it only if the store
+    will certainly send one of the two.
     """
 
     name: str
@@ -163,9 +163,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answers to every earlier request of the session, for all names.
+    """The answers to all earlier requests of the session, for all names.
 
-    A script yields it before it reads much: no more than one long reply waits for earlier ones.
+    A script yields it before a large read, so that at most one long reply waits for earlier ones.
     """
 
 
@@ -182,7 +182,7 @@ Operation: TypeAlias = (
 Script: TypeAlias = Generator[Operation | Settled | Answered, Any, None]
 
 StartWatch: TypeAlias = Callable[[str, bool, bool, Callable[[], None]], Callable[[], None]]
-"""``start(name, data, owners, changed)``: watch, as the contract says; returns its end."""
+"""``start(name, data, owners, changed)``: start a watch, as in the contract; return its end."""
 
 
 def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
@@ -199,12 +199,12 @@ def what_is_wrong(name: str, data: bytes, node: str, limits: Limits) -> str:
 
 
 def data_fit(data: bytes, limits: Limits) -> bool:
-    """Return true if data are not too long."""
+    """Return true if the data is not too long."""
     return len(data) <= limits.data_bytes
 
 
 def no_semaphore(name: str) -> str:
-    """Return why there can be no semaphore of that name, or nothing."""
+    """Return why no semaphore can have that name, or nothing."""
     try:
         rules.check_name(name)
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""Replies of one stream on their way to the client."""
+"""Output queue of the replies of one stream."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from tenure.server.ydb.long_replies import LongReply
 
 __all__ = ["Output"]
 
-_MUCH = 256 * 1024  # bytes to send, from which on the client's messages are not read
+_MUCH = 256 * 1024  # bytes of output above which the client's messages are not read
 
 
 class Output:
-    """Replies of a stream that are to be sent.
+    """Queue of a stream's replies.
 
     Args:
         call: the stream.
-        count: called with how many more bytes wait for the client to read them; negative for fewer.
-        progressed: called each time that the client has read a piece of a long reply.
+        count: called with the change of the number of waiting bytes.
+        progressed: called when the client has read a chunk of a long reply.
 
     Attributes:
-        is_long: a long reply is being sent; what the client has to answer waits behind it.
+        is_long: whether a long reply is being sent; messages that the client must answer wait
+            behind it.
     """
 
     def __init__(
         self, call: GrpcCall, count: Callable[[int], None], progressed: Callable[[], None]
     ) -> None:
-        """Start with nothing to send."""
+        """Start empty."""
         self.is_long = False
         self._call = call
         self._count = count
@@ -40,11 +41,11 @@ class Output:
 
     @property
     def is_much(self) -> bool:
-        """True if so much waits that the client's messages are not to be read."""
+        """True if so much waits that the client's messages are not read."""
         return self._bytes > _MUCH
 
     def add(self, replies: list[Any]) -> None:
-        """Put replies behind what waits."""
+        """Append replies to the queue."""
         for reply in replies:
             if isinstance(reply, LongReply):
                 self._waiting.append(reply)
@@ -55,7 +56,7 @@ class Output:
             self._count(len(encoded))
 
     async def flush(self) -> None:
-        """Send what waits, as fast as the client reads."""
+        """Send the queue, as fast as the client reads."""
         while self._waiting:
             if isinstance(self._waiting[0], LongReply):
                 await self._send_long()
@@ -87,12 +88,12 @@ class Output:
                 finally:
                     self._count(-len(piece))
                 self._progressed()
-                await asyncio.sleep(0)  # other clients are served between two pieces
+                await asyncio.sleep(0)  # other clients are served between two chunks
         finally:
             self.is_long = False
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Stop sending."""
         self._count(-self._bytes)
         self._bytes = 0
         self._waiting.clear()

@@ -10,19 +10,19 @@ from tenure.core import rules
 __all__ = ["DATABASE", "Database", "normalized"]
 
 DATABASE = "/local"
-"""The database when none is named."""
+"""The default database."""
 
 
 def normalized(path: str) -> str:
-    """Return a path as YDB reads one: slashes at either end, or several in a row, mean nothing."""
+    """Return a path as YDB reads it: slashes at the ends and repeated slashes are ignored."""
     return "/" + "/".join(segment for segment in path.split("/") if segment)
 
 
 class Database:
-    """The one database of a listener.
+    """The only database of a listener.
 
     Raises:
-        InvalidArgument: the path is not one.
+        InvalidArgument: the path is invalid.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,7 +1,7 @@
-"""The pings of one session stream: how often, and how long its client may leave one unanswered.
+"""Pings of one session stream: their interval, and their timeout.
 
-The server pings at least every two seconds, because a pong renews the session in the store. A ping
-may stay unanswered for as long as YDB allows: a third of the session's timeout, and 5 s at most.
+The server pings at least every two seconds, because a pong renews the session in the store. As in
+YDB, the timeout of a ping is a third of the session's timeout, and at most 5 s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pings", "new_opaque"]
 
-_EVERY = 2.0  # seconds between two pings, at the most
+_EVERY = 2.0  # longest time between two pings, in seconds
 _TIMEOUT = 5.0  # seconds without an answer, at the most
 
 
@@ -24,9 +24,9 @@ class Pings:
     """Drives the pings of a conversation.
 
     Args:
-        conversation: to be pinged.
+        conversation: the conversation to ping.
         deaf: whether a pong may have come unread, or the ping may not have been read.
-        pump: sends what the conversation has to say.
+        pump: sends the conversation's messages.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Pings:
         self._sent = 0.0
 
     def start(self, timeout_millis: int) -> None:
-        """Begin, when the first ping has just been sent.
+        """Start, after the first ping was sent.
 
         Args:
             timeout_millis: the session's timeout.
@@ -53,7 +53,7 @@ class Pings:
         self._set_timer()
 
     def stop(self) -> None:
-        """Ping no more. Safe to call twice."""
+        """Stop pinging. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -72,7 +72,7 @@ class Pings:
             if not self._conversation.waits_for_pong:
                 self._sent = now
             elif late or now < self._sent + self._timeout:
-                return  # it has time, or may have answered in time
+                return  # it has time left, or may have answered in time
             elif self._deaf():
                 self._sent = now  # it has time again after an answer
                 return

@@ -1,8 +1,8 @@
-"""The sessions that this listener knows, each with its stream and its sequence number.
+"""The listener's sessions, each with its stream and its sequence number.
 
-A session without a stream stays here until its window has passed: until then it counts against the
-limit of sessions. All of this is forgotten with the server, and another server on the
-same store does not know it; what must not be forgotten (sessions, requests) is in the store.
+A session without a stream is kept until its window has passed: until then it counts against the
+limit of sessions. The registry is in memory, and not shared with other servers on the same store;
+durable state (sessions, requests) is in the store.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ __all__ = ["RegisteredSession", "YdbSessionRegistry"]
 
 Key = tuple[str, int]
 
-_MANY = 64  # ends that are not worth looking through
+_MANY = 64  # number of ends that are not worth searching
 
 
 class RegisteredStream(Protocol):
-    """A session's stream, as the registry sees it.
+    """A session's stream, as seen by the registry.
 
     Attributes:
-        client: the stream's.
+        client: the stream's client.
     """
 
     client: Client
 
 
 class RegisteredSession:
-    """One session.
+    """A session.
 
     Attributes:
-        timeout_millis: how long it survives without contact.
-        seq_no: the highest with which it was attached here.
-        stream: the one that it is attached to; ``None`` when it is detached.
-        until: when it is over, if no stream attaches it.
+        timeout_millis: its recovery window.
+        seq_no: the highest sequence number with which it was attached here.
+        stream: its stream; ``None`` while it is detached.
+        until: its end, unless a stream attaches it.
         client: the client of its latest stream.
     """
 
@@ -67,8 +67,8 @@ class YdbSessionRegistry:
     """The sessions of one listener.
 
     Attributes:
-        timeouts: of waiters, in milliseconds, by session and name; only of
-            sessions whose stream is here.
+        timeouts: timeouts of waiters, in milliseconds, by session and name; only of sessions with a
+            stream here.
         long_replies: the long descriptions that are being sent.
         returning: the clients of the sessions.
     """
@@ -87,7 +87,7 @@ class YdbSessionRegistry:
         self._listings: dict[str, asyncio.Future[dict[int, int]]] = {}
 
     def __len__(self) -> int:
-        """Return how much is kept: sessions, and times at which they end."""
+        """Return the number of entries: sessions, and their end times."""
         return len(self._sessions) + len(self._ends)
 
     def find(self, node: str, number: int) -> RegisteredSession | None:
@@ -96,7 +96,7 @@ class YdbSessionRegistry:
 
     @contextlib.asynccontextmanager
     async def turn(self, node: str, number: int) -> AsyncIterator[None]:
-        """One at a time attaches a session that exists already."""
+        """Lock under which existing sessions are attached, one at a time."""
         key = (node, number)
         lock, waiting = self._turns.get(key, (asyncio.Lock(), 0))
         self._turns[key] = (lock, waiting + 1)
@@ -111,9 +111,9 @@ class YdbSessionRegistry:
     def join(
         self, node: str, number: int, timeout_millis: int, seq_no: int, stream: RegisteredStream
     ) -> RegisteredStream | None:
-        """Note that the session is attached to `stream`; returns its former stream.
+        """Record that the session is attached to `stream`; return its former stream.
 
-        A session that is not known here has been counted by the caller.
+        The caller has counted a session that is not known here.
         """
         member = self._sessions.get((node, number))
         if member is None:
@@ -128,7 +128,7 @@ class YdbSessionRegistry:
         return former
 
     def leave(self, node: str, number: int, stream: RegisteredStream) -> bool:
-        """Note that `stream` has ended; false if the session has another one by now."""
+        """Record that `stream` has ended; return false if the session has another one."""
         member = self._sessions.get((node, number))
         if member is None or member.stream is not stream:
             return False
@@ -142,7 +142,7 @@ class YdbSessionRegistry:
         return True
 
     def _forget_attached(self) -> None:
-        """Forget the ends of sessions that were attached again since."""
+        """Drop the end times of sessions that were reattached since."""
         self._ends = [
             (each.until, key) for key, each in self._sessions.items() if each.stream is None
         ]
@@ -172,24 +172,24 @@ class YdbSessionRegistry:
         finally:
             self._set_timer()
 
-    # What outlives a stream
+    # Tasks that outlive a stream
 
     def detach(
         self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]
     ) -> asyncio.Task[None]:
-        """Have a session detached at its store; `aclose` waits for the task that does so.
+        """Detach a session in its store; `aclose` waits for the task.
 
         Args:
             session: the store's session.
             node: its node.
-            under_way: operations whose answers are not needed any more, and which end first.
+            under_way: pending operations without a reader, which end first.
         """
         return self._spawn(self._part(session, node, under_way, session.detach))
 
     def end(
         self, session: EngineSession, node: str, under_way: set[asyncio.Future[Any]]
     ) -> asyncio.Task[None]:
-        """Have a session closed at its store; as `detach`."""
+        """Close a session in its store; like `detach`."""
         return self._spawn(self._part(session, node, under_way, session.close))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -221,14 +221,14 @@ class YdbSessionRegistry:
     async def timeout_of(self, node: str, number: int, reader: Reader) -> int | None:
         """Return the timeout of a session of the store, in milliseconds; ``None`` if there is none.
 
-        A store that lists in pages reads only the one session. Otherwise one look at the store
-        serves all concurrent callers, as after a restart. A session that is missing in a look that
-        started before the call may exist by now.
+        A store that lists in pages reads only this session. Otherwise one list of the store serves
+        all concurrent callers, as after a restart. A session that is missing in a list that started
+        before the call may exist by now.
 
         Args:
             node: the path of the session's node.
             number: the session's id.
-            reader: turns of the reads of the calling client.
+            reader: the schedule of the calling client's reads.
         """
         engine = self._context.engine
         if engine.pages() is not None:
@@ -250,7 +250,7 @@ class YdbSessionRegistry:
     def _listed(self, node: str, listing: asyncio.Future[dict[int, int]]) -> None:
         del self._listings[node]
         if not listing.cancelled():
-            listing.exception()  # the tasks that wait for it have it; there may be none
+            listing.exception()  # the waiting tasks get it; there may be none
 
     async def _list(self, node: str, reader: Reader) -> dict[int, int]:
         async with reader:
@@ -258,12 +258,12 @@ class YdbSessionRegistry:
         return {each.id: round(each.recovery_window * 1000) for each in sessions}
 
     async def settled(self) -> None:
-        """Return when the store has detached all sessions that have left."""
+        """Return when the store has detached all sessions that were left."""
         while tasks := self._under_way():
             await asyncio.wait(tasks)
 
     def forget(self) -> None:
-        """Know nothing any more, and do nothing that is not done. Safe to call twice."""
+        """Drop everything, and cancel pending work. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

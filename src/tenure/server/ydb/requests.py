@@ -1,9 +1,9 @@
-"""A session's requests: at most one for each name, as YDB has it.
+"""Requests of a session: at most one for each name, as in YDB.
 
-* `_Place.req_id` is the one request id that still waits for the result of an acquire: each gets one
-  result, and an acquire that another one replaces, or a release ends, is aborted first.
-* A push of the store (`granted`, `removed`) is noted here, and `report` sends its result when no
-  script of that name runs.
+* `_Place.req_id` is the request id that waits for the result of an acquire: each gets one result,
+  and an acquire that is replaced by another, or ended by a release, is aborted first.
+* An event of the store (`granted`, `removed`) is recorded here, and `report` sends its result when
+  no script of that name runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tenure.server.ydb.operations import (
 __all__ = ["FOREVER", "ConversationRequests"]
 
 FOREVER = 2**64 - 1
-"""The timeout of an acquire that waits until it is granted, in milliseconds."""
+"""Timeout of an acquire that waits until it is granted, in milliseconds."""
 _LONGEST_WAIT = 24 * 60 * 60 * 1000
 
 
@@ -42,9 +42,9 @@ class _Place:
     """The session's request for a name.
 
     Attributes:
-        req_id: the request id that waits for the result; ``None`` if there is none.
-        granted: it owns its tokens.
-        gone: why it has left the queue, if the store said so.
+        req_id: the request id that waits for the result, or ``None``.
+        granted: whether it owns its tokens.
+        gone: the reason why it has left the queue, if the store reported one.
     """
 
     __slots__ = ("count", "ephemeral", "gone", "granted", "name", "req_id", "request_id")
@@ -64,14 +64,14 @@ class ConversationRequests:
 
     Args:
         node: the path of the session's node.
-        limits: the server's.
-        semaphores, account: where its requests are counted.
-        replies: of the script that runs.
-        timeouts: those of its waiters, in milliseconds, by session and name.
+        limits: the server's limits.
+        semaphores, account: count its requests.
+        replies: the replies of the running script.
+        timeouts: timeouts of waiters, in milliseconds, by session and name.
 
     Attributes:
         session_id: the session's id.
-        next_id: from here on the session has used no request's number.
+        next_id: the first unused request id of the session.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ConversationRequests:
         self._by_id: dict[int, _Place] = {}
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
-        """Note requests that the session has already; of several for a name, the first."""
+        """Register requests that the session already has; of several for a name, the first."""
         for each in requests:
             if each.name not in self._places:
                 place = _Place(each.request_id, each.name, each.count, each.ephemeral)
@@ -107,7 +107,7 @@ class ConversationRequests:
                 self._places[each.name] = self._by_id[each.request_id] = place
 
     def granted(self, request_id: int) -> str | None:
-        """Note that a request owns its tokens; returns its name, if it is there."""
+        """Record that a request owns its tokens; return its name, if it exists."""
         place = self._by_id.get(request_id)
         if place is None:
             return None
@@ -115,7 +115,7 @@ class ConversationRequests:
         return place.name
 
     def removed(self, request_id: int, why: Removal) -> str | None:
-        """Note that a request has left its queue; returns its name, if it is there."""
+        """Record that a request has left its queue; return its name, if it exists."""
         place = self._by_id.get(request_id)
         if place is None:
             return None
@@ -123,7 +123,7 @@ class ConversationRequests:
         return place.name
 
     def is_settled(self, name: str) -> bool:
-        """Return true if the session's request for a name waits no more."""
+        """Return true if the session's request for a name no longer waits."""
         place = self._places.get(name)
         return place is None or self._is_settled(place)
 
@@ -135,12 +135,12 @@ class ConversationRequests:
             self._forget(place)
 
     def forget_all(self) -> None:
-        """Forget all requests: the conversation is over."""
+        """Forget all requests: the conversation has ended."""
         for place in list(self._places.values()):
             self._forget(place)
 
     def report(self, name: str) -> None:
-        """Reply to an acquire that waited, if it has a result that was not sent yet."""
+        """Reply to an acquire that waited, if its result was not sent yet."""
         place = self._places.get(name)
         if place is None:
             return
@@ -165,10 +165,10 @@ class ConversationRequests:
         self._timeouts.pop((self.session_id, place.name), None)
         self._semaphores.leave(self._node, place.name)
 
-    # The scripts
+    # Scripts
 
     def acquire(self, message: Any) -> Script:
-        """Add a request, or change the one that the session has for the name."""
+        """Add a request, or change the session's request for the name."""
         if message.count == 0:
             self._refuse_acquire(message, Status.BAD_REQUEST, "a count is at least 1")
             return
@@ -239,7 +239,7 @@ class ConversationRequests:
             self._waits(message)
 
     def _acquire_again(self, place: _Place, message: Any) -> Script:
-        """Yield the session has a request for that name already: it is changed in place."""
+        """Yield operations that change the session's request for that name in place."""
         waiting = not place.granted
         try:
             yield AlterOperation(
@@ -250,7 +250,7 @@ class ConversationRequests:
                 waiting,
                 _seconds(message),
             )
-        except LeaseReleased:  # it has left the queue, and that event is on its way, or here
+        except LeaseReleased:  # it has left the queue, and the event was received or will be soon
             self._abort(place, "it has left the queue")
             self._forget(place)
             yield from self._enqueue(message)
@@ -266,8 +266,8 @@ class ConversationRequests:
         if self._is_settled(place):
             return
         if not message.timeout_millis or (shrunk and (yield from self._owns(place))):
-            # The store has decided, and its push is on its way: the result, without a Pending.
-            # The next request for this name is answered from that result.
+            # The store has decided, and its event is on the way: the result, without a Pending. The
+            # next request for this name is answered from that result.
             yield Settled(message.name)
         else:
             self._waits(message)
@@ -281,11 +281,11 @@ class ConversationRequests:
         return place.granted or place.gone is not None
 
     def _owns(self, place: _Place) -> Generator[Operation, Any, bool]:
-        """Return true if a request that was waiting owns its tokens by now."""
+        """Return true if a waiting request owns its tokens by now."""
         try:
             found: SemaphoreDescription = yield DescribeOperation(place.name, owners=True)
         except TenureError:
-            return False  # Pending, and then what the store pushes
+            return False  # Pending, and then the store's event
         return any(each.session_id == self.session_id for each in found.owners)
 
     def _abort(self, place: _Place, why: str) -> None:
@@ -298,7 +298,7 @@ class ConversationRequests:
             place.req_id = None
 
     def _why_invalid(self, message: Any) -> Generator[Operation, Any, int]:
-        """Yield the status for an acquire that the store found wrong."""
+        """Yield operations to determine the status of an acquire that the store rejected."""
         try:
             found: SemaphoreDescription = yield DescribeOperation(message.name)
         except TenureError:
@@ -310,7 +310,7 @@ class ConversationRequests:
         self._replies.append(answers.not_acquired(message.req_id, status, text))
 
     def release(self, message: Any) -> Script:
-        """Withdraw the session's request for the name, or release it."""
+        """Withdraw or release the session's request for the name."""
         place = self._places.get(message.name)
         if place is None:
             self._replies.append(answers.released(message.req_id, False))
@@ -327,6 +327,6 @@ class ConversationRequests:
 
 
 def _seconds(message: Any) -> float | None:
-    """Return the timeout of an acquire in seconds; ``None`` for ever."""
+    """Return the timeout of an acquire in seconds; ``None`` for no limit."""
     timeout: int = message.timeout_millis
     return None if timeout == FOREVER else timeout / 1000

@@ -1,9 +1,8 @@
-"""Clients that reconnect for their sessions while the server has all connections that it may have.
+"""Admission of clients that reconnect for their sessions while the limit of connections is reached.
 
-YDB's clients have no name of their own before they attach a session. A client is therefore an
-identity at a source. It is let in while one of its sessions is detached here. It gets no more than
-one connection for each of its sessions that way, and a few more, because its former connections may
-be half open.
+YDB's clients have no name before they attach a session, so a client is an identity at a source. It
+is admitted while one of its sessions is detached here. It gets at most one connection for each of
+its sessions, and a few more, because its former connections may be half open.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _HALF_OPEN = 3  # connections of a client that may be half open
 
 
 class ReturningClients:
-    """The sessions of each client of one listener, and the connections let in because of them."""
+    """Sessions of each client of one listener, and its additionally admitted connections."""
 
     def __init__(self) -> None:
         """Start without clients."""
@@ -31,17 +30,17 @@ class ReturningClients:
         self._connections: Counter[Client] = Counter()
 
     def __len__(self) -> int:
-        """Return the number of clients that are known."""
+        """Return the number of known clients."""
         return len(self._sessions.keys() | self._detached.keys() | self._connections.keys())
 
     def count_session(self, client: Client, more: int, *, detached: bool) -> None:
-        """Count a session of a client, or with -1 no more."""
+        """Count a session of a client, or with -1 uncount it."""
         _count(self._sessions, client, more)
         if detached:
             self.count_detached(client, more)
 
     def count_detached(self, client: Client, more: int) -> None:
-        """Count one of a client's sessions as detached, or with -1 no more."""
+        """Count a detached session of a client, or with -1 uncount it."""
         _count(self._detached, client, more)
 
     def let_in(self, client: Client) -> bool:
@@ -53,7 +52,7 @@ class ReturningClients:
         return True
 
     def lost(self, client: Client) -> None:
-        """Count a connection no more."""
+        """Uncount a connection."""
         _count(self._connections, client, -1)
 
 

@@ -1,7 +1,7 @@
-"""One session's stream: it attaches the session to the store, and drives its conversation.
+"""Stream of one session: attaches the session to the store, and drives its conversation.
 
-A session is renewed in the store when its client answers a ping, pings itself, or reads a long
-reply. When the stream ends without a SessionStop, the session is detached and lives for its window.
+A session is renewed in the store when its client answers a ping, sends one, or reads a long reply.
+When the stream ends without a SessionStop, the session is detached and survives for its window.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ async def serve_session(
     node_of: Callable[[str], str | None],
     streams: set[SessionStream],
 ) -> None:
-    """Serve a call of the method Session, until it is over; see `SessionStream`.
+    """Serve a call of the method Session until it ends; see `SessionStream`.
 
-    `node_of` finds the node of a path, or ``None``. The stream is in `streams` while it lasts.
+    `node_of` finds the node of a path, or ``None``. The stream is in `streams` until it ends.
 
     Raises:
-        GrpcError: the stream is to end with that.
+        GrpcError: the stream must end with it.
     """
     message = await call.message()
     if message is None:
@@ -80,20 +80,20 @@ async def serve_session(
 
 
 class SessionStream:
-    """One stream, and as long as it lasts the session's `SessionEvents` and the call's `Receiver`.
+    """A stream: the session's `SessionEvents`, and the call's `Receiver`.
 
     Args:
-        registry: the sessions that the listener knows.
+        registry: the listener's sessions.
         call: the stream.
-        connection: the stream's.
+        connection: the stream's connection.
         node: the path of the session's node.
 
     Attributes:
-        client: the client, as it is known when it returns.
+        client: the client, for recognising it when it returns.
         client_host: the address that the client connects from, where known.
-        identity: of the client.
+        identity: the client's identity.
         engine: the store as the client's identity may use it.
-        reader: turns of its costly reads.
+        reader: the schedule of its costly reads.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class SessionStream:
         self._pings = Pings(self._conversation, self._is_deaf, self._pump)
 
     async def run(self, start: Any) -> None:
-        """Attach the session of `start`, and serve it until the stream is over.
+        """Attach the session of `start`, and serve it until the stream has ended.
 
         Raises:
             Refused: it cannot be attached.
-            GrpcError: the stream is to end with that.
+            GrpcError: the stream must end with it.
         """
         try:
             session, timeout_millis = await attach(
@@ -178,7 +178,7 @@ class SessionStream:
     async def _stop(self, session: EngineSession) -> None:
         try:
             await session.close()
-        except TenureError as error:  # it lives for its window then
+        except TenureError as error:  # it then survives for its window
             self._conversation.replies.append(failure(status_of(error), str(error)))
         else:
             self._registry.over(self._node, session.id)
@@ -187,7 +187,7 @@ class SessionStream:
         self._encode()
 
     def _leave(self) -> None:
-        """Detach the stream, which is over, from the session. Safe to call twice."""
+        """Detach the ended stream from the session. Safe to call twice."""
         self._pings.stop()
         self._conversation.leave()
         self._connection.operations(-self._counted)
@@ -206,7 +206,7 @@ class SessionStream:
         self._connection.departures.over(self._call, leaving)
 
     def redirect(self) -> None:
-        """Have the client attach its session at another server."""
+        """Make the client attach its session to another server."""
         self._keep = True
         self._fail(Status.UNAVAILABLE, "this server is going away; attach at another one")
 
@@ -220,7 +220,7 @@ class SessionStream:
         return self._output.is_much
 
     def _is_deaf(self) -> bool:
-        """Return true if a pong may have come unread, or the ping may be unread by the client."""
+        """Return true if a pong may be unread here, or the ping unread at the client."""
         return self.choked or self._connection.overloaded or self._output.is_long
 
     def received(self, message: bytes) -> None:
@@ -230,19 +230,19 @@ class SessionStream:
         self._pump()
 
     def half_closed(self) -> None:
-        """Note that the client sends no more messages."""
+        """Record that the client sends no more messages."""
         self._half_closed = True
         self._wake.set()
 
     def broken(self, error: GrpcError) -> None:
         """End the stream with an error of the call."""
         if error.status is GrpcStatus.UNAUTHENTICATED:
-            self._keep = True  # the server ends the stream, not the client the session
+            self._keep = True  # the server ends the stream; the client does not end the session
         self._error = error
         self._wake.set()
 
     def ended(self, error: SessionExpired) -> None:
-        """End the stream, because the session is over."""
+        """End the stream, because the session has ended."""
         session = self._session
         if error.taken_over:
             status = Status.BAD_SESSION
@@ -253,7 +253,7 @@ class SessionStream:
         self._fail(status, str(error))
 
     def proven(self, at: float) -> None:
-        """Pass a proof on to the loop."""
+        """Pass a proof to the loop."""
         if threading.get_ident() == self._thread:
             self._proven(at)
         elif not self._loop.is_closed():
@@ -278,10 +278,10 @@ class SessionStream:
         self._pump()
 
     def detached(self, cause: BaseException | None = None) -> None:
-        """Prove nothing to the client while the store is out of reach."""
+        """Send no proof to the client while the store is out of reach."""
 
     def attached(self) -> None:
-        """Restore the contact."""
+        """Continue after an outage."""
 
     def _pump(self) -> None:
         """Carry out the operations of the conversation, and send its replies."""

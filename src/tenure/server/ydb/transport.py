@@ -1,17 +1,17 @@
 """gRPC's connections, over HTTP/2, and their limits.
 
-HTTP/2 itself, its flow control included, is `grpclib.protocol`; what grpclib puts on top of it has
-no bounds for what clients send and do not read, so that half is here and in
-`tenure.server.ydb.calls`. Rules:
+`grpclib.protocol` implements HTTP/2, including its flow control. grpclib's layer above it does not
+bound a client's input and unread output, so it is replaced here and in `tenure.server.ydb.calls`.
+Rules:
 
-* What came is handled within `data_received`, as far as the connection's share of the loop's
-  iteration goes (`tenure.server.ydb.http2`). One task for each call does what has to wait.
-* **A client that does not read is not read from.** While the connection's transport is full, it is
-  not read from. While a call has much to send, or its connection too many unanswered operations,
-  that call's messages stay unread and HTTP/2's flow control stops the client. Output that is not
-  read for `output_time`, or is more than `output_bytes`, ends the connection.
-* A connection that has made no authenticated call within `greeting_time` is closed.
-* Pings of HTTP/2 are answered whenever they come, as long as there are not too many.
+* Input is handled within `data_received`, within the connection's share of the loop's iteration
+  (`tenure.server.ydb.http2`). One task for each call does the waiting.
+* **Input of a client that does not read is not read.** While the connection's transport is full,
+  reading is paused. While a call has much to send, or its connection too many unanswered
+  operations, that call's messages stay unread and HTTP/2's flow control stops the client. Output
+  that is unread for `output_time`, or exceeds `output_bytes`, ends the connection.
+* A connection without an authenticated call within `greeting_time` is closed.
+* HTTP/2 pings are always answered, unless there are too many.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
 
 
 class _Lost(AbstractHandler):
-    """Handler of a connection that is lost."""
+    """Handler of a lost connection."""
 
     def accept(
         self, stream: Stream, headers: list[Any], release_stream: Callable[[], None]
     ) -> None:
-        """Nothing arrives any more."""
+        """Do nothing: nothing arrives any more."""
 
     def cancel(self, stream: Stream) -> None:
-        """Its tasks are cancelled."""
+        """Do nothing: its tasks are cancelled."""
 
     def close(self) -> None:
         """Do nothing: it is closed."""
@@ -69,27 +69,27 @@ _LOST = _Lost()
 
 
 Method: TypeAlias = "Callable[[GrpcCall, GrpcConnection], Awaitable[None]]"
-"""Serves a call until it is over; a `GrpcError` sets its status."""
+"""Serves a call until its end; a `GrpcError` sets its status."""
 
 
 class GrpcConnection(Http2Protocol, AbstractHandler):
     """One client's connection.
 
     Args:
-        context: what the server's listeners share.
-        greeting: over with the first call of a client that may call.
-        methods: those that serve calls, by path.
-        returning: the clients that are let in though there are as many connections as may be.
-        connections: where it stands while it is open.
-        tasks: where the tasks of its calls stand while they run.
+        context: the state shared by the server's listeners.
+        greeting: ends with the first call of an authenticated client.
+        methods: handlers of calls, by path.
+        returning: the clients that are admitted although the limit of connections is reached.
+        connections: the set that contains it while it is open.
+        tasks: the set of the running tasks of its calls.
 
     Attributes:
-        identity: of its client's latest authenticated call; each call has its own.
-        shown: the client, as the transport shows it.
-        sessions: how many sessions are attached through it.
+        identity: the identity of its client's latest authenticated call; each call has its own.
+        shown: the client, as known to the transport.
+        sessions: number of sessions attached through it.
         departures: sessions that its client has left.
         choked: calls whose messages are not read for now.
-        lost: set when the transport is no more.
+        lost: set when the transport is lost.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        # No cycle of references is left: collecting thousands of connections would stall the loop.
+        # No reference cycles are left: collecting thousands of connections would block the loop.
         self.handler = self.processor.handler = _LOST
 
     def bad_input(self, reason: str, data: bytes) -> None:
-        """Log the input of a client that does not speak HTTP/2."""
+        """Log the input of a client that does not use HTTP/2."""
         if foreign(data) == "TLS":
             self.log(logging.WARNING, explain("TLS"))
         else:
@@ -205,7 +205,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self, stream: Stream) -> None:
-        """Note that a stream was reset: its wrapper has cancelled its task."""
+        """Record that a stream was reset: its wrapper has cancelled its task."""
         cast(GrpcCall, stream.buffer).cancelled()
 
     def close(self) -> None:
@@ -218,10 +218,10 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
                 status, text = await self._answer(call)
                 await call.finish(status, text)
         except (StreamTerminatedError, H2Error):
-            pass  # the client has gone, or does not want this call any more
+            pass  # the client has disconnected, or does not need this call any more
         finally:
             with contextlib.suppress(H2Error):
-                release()  # which acknowledges what is unread
+                release()  # which acknowledges unread data
             call.closed()
             self._calls.discard(call)
             self._close_if_drained()
@@ -237,7 +237,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             if method is None:
                 raise GrpcError(Status.UNIMPLEMENTED, f"there is no method {call.path} here")
             if self._draining:
-                raise GrpcError(Status.UNAVAILABLE, "this server is going away; try another")
+                raise GrpcError(Status.UNAVAILABLE, "this server is shutting down; try another")
             await method(call, self)
         except GrpcError as error:
             self.log(logging.WARNING, "call refused", status=error.status.name, reason=error.text)
@@ -253,7 +253,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         """Serve the client, which has made a call with this identity, from now on.
 
         Raises:
-            GrpcError: there are as many connections as may be.
+            GrpcError: the limit of connections is reached.
         """
         client, waits = self.client(identity), self._greeting_timer is not None
         if waits and self._returned is None and self._returning.let_in(client):
@@ -296,11 +296,11 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
 
     @property
     def overloaded(self) -> bool:
-        """True if it has as many unanswered operations as may be."""
+        """True if it has reached its limit of unanswered operations."""
         return self._operations >= self.context.limits.operations_in_flight
 
     def reader(self, identity: Identity) -> Reader:
-        """Return the turns of the connection's costly reads for this identity."""
+        """Return the schedule of the connection's costly reads for this identity."""
         reader = self._readers.get(identity)
         if reader is None:
             reader = reader_of(self.context.reads, identity, self._greeting.source)
@@ -308,7 +308,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         return reader
 
     def operations(self, more: int) -> None:
-        """So many more operations are unanswered; negative for fewer."""
+        """Change the number of unanswered operations."""
         was_overloaded = self.overloaded
         self._operations += more
         if was_overloaded and not self.overloaded:
@@ -316,10 +316,10 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             self.postpone(choked)
 
     def account(self, size: int) -> None:
-        """So many more bytes are there of messages that have not come whole.
+        """Change the number of bytes of incomplete messages.
 
         Raises:
-            GrpcError: it is too much.
+            GrpcError: the limit is exceeded.
         """
         self._partial += size
         most = 4 * self.context.limits.message_bytes
@@ -330,7 +330,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             )
 
     def output(self, more: int) -> None:
-        """So many more bytes wait for the client to read them; negative for fewer."""
+        """Change the number of bytes that wait for the client to read them."""
         self._output += more
         if more > 0 and self._output > self.context.limits.output_bytes:
             self.cut_off("output_bytes")
@@ -347,10 +347,10 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
             self._transport.abort()
 
-    # Going away
+    # Shutdown
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
-        """End every call whose identity may not go on, and the connection if it is that one's."""
+        """End calls of identities that may not continue, and the connection if it is theirs."""
         if not self.is_open:
             return False
         why = verdict(None if self._greeting_timer is not None else self.identity, self.shown)
@@ -370,7 +370,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         return True
 
     def drain(self) -> None:
-        """Serve no new calls, and close when those that run are over."""
+        """Serve no new calls, and close when the running ones have ended."""
         self._draining = True
         self._close_if_drained()
 

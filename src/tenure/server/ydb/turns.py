@@ -1,7 +1,7 @@
-"""Replies in the order of the requests that they answer, over all names.
+"""Replies in the order of their requests, over all names.
 
-Requests for different names are carried out side by side; YDB answers all of a session in order.
-A reply that is ready too early waits here for those before it.
+Requests for different names are carried out concurrently, but YDB answers all requests of a session
+in order. A reply that is ready too early waits here for those before it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Turn:
     """One request's script, and its replies while an earlier request is unanswered.
 
     Attributes:
-        name: the semaphore that the request is about.
-        script: what is left to do; ``None`` when the request is answered.
-        replies: those that wait.
-        parked: the script continues when every earlier request is answered.
+        name: the semaphore of the request.
+        script: the remaining steps; ``None`` when the request is answered.
+        replies: the waiting replies.
+        parked: whether the script waits until every earlier request is answered.
     """
 
     __slots__ = ("name", "parked", "replies", "script")
@@ -35,13 +35,13 @@ class Turn:
 
 
 class Turns:
-    """The requests of one session that are unanswered, or whose replies wait for earlier ones.
+    """Unanswered requests of a session, and those whose replies wait for earlier ones.
 
     Args:
-        replies: what is sent, in order.
+        replies: the messages to send, in order.
 
     Attributes:
-        said: replies of a running script; `collect` takes them from there.
+        said: replies of a running script, taken by `collect`.
     """
 
     def __init__(self, replies: list[Any]) -> None:
@@ -51,11 +51,11 @@ class Turns:
         self._open: deque[Turn] = deque()
 
     def __len__(self) -> int:
-        """Return the number of requests that are not done."""
+        """Return the number of unfinished requests."""
         return len(self._open)
 
     def open(self, turn: Turn) -> None:
-        """Put a new request behind all others."""
+        """Append a new request."""
         self._open.append(turn)
 
     def is_first(self, turn: Turn) -> bool:
@@ -69,7 +69,7 @@ class Turns:
             self.said.clear()
 
     def collect_push(self) -> None:
-        """Take replies to a push of the store: they come after all others."""
+        """Append replies to an event of the store: they come after all others."""
         if not self.said:
             return
         if not self._open:
@@ -81,7 +81,7 @@ class Turns:
         self.said.clear()
 
     def finish(self, turn: Turn) -> Turn | None:
-        """Note that a request is answered; returns a parked one that may go on, if there is one."""
+        """Record that a request is answered; return a parked one that may continue, if any."""
         turn.script = None
         pending = self._open
         if pending[0] is not turn:
@@ -98,6 +98,6 @@ class Turns:
         return None
 
     def clear(self) -> None:
-        """Forget everything: nothing more is said."""
+        """Drop everything: nothing more is sent."""
         self._open.clear()
         self.said.clear()

@@ -1,7 +1,7 @@
 """Descriptions and watches of a session: one watch for each name, which reports one change.
 
-A change is reported when the state differs from the one that the describe was answered with. So no
-change is reported twice, or that was known already, even if the store repeats it.
+A change is reported if the state differs from the answer of the describe. So a change that the
+store repeats, or that the client already knows, is not reported.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["OneTimeWatch", "OneTimeWatches"]
 
 
 class OneTimeWatch:
-    """Watch that a describe has started, and that reports one change.
+    """Watch started by a describe, which reports one change.
 
     Attributes:
-        seen: the state that the describe was answered with. Stores may report changes that are
-            in it already; clients do not get these.
+        seen: the state in the answer of the describe. Stores may report changes that it already
+            contains; these are not passed on.
     """
 
     __slots__ = ("data", "name", "owners", "req_id", "seen", "stop")
@@ -47,7 +47,7 @@ class OneTimeWatch:
 
 
 def _nothing() -> None:
-    """Stop nothing: the watch has not begun."""
+    """Do nothing: the watch has not begun."""
 
 
 def _state(found: SemaphoreDescription) -> tuple[int, int]:
@@ -60,15 +60,15 @@ class OneTimeWatches:
     """The watches of one session.
 
     Args:
-        limits: what the client may make it hold.
-        start_watch: how a watch is started.
-        look: called when a change was noted.
-        replies: where what is to be said is put.
-        timeouts: of waiters, in milliseconds, by session and name.
+        limits: the limits of the client.
+        start_watch: starts a watch.
+        look: called when a change was recorded.
+        replies: the list for replies.
+        timeouts: timeouts of waiters, in milliseconds, by session and name.
         long_replies: the long descriptions that are being sent.
 
     Attributes:
-        noted: watches of what has changed, in the order in which that was noted.
+        noted: watches with recorded changes, in order.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class OneTimeWatches:
         self._timeouts = timeouts
         self._long_replies = long_replies
         self._watches: dict[str, OneTimeWatch] = {}
-        self._begun: set[OneTimeWatch] = set()  # and those whose describe is not answered yet
+        self._begun: set[OneTimeWatch] = set()  # including those whose describe is not answered yet
 
     def deleted(self, name: str) -> None:
         """Report that the session has deleted the semaphore, if it watches it."""
@@ -99,11 +99,11 @@ class OneTimeWatches:
             self._replies.append(answers.changed(watch.req_id, data=True, owners=True))
 
     def stop_all(self) -> None:
-        """Stop all watches: the conversation is over."""
+        """Stop all watches: the conversation has ended."""
         for watch in list(self._begun):
             self._drop(watch)
 
-    # The scripts
+    # Scripts
 
     def describe(self, message: Any) -> Script:
         """Answer a describe, and start the watch that it requests."""
@@ -141,7 +141,7 @@ class OneTimeWatches:
         self._replies.append(described)
 
     def _described(self, message: Any, found: SemaphoreDescription, *, watched: bool) -> Any:
-        """Return the reply; ``None`` if it is too long, and was refused."""
+        """Return the reply; ``None`` if it was rejected as too long."""
         how: dict[str, bool] = {"owners": message.include_owners, "watched": watched}
         size = size_of(found, owners=message.include_owners)
         if size <= self._limits.output_bytes // 2:
@@ -175,21 +175,21 @@ class OneTimeWatches:
         )
 
     def _keep(self, old: OneTimeWatch | None, new: OneTimeWatch | None) -> None:
-        """Go on with a watch that was to be replaced, because the describe has failed."""
+        """Continue a watch that should have been replaced, because the describe has failed."""
         if new is not None:
             self._drop(new)
         if old is None:
             return
         try:
             self._start(old)
-        except TenureError:  # the client looks itself, and may add another watch
+        except TenureError:  # the client reads the state itself, and may add another watch
             self._drop(old)
             self._replies.append(answers.changed(old.req_id, data=True, owners=True))
         else:
             self._note(old)  # it may have changed while it was not watched
 
     def _note(self, watch: OneTimeWatch) -> None:
-        """Note a possible change; it is reported when no script of that name runs."""
+        """Record a possible change; it is reported when no script of that name runs."""
         if watch in self._begun:
             self.noted[watch] = None
             self._look()
@@ -201,7 +201,7 @@ class OneTimeWatches:
         try:
             found: SemaphoreDescription = yield DescribeOperation(watch.name, owners=watch.owners)
         except TenureError:
-            data = owners = True  # it is gone; or else the client will look itself
+            data = owners = True  # it does not exist any more; or the client will read it itself
         else:
             now = _state(found)
             data = watch.data and now[0] != watch.seen[0]

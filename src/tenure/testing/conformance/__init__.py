@@ -23,11 +23,11 @@ fixtures, derive from `Conformance` and set `stores` in a fixture::
         def on_a_server(self, server):
             self.stores = Stores(server.empty_store)
 
-Without pytest, `run_conformance` returns a report. Tests of capabilities that the engine does not
-have (`Capabilities`) are skipped, with the reason.
+Without pytest, `run_conformance` returns a report. Tests of missing capabilities (`Capabilities`)
+are skipped, with the reason.
 
-The suite does not test events that the contract alone cannot cause: the death of processes, cut
-connections, restarts.
+The suite does not test events outside of the contract: the death of processes, cut connections,
+restarts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
 
 
 class Conformance:
-    """Test class with one method for each behaviour, each on a store of its own.
+    """Test class with one method for each behaviour, each on a new store.
 
     Attributes:
         stores: the factory of stores and engines; set by the class or a fixture.
@@ -137,7 +137,7 @@ def run_conformance(stores: Stores, names: Iterable[str] = BEHAVIOURS) -> Report
     """Check all behaviours, or those named, one after another, and return a report.
 
     This is not a coroutine, because each behaviour has its own event loop, and perhaps its own
-    virtual time. Call it where no event loop runs.
+    virtual time. Call it outside of event loops.
 
     Args:
         stores: the factory of stores and engines.

@@ -1,8 +1,8 @@
 """Definition and check of a behaviour, one sentence of the contract.
 
 A behaviour is a coroutine function whose name is a sentence. It takes a `Stage`, and asserts that
-the sentence is true. `@behaviour` adds it to `BEHAVIOURS`; its arguments name the capabilities
-that the engine needs for it.
+the sentence is true. `@behaviour` adds it to `BEHAVIOURS`; its arguments name the required
+capabilities of the engine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Behaviour:
     Attributes:
         name: the sentence, with underscores for spaces.
         play: the coroutine function that checks it on a stage.
-        needs: capabilities of the engine, or ``"virtual"`` for virtual time.
+        needs: required capabilities of the engine, or ``"virtual"`` for virtual time.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Behaviour:
         return self.name.replace("_", " ")
 
     def check(self, stores: Stores) -> None:
-        """Check the behaviour on a store of its own, in an event loop of its own.
+        """Check the behaviour on a new store, in a new event loop.
 
         Raises:
             unittest.SkipTest: the engine lacks a capability; pytest then skips the test.
-            Exception: the engine does not have the behaviour; mostly an `AssertionError`.
+            Exception: the engine does not have the behaviour; usually an `AssertionError`.
         """
         unheard: list[str] = []
 
@@ -96,7 +96,7 @@ class Behaviour:
 
 
 BEHAVIOURS: dict[str, Behaviour] = {}
-"""All behaviours by name, in the order in which to read them."""
+"""All behaviours by name, in reading order."""
 
 
 def behaviour(*needs: Need) -> Callable[[Play], Play]:

@@ -1,4 +1,4 @@
-"""Counts and limits: the owners are the longest prefix of the queue that fits, for any numbers."""
+"""Counts and limits: the owners are the longest fitting prefix of the queue, for any numbers."""
 
 from __future__ import annotations
 

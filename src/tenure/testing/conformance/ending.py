@@ -1,4 +1,4 @@
-"""End of a session: closed by its program, ended by an administrator, or with its connection."""
+"""End of a session: by its program, by an administrator, or with its connection."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Expiry of sessions that are not renewed.
 
-The recovery windows are as short as the rules allow, because an engine may have only the machine's
-time. The tests assert that a session has *not* expired only if its renewals were in time by the
-clock, so a busy machine makes no test fail.
+The recovery windows are as short as allowed, because an engine may only support real time. The
+tests assert that a session has *not* expired only if its renewals were in time by the clock, so
+they do not fail on a busy machine.
 """
 
 from __future__ import annotations

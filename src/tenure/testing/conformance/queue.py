@@ -1,4 +1,4 @@
-"""The queue: first come, first served, one hand-over at a time, with order ids that only rise."""
+"""The queue: FIFO order, one handover at a time, with rising order ids."""
 
 from __future__ import annotations
 

@@ -263,7 +263,8 @@ async def a_semaphore_that_is_created_again_knows_nothing_of_the_old_one(stage: 
 
 @behaviour("lasting")
 async def the_limit_of_a_semaphore_is_not_a_matter_of_opinion(stage: Stage) -> None:
-    """Reject a request for more than the limit, for any limit that the program expects."""
+    """Check that a request for more than the limit is rejected, for any limit that the program
+    expects."""
     program = await stage.program()
     await program.create("pool", 4)
     with raises(InvalidArgument):

@@ -14,7 +14,7 @@ from tenure.testing.stage import Stage
 SOON = 0.05
 
 PROMPT = 5.0
-"""Seconds after its timeout by which a waiter leaves, with plenty for a busy machine."""
+"""Maximum seconds after its timeout until a waiter leaves, generous for a busy machine."""
 
 
 @behaviour()

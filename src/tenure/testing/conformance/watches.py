@@ -1,6 +1,6 @@
 """Watches: no change is missed, none ends in a stale state, and other changes cause no call.
 
-A fence distinguishes a call that must not happen from one that is late: see `Program.fence`.
+A fence distinguishes an unwanted call from a late one: see `Program.fence`.
 """
 
 from __future__ import annotations

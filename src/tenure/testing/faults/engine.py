@@ -1,4 +1,4 @@
-"""Engine at the program's end of a way, which has its operations carried out at the store's end."""
+"""Engine at the program's end of a way, whose operations are carried out at the store's end."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class FaultyEngine(EngineDefaults):
     Args:
         inner: the engine at the store's end, not opened yet.
         way: the simulated network between the two.
-        clock: the program's clock, if it is not the store's.
-        store_loop: the loop on which the inner engine is opened, if it is not the program's.
-        io_loop: the loop on which messages arrive, if it is not the program's. It simulates an
-            engine with a thread for I/O, which receives proofs while the program's loop is stuck.
+        clock: the program's clock, if it differs from the store's.
+        store_loop: the loop on which the inner engine is opened, if it differs from the program's.
+        io_loop: the loop on which messages arrive, if it differs from the program's. It simulates
+            an engine with an I/O thread, which receives proofs while the program's loop is stuck.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class FaultyEngine(EngineDefaults):
                 loop.call_soon(session.contact, attached)
 
     def die(self, *, noticed: bool) -> None:
-        """Simulate the death of the program: no message is sent or received any more.
+        """Simulate the death of the program: no more messages are sent or received.
 
         Args:
-            noticed: true if the store detects the death, as it would detect a closed connection
-                or a dead process of its own host.
+            noticed: whether the store detects the death, like a closed connection or a dead process
+                on its host.
         """
         self._closed = True
         self.way.there.clear()
@@ -109,7 +109,7 @@ class FaultyEngine(EngineDefaults):
         await self._operate(self.inner.open)
 
     async def aclose(self) -> None:
-        """Close the connection, whether or not the store can be reached."""
+        """Close the connection, even if the store cannot be reached."""
         loop = self._exchange.loop
         if self._closed or loop is None:
             return
@@ -197,7 +197,7 @@ class FaultyEngine(EngineDefaults):
         return None if pages is None else _FaultyPages(self._operate, pages)
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
-        """Return the inner engine's statement, which takes another way."""
+        """Return the inner engine's statement, which does not use the way."""
         return self.inner.guard(node, name, token)
 
     async def end_session(self, path: str, session_id: int) -> bool:

@@ -20,12 +20,12 @@ class Exchange:
     """Exchange of operations and answers between a program and a store, over a `Way`.
 
     Attributes:
-        loop: the program's, once it is open.
+        loop: the program's loop, once it is open.
 
     Args:
-        url: of the store, for errors.
+        url: the store's URL, for errors.
         way: the simulated network between the two.
-        io_loop: the loop on which messages arrive, if it is not the program's.
+        io_loop: the loop on which messages arrive, if it differs from the program's.
     """
 
     def __init__(self, url: str, way: Way, io_loop: asyncio.AbstractEventLoop | None) -> None:
@@ -48,8 +48,8 @@ class Exchange:
         """Send an operation to the store, and return the future of its answer.
 
         Args:
-            operation: what is carried out there.
-            pending: has the answer until it is set.
+            operation: the operation to carry out there.
+            pending: holds the answer until it is set.
         """
         assert self.loop is not None, "not opened"
         answer = self.loop.create_future()
@@ -73,7 +73,7 @@ class Exchange:
             self._reply(answer, result, None)
 
     def begin(self, operation: Coroutine[Any, Any, T]) -> Answer[T]:
-        """Start an operation now, in the order of arrival; a task finishes it if it has to wait."""
+        """Start an operation now, in the order of arrival; a task finishes its waits."""
         try:
             waits_for = operation.send(None)
         except StopIteration as stop:
@@ -113,7 +113,7 @@ class Exchange:
 
 
 class _Rest:
-    """Remainder of a coroutine that has been run until it had to wait."""
+    """Remainder of a coroutine that has run until it had to wait."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], waits_for: Any) -> None:
         self._work = work

@@ -39,9 +39,9 @@ class FaultySession(SessionDefaults):
 
     Args:
         exchange: carries operations and messages.
-        engine: the store's.
-        clock: the program's.
-        how, events: of the program's call to attach.
+        engine: the store's engine.
+        clock: the program's clock.
+        how, events: the arguments of the program's attach.
         living: the program's sessions, from which this one removes itself at its end.
     """
 
@@ -54,7 +54,7 @@ class FaultySession(SessionDefaults):
         events: SessionEvents,
         living: dict[FaultySession, None],
     ) -> None:
-        """Start without a session at the store; `attach` makes it."""
+        """Start without a session at the store; `attach` creates it."""
         self.how = how
         self.inner: EngineSession | None = None
         self.exchange = exchange
@@ -69,7 +69,7 @@ class FaultySession(SessionDefaults):
         self._thread = threading.get_ident()
         self._attaching: asyncio.Task[Any] | None = None
         self._unwanted = False
-        # For each renewal: its arrival on the store's clock, and its departure on the program's.
+        # For each renewal: its arrival on the store's clock, and its departure on the program's
         self._renewals = deque([(float("-inf"), clock.now())])
 
     # The program's end
@@ -180,7 +180,7 @@ class FaultySession(SessionDefaults):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name, over the way; returns the function that ends the watch."""
+        """Watch a name, over the way; return the function that ends the watch."""
         rules.check_name(name, self.how.node)
         if self._over is not None:
             raise self._over
@@ -259,7 +259,7 @@ class FaultySession(SessionDefaults):
         self.deliver(partial(self._events.detached, cause))
 
     def attached(self) -> None:
-        """Report the return of contact, over the way."""
+        """Report re-established contact, over the way."""
         self.deliver(self._events.attached)
 
     def ended(self, error: SessionExpired) -> None:
@@ -283,7 +283,7 @@ class _Watch:
                 name, data=data, owners=owners, changed=self._happened
             )
         except SessionExpired:
-            return  # the program is notified of the end anyway
+            return  # the program is notified of the end in any case
 
     def _happened(self) -> None:
         if not self._on_its_way:

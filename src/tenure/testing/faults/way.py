@@ -15,7 +15,7 @@ class _Line:
     """One direction of a way: first in, first out, with each message delivered once."""
 
     def __init__(self, delay: Callable[[], float]) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None  # the receiver's
+        self.loop: asyncio.AbstractEventLoop | None = None  # the receiver's loop
         self._delay = delay
         self._open = True
         self._queue: deque[Message] = deque()

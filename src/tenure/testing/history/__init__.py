@@ -1,8 +1,8 @@
 """Recording of histories, and a checker that finds violations of the library's guarantees.
 
-A *history* is the set of timestamped records that several processes wrote about their own
-requests, data and watches. `check` looks for contradictions of the library's guarantees, on any
-engine, and explains each contradiction as a short timeline.
+A *history* is the set of timestamped records that several processes wrote about their own requests,
+data and watches. `check` searches for violations of the library's guarantees, on any engine, and
+explains each as a short timeline.
 
 - `tenure.testing.history.records`: the types of records; `files` stores them.
 - `tenure.testing.history.journal`: recording in a program.

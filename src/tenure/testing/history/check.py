@@ -2,24 +2,24 @@
 
 `check` returns the contradictions. The rules, by the names that a `Violation` has:
 
-* ``limit``: the leases of a semaphore that are held_between to be held never exceed its limit.
-* ``order``: a request is granted only if it fits beside all requests that precede it in the
+* ``limit``: the leases of a semaphore that are certainly held never exceed its limit.
+* ``order``: a request is granted only if it fits together with all requests that precede it in the
   queue. A request with a smaller order id entered the queue earlier. It counts only if it is
-  certain to be in the queue still.
+  certainly still in the queue.
 * ``fencing``: no two requests have the same order id. A request that is made when an order id is
   known, anywhere in the store, gets a greater one.
-* ``never again``: a request that was released, lost or timed out is not held again; an observer
-  does not see a former owner own the semaphore again.
-* ``loss``: a holder is notified of a loss by the deadline, or soon after its process continues,
-  and does not hold the lease beyond the deadline.
+* ``never again``: a request that was released, lost or timed out is not held again; no observer
+  sees a former owner as an owner again.
+* ``loss``: a holder is notified of a loss by the deadline, or soon after its process continues, and
+  does not consider the lease held beyond the deadline.
 * ``data``: a single order of the calls on a semaphore's data explains all their results.
 * ``observers``: observers see the final state, and never data that was not written.
-* ``end``: when the store has settled, it has the requests that processes consider theirs, no
-  others, and has granted every request that can be granted.
+* ``end``: when the store has settled, it has exactly the requests that processes consider theirs,
+  and has granted every request that can be granted.
 
-The rules use only what is certain. So a slow machine, a late message or an administrator's action
-is never reported as a violation. Instants of different processes are compared with a tolerance of
-the history's skew.
+The rules use only certain facts, so a slow machine, a late message or an administrator's action is
+never reported as a violation. Instants of different processes are compared with the history's skew
+as tolerance.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tenure.testing.history.timeline import Violation
 __all__ = ["RULES", "check"]
 
 _MOST = 5
-"""Maximum number of violations that one rule reports. Further ones have mostly the same cause."""
+"""Maximum number of violations that one rule reports. Further ones usually have the same cause."""
 
 _CONTEXT = 8
 """Maximum number of calls on a semaphore's data that are shown before the unexplained call."""
@@ -263,8 +263,8 @@ def _data(index: HistoryIndex) -> Iterator[Violation]:
 def _calls_on(index: HistoryIndex, place: Place) -> list[Operated]:
     """Return the calls on the data of a semaphore, and its final states (`Truth`) as reads.
 
-    Without skew, records of the same instant happened in the order of the history. Clocks that
-    may disagree give no such order.
+    Without skew, events of the same instant happened in the order of the records. Clocks that may
+    differ give no such order.
     """
     skew = index.history.skew
 

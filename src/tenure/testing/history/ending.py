@@ -1,4 +1,4 @@
-"""Rules about the end of a history: the last values that observers saw, and the store's contents.
+"""Rules for the end of a history: the last values that observers saw, and the store's contents.
 
 A `Truth` is read when all faults are repaired and the store has settled. By then the live
 processes have been notified of the outcome of their requests, and lost sessions have expired in
@@ -95,7 +95,7 @@ def _missing(
 def _left_over(
     index: HistoryIndex, place: Place, entries: list[RequestEntry], truth: Truth
 ) -> Iterator[Violation]:
-    """Check that the queue has no request that is over, and none that was never made."""
+    """Check that the queue has no ended request, and none that was never made."""
     known: dict[int, list[RequestEntry]] = {}
     nameless = 0  # requests that may be in the queue with an order id that is not recorded
     for entry in entries:
@@ -129,7 +129,7 @@ def _is_out(entry: RequestEntry, at: float) -> bool:
 def _ungranted(
     index: HistoryIndex, place: Place, entries: list[RequestEntry], truth: Truth
 ) -> Iterator[Violation]:
-    """Check that the owners fit within the limit, and that the first waiter does not fit too."""
+    """Check that the owners fit within the limit, and that the first waiter does not fit, too."""
     by_id = {entry.order_id: entry for entry in entries if entry.order_id is not None}
     owners = [by_id[order_id] for order_id in truth.owners if order_id in by_id]
     if truth.waiters and not truth.owners:

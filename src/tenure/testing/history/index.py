@@ -1,15 +1,15 @@
 """Index over a history by request and process, built once for all rules.
 
-A `RequestEntry` has what is known of one request, from the instant at which it was made. It states
-only what is certain at an instant:
+A `RequestEntry` has the known facts of one request, from the instant at which it was made. It only
+states certain facts:
 
 * The request is *held* from the instant at which its program was notified of the grant
-  (`RequestEntry.held_between`). That ends when the request may leave (it is about to be withdrawn,
-  released or revoked, or its process killed), or at its deadline, the latest that is known.
-* The request is *in its queue* until it may leave, until its timeout has passed without a grant,
-  or until its process was paused for so long that its session may have ended meanwhile.
+  (`RequestEntry.held_between`), until the request may leave (it is about to be withdrawn, released
+  or revoked, or its process killed), or until its latest known deadline.
+* The request is *in its queue* until it may leave, until its timeout has passed without a grant, or
+  until its process was paused for so long that its session may have ended.
 
-Everything else is left open, so a rule never reports a violation on a guess.
+Everything else is unknown, so a rule never reports a violation based on a guess.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class RequestEntry:
     Attributes:
         requested, granted, gone: the first record of each kind, if there is one.
         order_id, placed_at: its order id, and the instant since which that is known.
-        count: its share of the limit: its tokens. One, if the limit is so high that it stands for
-            "unbounded" and the request does not take all of it.
+        count: its number of tokens; 1 if the limit is so high that it means "unbounded" and the
+            request does not take all of it.
         end: the instant from which it may have left its queue; `ended_by` is the reason.
         deadline: the latest known deadline of the lease; infinite before the grant.
-        shrinks: the instants at which it may have released some tokens, each with the share of the
-            limit that it kept.
+        shrinks: the instants at which it may have released some tokens, each with the number of
+            kept tokens.
         floor: the request with the greatest order id that was known when this one was made.
     """
 
@@ -85,7 +85,7 @@ class RequestEntry:
     )
 
     def __init__(self, requested: Requested) -> None:
-        """Start with the record of the request alone."""
+        """Start with only the record of the request."""
         self.requested = requested
         self.count = _share(requested.count, requested.limit)
         self.granted: Granted | None = None
@@ -105,7 +105,7 @@ class RequestEntry:
 
     @property
     def held_between(self) -> tuple[float, float] | None:
-        """Start and end of the time in which its program rightly held_between it held, if ever."""
+        """Start and end of the time in which its program certainly held it, or ``None``."""
         if self.granted is None:
             return None
         end = min(self.end, self.deadline)
@@ -118,11 +118,11 @@ class RequestEntry:
 
     @property
     def least_count(self) -> int:
-        """The share of the limit that it certainly takes until its end."""
+        """The number of tokens that it certainly takes until its end."""
         return min([self.count, *(count for _, count in self.shrinks)])
 
     def leave(self, at: float, why: Record) -> None:
-        """Note that from an instant on it may have left its queue, and why."""
+        """Record that from an instant on it may have left its queue, and why."""
         if at < self.end:
             self.end = at
             self.ended_by = why
@@ -146,16 +146,16 @@ class HistoryIndex:
     Attributes:
         history: the history.
         entries: the requests, by label.
-        places: the requests of each place, in the order in which they were made.
-        again: requests that were granted or held after their end, with the record of that.
-        replaced: requests that were granted with a second order id, with the record of that.
-        late: requests that were held after their deadline, with the record of that.
+        places: the requests of each place, in the order of their creation.
+        again: requests that were granted or held after their end, each with that record.
+        replaced: requests that were granted with a second order id, each with that record.
+        late: requests that were held after their deadline, each with that record.
         pauses: the pauses of each process, in order.
         crashed: the first `Crashed` record of each process that crashed.
         calls, returned: the calls by place and the returns by call, with their positions in the
             history.
         observed: the records of each observer of each place, in order.
-        unobserved: the processes and observers whose watch has ended, with the instant of that.
+        unobserved: the processes and observers whose watch has ended, with the instant.
         truths: the final states, with their positions in the history.
     """
 
@@ -202,7 +202,7 @@ class HistoryIndex:
     # Queries
 
     def in_queue_until(self, entry: RequestEntry) -> float:
-        """Return the instant until which it certainly was in its queue, if it ever was."""
+        """Return the instant until which it was certainly in its queue, if it ever was."""
         requested, end = entry.requested, entry.end
         gone = entry.gone
         if gone is not None and gone.deadline is not None:
@@ -229,7 +229,7 @@ class HistoryIndex:
                 yield whole
 
     def excused_until(self, process: str, due: float, grace: float) -> float:
-        """Return the instant until which a process is excused for something due, by its pauses."""
+        """Return the instant until which the pauses of a process excuse a delay."""
         for pause in self.pauses.get(process, ()):
             if pause.start <= due < pause.end + grace:
                 due = pause.end + grace

@@ -1,9 +1,9 @@
 """Journal with which a program records a history of its own requests, data calls and watches.
 
 A `Journal` belongs to one process. It passes each record to a *sink*, a callable that takes one
-record: the ``append`` of a list, or an `AppendOnly` file, which loses no record when the process
-is killed. A workload of tasks uses the asynchronous context managers (`lock`, `acquire`,
-`try_lock`, `campaign`, `enqueue`, `recover`). Anything else, such as threads, uses their parts::
+record: the ``append`` of a list, or an `AppendOnly` file, which loses no record when the process is
+killed. Tasks use the asynchronous context managers (`lock`, `acquire`, `try_lock`, `campaign`,
+`enqueue`, `recover`). Other programs, such as threads, use their parts::
 
     with (
         journal.request(mutex, timeout=5) as request,  # records how it ended
@@ -12,9 +12,9 @@ is killed. A workload of tasks uses the asynchronous context managers (`lock`, `
     ):
         ...
 
-A request is withdrawn at the moment at which its task is cancelled or its session is ended, before
-the task itself can record anything. So the code that cancels or ends it must record that first,
-with `Request.leaves` or `Journal.leaves`.
+When its task is cancelled or its session ended, a request is withdrawn before the task itself can
+record anything. So the code that cancels or ends it must record that first, with `Request.leaves`
+or `Journal.leaves`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ __all__ = ["DataCall", "Journal", "Primitive"]
 Primitive: TypeAlias = (
     "Mutex | Semaphore | Election | blocking.Mutex | blocking.Semaphore | blocking.Election"
 )
-"""Primitive whose request is recorded; the classes of `tenure.blocking` are accepted too."""
+"""Primitive whose request is recorded; the classes of `tenure.blocking` are accepted, too."""
 
 
 class DataCall:
-    """Call on a semaphore's data, within `Journal.call`. Set `result` to the data that it read."""
+    """Call on a semaphore's data, within `Journal.call`. Set `result` to the data that was read."""
 
     __slots__ = ("result",)
 
@@ -84,7 +84,7 @@ class Journal:
         fencing: whether the engine's leases have fencing tokens.
 
     Attributes:
-        process, record, now, to_common, fencing: as given.
+        process, record, now, to_common, fencing: the arguments.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Journal:
             primitive: the primitive that is requested.
             count: the number of a semaphore's tokens; 1 if omitted.
             limit: the limit of a lasting semaphore, which the journal cannot know.
-            timeout: seconds after which the request may have ended: its own timeout, or less if
-                something else ends it sooner.
+            timeout: seconds after which the request may have ended: its own timeout, or less if it
+                may be ended sooner.
             recovers: the label of the request of a resumed session that this one continues.
             label: a label for the request, instead of a new one.
 
@@ -169,7 +169,7 @@ class Journal:
             request.leaves()
 
     def forget(self, request: Request) -> None:
-        """Remove a request that is over from the open requests, which `leaves` records."""
+        """Remove an ended request from the open requests, which `leaves` records."""
         self._open.pop(request.label, None)
 
     def revokes(
@@ -292,7 +292,7 @@ class Journal:
         Args:
             primitive: the primitive that is recovered.
             limit: the limit, if the primitive is a lasting semaphore.
-            recovers: the label that the request had in its former process, if that is known.
+            recovers: the label of the request in its former process, if known.
             options: further arguments of `recover`.
         """
         ticket: Ticket[Any] | None = primitive.recover(**options)

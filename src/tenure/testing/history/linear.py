@@ -1,18 +1,18 @@
-"""Linearizability of the calls on a semaphore's data: an order in which they can have happened.
+"""Linearizability of the calls on a semaphore's data: search for a possible order.
 
-The search is the algorithm of Wing and Gong, with the memoization of Lowe. It places one call
-after another. The next call is one that no call still to be placed precedes in time. No situation
-is tried twice. A *situation* is the set of placed calls and the state that they left. It is
-stored relative to the first call that is not placed. So at a point where no call is in progress,
-all that remains of the past is the state, and a long history costs no more than its parts.
+The search is the algorithm of Wing and Gong, with the memoization of Lowe. It places one call after
+another; no unplaced call may precede the next call in time. No situation is tried twice. A
+*situation* is the set of placed calls and the resulting state. It is stored relative to the first
+unplaced call. So at a point without a call in progress, only the state remains of the past, and the
+cost of a long history is the sum of the costs of its parts.
 
 Three properties keep the search small:
 
-* A call that fits and changes nothing is placed immediately: waiting gains nothing.
+* A call that fits and changes nothing is placed immediately.
 * A call whose outcome is unknown may happen at any time after it began, or never. If its data was
   read, and no other call wrote that data, the call happened by the end of that read. An update
-  whose data was never read need not be placed. The remaining calls that do the same are
-  interchangeable, so only the number of them that were placed matters.
+  whose data was never read need not be placed. The remaining calls with the same effect are
+  interchangeable, so only the number of placed ones matters.
 * The state is that of one semaphore, because linearizability is local.
 """
 
@@ -169,7 +169,7 @@ def _sorted_out(calls: Iterable[Operated]) -> tuple[list[Operated], list[list[Op
 
 
 def shortest_contradiction(calls: Sequence[Operated]) -> list[Operated]:
-    """Return the calls that began by the first unexplained end, of calls that are not linearizable.
+    """Return the calls that began before the first unexplained end, of non-linearizable calls.
 
     The last of them is the call that ended with the unexplained outcome.
     """
@@ -187,7 +187,7 @@ def shortest_contradiction(calls: Sequence[Operated]) -> list[Operated]:
 
 
 def _until(calls: Iterable[Operated], end: float) -> Iterator[Operated]:
-    """Yield the calls as they were known at the instant `end`."""
+    """Yield the calls as known at the instant `end`."""
     for call in calls:
         if call.end <= end:
             yield call

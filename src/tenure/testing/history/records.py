@@ -1,14 +1,14 @@
-"""Records of a history: small facts with an instant, each recorded by the process that saw it.
+"""Records of a history: facts with an instant, each recorded by the process that observed it.
 
-A record is a frozen value. `at` is in seconds, on one time scale that is common to all processes:
-a simulation's true time, or the boot-time clock of the one host (`tenure.clock.SystemClock`). A
-`process` is an incarnation: a restarted process gets another label. A `request` is a label that is
-unique in the whole history, and is used for one request.
+A record is a frozen value. `at` is in seconds, on a time scale that is common to all processes: a
+simulation's true time, or the boot-time clock of the host (`tenure.clock.SystemClock`). A `process`
+is an incarnation: a restarted process gets another label. A `request` is the label of one request,
+unique in the history.
 
 The instants are conservative. A beginning is recorded before it happens (`Requested`, `Called`) or
 once it is certain (`Granted`, `Returned`). An end is recorded before it can have happened
-(`Leaves`, `Revokes`, `Paused`, `Crashed`). So everything that a history states was true, and a
-checker that finds a contradiction has found a defect.
+(`Leaves`, `Revokes`, `Paused`, `Crashed`). So everything in a history was true, and a contradiction
+that a checker finds is a defect.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Operation = Literal["create", "ensure", "update", "delete", "read"]
 
 Outcome = Literal["ok", "exists", "missing", "busy", "refused", "unknown"]
 """Outcome of a call. ``exists``, ``missing`` and ``busy`` (the semaphore has owners or waiters)
-report the state that was found, and change nothing. ``refused`` reports no state and changes
-nothing. A call whose outcome is ``unknown`` may have taken effect, or may take effect later."""
+report the existing state, and change nothing. ``refused`` reports no state and changes nothing. A
+call whose outcome is ``unknown`` may have taken effect, or may take effect later."""
 
 
 # Requests
@@ -66,7 +66,7 @@ class Requested:
         count: the number of tokens; for a mutex, all of them.
         limit: the semaphore's limit; 2^64-1 for an ephemeral semaphore, and so for a mutex.
         window: the session's recovery window, in seconds.
-        timeout: seconds from `at` after which the request may have left its queue by itself.
+        timeout: seconds from `at` after which the request may have timed out.
         recovers: the label of the request of a resumed session that this one continues; empty if
             that label is unknown.
     """
@@ -141,11 +141,11 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Record that the program knows that its request is over.
+    """Record that the program knows that its request has ended.
 
     Attributes:
-        deadline: the deadline of the lease or of the session, if there was one, read when this
-            was recorded.
+        deadline: the deadline of the lease or of the session, if there was one, at the time of this
+            record.
     """
 
     at: float
@@ -158,15 +158,15 @@ class Gone:
 class Revokes:
     """Record that an administrator is about to revoke requests; their programs are notified later.
 
-    The record concerns requests that were made before it. Each field except the instants restricts
-    them further; ``None`` means no restriction.
+    It applies to requests that were made before it. Each field except the instants restricts them
+    further; ``None`` means no restriction.
 
     Attributes:
         request: only this request.
         session_of: only the requests of this process.
         node, name: only the requests for this semaphore.
-        since: the instant at which the revocation began, in a second record that is made when it
-            is done. That record covers the requests that were made in between.
+        since: the instant at which the revocation began, in a second record after its end, which
+            covers the requests that were made in between.
     """
 
     at: float
@@ -182,7 +182,7 @@ class Revokes:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Record that a process is about to be stopped: all of it, or at least its event loop."""
+    """Record that a process, or at least its event loop, is about to be stopped."""
 
     at: float
     process: str
@@ -198,7 +198,7 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """Record that a process is about to be killed, or was found to have ended by itself."""
+    """Record that a process is about to be killed, or was found to have ended."""
 
     at: float
     process: str
@@ -232,7 +232,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """State that a watch has shown.
+    """State shown by a watch.
 
     Attributes:
         observer: the label of the watch; a restarted watch may keep its label.
@@ -303,7 +303,7 @@ class History:
     """Records in the order of their instants, and the tolerances for clocks and slow machines.
 
     Args:
-        records: in any order; records of the same instant keep their order.
+        records: the records in any order; records of the same instant keep their order.
         skew: the maximum difference, in seconds, between two processes' readings of the common
             time scale.
         slack: seconds by which a process may be late because its machine is busy.
@@ -316,5 +316,5 @@ class History:
         self.slack = slack
 
     def __repr__(self) -> str:
-        """Return the number of records, for people."""
+        """Return the number of records."""
         return f"<History of {len(self.records)} records>"

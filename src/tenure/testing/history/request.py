@@ -2,9 +2,9 @@
 
 Rules:
 
-* Nothing here waits except `Place.held`, so a cancellation leaves no record half done.
-* Instants are conservative: the clock is read before an act that may end a request, and after an
-  act that begins it. A `Held` record has the instant before the lease was checked.
+* Only `Place.held` waits, so a cancellation leaves no incomplete record.
+* Instants are conservative: the clock is read before an action that may end a request, and after an
+  action that begins it. A `Held` record has the instant before the lease was checked.
 * After `Leaves` no `Held` is recorded until the end, and the end is recorded once.
 """
 
@@ -34,7 +34,7 @@ __all__ = ["Holding", "Place", "Request"]
 
 
 class Holding(Protocol):
-    """Attributes of a lease that a journal reads, on an asynchronous lease or a blocking one."""
+    """Attributes of a lease that a journal reads, on an asynchronous lease or a sync wrapper."""
 
     @property
     def held(self) -> bool:
@@ -72,7 +72,7 @@ class Request:
     """Recorder of one request. `Journal.request` returns one.
 
     As a context manager around acquiring and holding, it records how the request ended. Each part
-    may be recorded by hand instead.
+    may also be recorded individually.
 
     Attributes:
         label: the label of the request, unique in the history.
@@ -92,7 +92,7 @@ class Request:
         self._over = False
 
     def __repr__(self) -> str:
-        """Return the label, for people."""
+        """Return the label."""
         return f"<request {self.label}>"
 
     def queued(self, order_id: int) -> None:
@@ -128,7 +128,7 @@ class Request:
             self._journal.record(Leaves(self._journal.now(), self.label))
 
     def gone(self, why: Why) -> None:
-        """Record that the request is over. Only the first call counts."""
+        """Record that the request has ended. Only the first call counts."""
         if self._over:
             return
         self._left = self._over = True
@@ -138,7 +138,7 @@ class Request:
         self._journal.record(Gone(self._journal.now(), self.label, why, common))
 
     def _deadline(self) -> float | None:
-        """Return the lease's deadline, or else that of the session that made the request."""
+        """Return the lease's deadline, else that of the session that made the request."""
         if self.lease is not None:
             return self.lease.deadline
         session = self._session

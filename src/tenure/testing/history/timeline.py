@@ -3,7 +3,7 @@
 Each record is one line: the time relative to the first record, the process, and the fact. The
 records that contradict each other are marked with ``>``::
 
-    limit: 'm' on /default has a limit of 1, and 2 tokens are held_between to be held
+    limit: 'm' on /default has a limit of 1, and 2 tokens are certainly held
          0.000 s  a  a-1 requests 1 (limit 1)
          0.002 s  a  a-1 is granted, fencing token 7, held until 9.502 s
          1.000 s  b  b-1 requests 1 (limit 1)
@@ -71,7 +71,7 @@ class Violation:
         return "\n".join(self.timeline())
 
     def timeline(self) -> list[str]:
-        """Return a line that says what is wrong, then one line per record."""
+        """Return a line that states the contradiction, then one line per record."""
         records = sorted(self.records, key=lambda record: record.at)
         head = f"{self.rule}: {self.what}"
         if not records:

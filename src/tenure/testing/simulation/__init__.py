@@ -1,6 +1,6 @@
-"""Deterministic simulation: thousands of histories, each replayable from its seed.
+"""Deterministic simulation: thousands of histories, each reproducible from its seed.
 
-A seed determines a history. Four processes with drifting clocks go through their steps (locking,
+A seed determines a history. Four processes with drifting clocks run their steps (locking,
 acquiring, queueing, campaigning, holding leases, writing and reading data) on the memory engine,
 over simulated networks that are slow and break. Meanwhile processes pause, stall and crash, their
 sessions are taken over, their tasks are cancelled, the store becomes unreachable, wall clocks are
@@ -36,7 +36,7 @@ def simulate(seed: int) -> Outcome:
 
 
 def smallest(outcome: Outcome) -> Outcome:
-    """Return a smaller history that violates one of the same rules, without needless parts."""
+    """Return a smaller history that violates one of the same rules."""
     rules = {violation.rule for violation in outcome.violations}
 
     def fails(plan: Plan) -> bool:

@@ -24,7 +24,7 @@ from tenure.testing.simulation.world import Outcome, run
 __all__ = ["FEWEST_FAULTS", "FEWEST_OPERATIONS", "Tally", "outcomes", "tallies"]
 
 FEWEST_OPERATIONS, FEWEST_FAULTS = 200, 5
-"""Numbers below which a seed counts as short."""
+"""Minimum numbers for a seed; below them it counts as short."""
 
 _BETWEEN_COLLECTIONS = 25
 _BATCH = 20
@@ -90,8 +90,8 @@ def tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
     if jobs == 1:
         yield from map(_tally, batches)
         return
-    # A worker forked from this process would inherit its objects without the threads that some
-    # of them rely on. The fork server has neither, and starts workers as quickly.
+    # A worker forked from this process would inherit its objects, without threads that some of them
+    # need. The fork server has neither, and starts workers as quickly.
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_follow_the_parent) as pool:
         waiting: set[Future[Tally]] = set()
@@ -130,8 +130,8 @@ def _end_with_the_parent() -> None:
 def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
     """Yield the outcomes of some seeds, with rare garbage collections.
 
-    A world is one large reference cycle. With automatic garbage collection a simulation costs a
-    third more.
+    A world is one large reference cycle. Automatic garbage collection would make a simulation a
+    third slower.
     """
     with _rarely_collecting():
         for number, seed in enumerate(seeds):

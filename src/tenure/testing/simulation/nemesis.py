@@ -1,8 +1,8 @@
-"""Injection of the faults of a plan into a simulated world, and their repair.
+"""Injection of a plan's faults into a simulated world, and their repair.
 
-Each fault of a plan is carried out at its time, or somewhat later if it has no target yet; only
-faults that took effect count. A fault of a process affects the incarnation that lives then. It is
-recorded in the history before or after the act, the conservative one of the two.
+Each fault is carried out at its time, or somewhat later if it has no target yet; only faults that
+took effect count. A fault of a process affects its current incarnation. It is recorded in the
+history before or after it takes effect, so that the record is conservative.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Nemesis:
             self._record(Continued(self._scheduler.now, life.label))
 
     def _stall(self, fault: Fault) -> bool:
-        """Stall the event loop; the threads of the keeper and of the engine go on."""
+        """Stall the event loop; the threads of the keeper and of the engine continue."""
         life = self._living(fault)
         if life is None or life.client is None:
             return False

@@ -1,7 +1,7 @@
 """Plan of a simulated history: the steps of each process, and the faults.
 
-A plan is data. `draw` derives one from a seed. A plan without some of its parts is a plan too,
-which is how a failing plan is shrunk (`tenure.testing.simulation.shrinking`).
+A plan is data. `draw` derives one from a seed. A plan without some of its parts is also a plan, so
+that a failing plan can be shrunk (`tenure.testing.simulation.shrinking`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Step:
         hold: seconds for which the lease is held.
         timeout: seconds to wait for the grant; ``None`` waits for ever.
         count: the number of tokens of a semaphore.
-        enter: true to enter the lease's block; false to check `held` and release the lease.
+        enter: whether to enter the lease's block; otherwise `held` is checked and the lease
+            released.
         pause: seconds to wait before the step.
     """
 
@@ -126,7 +127,7 @@ class Fault:
         at: the true time, in seconds since the beginning.
         kind: the kind of fault.
         process: the number of the affected process.
-        length: seconds until it is over.
+        length: its duration in seconds.
         which: a random number that selects a variant or a target, for kinds with a choice.
     """
 

@@ -1,12 +1,12 @@
-"""Simulated process: a client, one session at a time, and tasks that go through their steps.
+"""Simulated process: a client, one session at a time, and tasks that run their steps.
 
-Every step holds its lease for a time: a broken lock can pass hundreds of schedules in which every
-lease is released immediately. The process records everything that it sees. Its records must be
-certain. So a possible end is recorded before the act that ends the request, and a grant after the
-answer.
+Every step holds its lease for a time, because a broken lock can pass hundreds of schedules in which
+every lease is released immediately. The process records everything that it observes. Its records
+must be certain, so a possible end is recorded before the action that ends the request, and a grant
+after the answer.
 
-A step that a fault ends is over, and its task continues with the next one. Steps that a killed
-process has not begun are left to its next incarnation.
+When a fault ends a step, its task continues with the next one. Steps that a killed process has not
+begun are left to its next incarnation.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Surroundings(Protocol):
         """Return the engine of a new incarnation, at the end of its way."""
 
     def new_data(self) -> bytes:
-        """Return data that no call has had yet."""
+        """Return unique data for a call."""
 
     def limit(self, name: str) -> int:
         """Return the limit of a semaphore."""
@@ -144,15 +144,15 @@ class Incarnation:
         label: its process label in the records.
         loop, io_loop: its event loop, and the loop that stands for its engine's thread, if it has
             one.
-        doing: for each task, the step in progress and the request that it has made.
+        doing: for each task, the current step and its request.
         token: the resume token of the latest session.
         revoked: the instant at which an administrator last revoked requests of this process or of
             the session that it resumes. The notification may not have arrived yet.
-        done: true once it has ended by itself.
+        done: whether it has ended normally.
     """
 
     def __init__(self, process: SimulatedProcess, life: int, resume: str | None) -> None:
-        """Start a new life of the process; it resumes the session of token `resume`, if any."""
+        """Start an incarnation of the process; it resumes the session of `resume`, if any."""
         world = process.world
         self.world = world
         self.plan = process.plan
@@ -220,7 +220,7 @@ class Incarnation:
             try:
                 await task
             except EXPECTED:
-                pass  # the step is over, and the next one follows
+                pass  # the step has ended, and the next one follows
             except asyncio.CancelledError:
                 if not task.cancelled():
                     raise
@@ -243,7 +243,7 @@ class Incarnation:
     # Sessions
 
     async def session(self) -> Session:
-        """Return the session of this process; a new one if the last one is over."""
+        """Return the session of this process; a new one if the last one has ended."""
         async with self._attaching:
             session = self._session
             if session is None or session.state in {"expired", "closed"}:
@@ -271,7 +271,7 @@ class Incarnation:
             else:
                 ticket = session.semaphore(found.name).recover()
             if ticket is None:
-                self.world.complain(self.label, f"{found} was said and cannot be recovered")
+                self.world.complain(self.label, f"{found} was reported and cannot be recovered")
                 continue
             semaphore = session.semaphore(found.name, ephemeral=found.ephemeral)
             recording = self.journal.request(
@@ -371,7 +371,7 @@ class Incarnation:
         await lease.release()
 
     async def _keep_while_held(self, request: Request, lease: Lease, step: Step) -> None:
-        """Hold a lease without cancellation on a loss, then record that it is to be released."""
+        """Hold a lease without cancellation on a loss, then record that it will be released."""
         try:
             async with asyncio.timeout(step.hold):
                 await lease.wait_lost()

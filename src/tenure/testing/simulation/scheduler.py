@@ -1,10 +1,10 @@
 """Simulated machines: event loops without a selector, on one true time that jumps.
 
 A `Scheduler` owns the true time and all scheduled events. Each simulated process has a
-`ProcessLoop` of its own, an asyncio event loop that the scheduler runs, and a `LocalClock`, which
-drifts. Only the scheduler runs a loop. So a process can be paused between any two callbacks (a
-SIGSTOP, a virtual machine that is not scheduled), can stall, or can be killed: then none of its
-code runs any more.
+`ProcessLoop`, an asyncio event loop that the scheduler runs, and a `LocalClock`, which drifts. Only
+the scheduler runs a loop. So a process can be paused between any two callbacks (a SIGSTOP, a
+virtual machine that is not scheduled), can stall, or can be killed, so that none of its code runs
+any more.
 
 Rules:
 
@@ -13,8 +13,8 @@ Rules:
   time passes until all ready callbacks of the loop have run. The loops interleave in the order of
   the true times of their events.
 * A paused loop keeps the events that arrive for it, and runs its timers late.
-* A killed loop accepts no events, and its tasks are kept until the end of the simulation: a
-  coroutine that the interpreter collects would still run its `finally`.
+* A killed loop accepts no events, and its tasks are kept until the end of the simulation, because a
+  collected coroutine would still run its `finally`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Scheduler:
         heappush(self._events, (when, next(self._numbers), handle))
 
     def call_at(self, when: float, callback: Callable[..., object], *arguments: Any) -> None:
-        """Schedule a call at a true time that belongs to no process, such as a fault."""
+        """Schedule a call without a process at a true time, such as a fault."""
         self.at(when, Handle(callback, arguments, None, None))
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class Handle:
         self.arguments = ()
 
     def cancelled(self) -> bool:
-        """Return whether the callback was dropped."""
+        """Return true if the callback was dropped."""
         return self.callback is None
 
 
@@ -165,7 +165,7 @@ class LocalClock:
     def reaching(self, local: float) -> float:
         """Return a true time at which this clock shows no less than the given reading.
 
-        A timer that fired a rounding error too early would be set again for the same instant.
+        A timer that fired too early by a rounding error would be set again for the same instant.
         """
         true = self.true(local)
         while self._offset + true * self._rate < local:
@@ -210,11 +210,11 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return False
 
     def is_running(self) -> bool:
-        """Return whether the loop runs a callback."""
+        """Return true while the loop runs a callback."""
         return self._running
 
     def is_closed(self) -> bool:
-        """Return whether the process is dead."""
+        """Return true if the process is dead."""
         return not self.alive
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -231,7 +231,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        """Schedule a callback for the present instant."""
+        """Schedule a callback for the current instant."""
         handle = Handle(callback, args, self, context)
         if self._running:
             self._handles.append(handle)
@@ -272,7 +272,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     # The interface of the scheduler and the nemesis
 
     def due(self, handle: Handle) -> None:
-        """Run a handle that is due, and all callbacks that become ready by that."""
+        """Run a due handle, and all callbacks that become ready through it."""
         if not self.alive:
             return
         handles = self._handles
@@ -319,7 +319,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             self._scheduler.at(self._scheduler.now, Handle(_nothing, (), self, None))
 
     def kill(self) -> None:
-        """Stop running callbacks for good."""
+        """Stop running callbacks for ever."""
         self.alive = False
         self._handles.clear()
         for coroutine in self._new:

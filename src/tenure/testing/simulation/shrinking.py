@@ -1,8 +1,8 @@
-"""Shrinking of a failing plan: parts that the failure does not need are removed.
+"""Shrinking of a failing plan: removes parts that are not needed for the failure.
 
 Faults are removed first, then all tasks of a process, then steps. Faults and steps are removed in
-halves, quarters and so on. The caller decides which failure counts as the same. Every attempt is
-a simulation, so the number of attempts is bounded.
+halves, quarters and so on. The caller decides which failures count as the same. Every attempt is a
+simulation, so the number of attempts is bounded.
 """
 
 from __future__ import annotations

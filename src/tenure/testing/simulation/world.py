@@ -1,9 +1,9 @@
 """One simulated history: a store, the processes of a plan, and their faults.
 
-The store is the memory engine on a loop of its own; each process reaches it over its own way.
-`nemesis` carries out the faults. After the last step of the last process, every fault is over. The
-final state is recorded by an observer that has watched throughout, and by a connection without a
-session.
+The store is the memory engine on a separate loop; each process reaches it over its own way.
+`nemesis` carries out the faults. After the last step of the last process, every fault has ended.
+The final state is recorded by an observer that has watched throughout, and by a connection without
+a session.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
 __all__ = ["Outcome", "World", "run"]
 
 HORIZON = 400.0
-"""Seconds of true time within which every history must be over."""
+"""Seconds of true time within which every history must end."""
 
 SETTLED = 10.0
 """Seconds after the last step within which lost sessions expire and all notifications arrive."""
@@ -61,7 +61,7 @@ class Outcome:
     Attributes:
         plan: the plan.
         records: the records of all processes.
-        violations: the contradictions that were found.
+        violations: the violations that were found.
         operations: the number of requests, releases and calls that the processes made.
         faults: the number of faults that took effect, by kind.
         length: the length of the history, in seconds of true time.
@@ -76,7 +76,7 @@ class Outcome:
 
 
 class World:
-    """Everything in one simulated history.
+    """State of one simulated history.
 
     Attributes:
         store: the name of the memory engine's store.
@@ -186,7 +186,7 @@ class World:
         self.server.call_later(600.0, self._keep_administrator)
 
     async def _observe(self) -> None:
-        """Watch the semaphores throughout the history, over a way of its own."""
+        """Watch the semaphores throughout the history, over a separate way."""
         delay = self.random.uniform
         way = Way(lambda: delay(0.001, 0.05))
         engine = FaultyEngine(MemoryEngine(self.store, self.server.clock), way)

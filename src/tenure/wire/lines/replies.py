@@ -1,4 +1,4 @@
-"""Replies: a server's words, and how a client understands them."""
+"""Replies of a server, and their decoding."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ ERROR_NOT_ENQUEUED = b"error_not_enqueued\n"
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
-_DIGITS = 19  # of a lease: Python refuses to read thousands of them
+_DIGITS = 19  # maximum digits of a lease: Python rejects thousands of them
 
 
 def grant(word: str, token: str, lease: int) -> bytes:
-    """Return the reply that a lock is held: ``ok`` after a lock, ``acquired`` after an enqueue."""
+    """Return the reply for a granted lock: ``ok`` to a lock, ``acquired`` to an enqueue."""
     return f"{word} {token} {lease}\n".encode()
 
 
 def make_token(fence: int, salt: str) -> str:
-    """Return a token: the fencing token, then what cannot be guessed, which is 16 hex digits."""
+    """Return a token: the fencing token, then 16 random hex digits."""
     return fence.to_bytes(8, "big").hex() + salt
 
 
 def fence_of(token: str) -> int | None:
-    """Return the fencing token inside a token; ``None`` if the server puts none there.
+    """Return the fencing token in a token; ``None`` if the server has none there.
 
-    Before 2.0, tokens looked the same and were random.
+    Before version 2.0, tokens had the same form but were random.
     """
     return int(token[:16], 16) if _TOKEN.fullmatch(token) else None
 
@@ -76,9 +76,9 @@ class Reply(NamedTuple):
 
     Attributes:
         status: its first word: ``ok``, ``acquired``, ``queued``, ``timeout``, or an ``error…``.
-        token: of what is held now; else empty.
-        lease: seconds, where the reply has them.
-        body: what follows ``ok `` in the answer to `STATS`; else empty.
+        token: the token of the granted lock, else empty.
+        lease: the lease in seconds, if the reply contains it.
+        body: the text after ``ok `` in the answer to `STATS`, else empty.
     """
 
     status: str
@@ -88,10 +88,10 @@ class Reply(NamedTuple):
 
 
 class ReplyReader:
-    """Cuts what a server sends, in pieces of any size, into lines, without their ends.
+    """Splitter of a server's data, in chunks of any size, into lines without their ends.
 
     Args:
-        largest: the most bytes of a reply; that to `STATS` grows with what is held.
+        largest: maximum bytes of a reply; the reply to `STATS` grows with the number of locks.
     """
 
     __slots__ = ("_largest", "_rest")
@@ -99,18 +99,18 @@ class ReplyReader:
     def __init__(self, largest: int = 16 * 1024 * 1024) -> None:
         """Start without bytes; a line has at most `largest`."""
         self._largest = largest
-        self._rest: list[bytes] = []  # the pieces of a line that is not whole
+        self._rest: list[bytes] = []  # chunks of an incomplete line
 
     @property
     def kept(self) -> int:
-        """Bytes of a reply that is not whole."""
+        """Number of buffered bytes of an incomplete reply."""
         return sum(map(len, self._rest))
 
     def feed(self, data: bytes) -> list[str]:
-        """Return the replies that this piece completes, in order.
+        """Return the replies that this chunk completes, in order.
 
         Raises:
-            BadReply: one is too long, or no text; those before it in this piece are lost.
+            BadReply: a reply is too long, or not text; those before it in this chunk are lost.
         """
         *lines, rest = data.split(b"\n")
         if self._rest and lines:
@@ -124,11 +124,11 @@ class ReplyReader:
         try:
             return [line.rstrip(b"\r").decode() for line in lines]
         except UnicodeDecodeError as error:
-            raise BadReply("the server's reply is no text: is it a dflockd server?") from error
+            raise BadReply("the server's reply is not text: is it a dflockd server?") from error
 
 
 def read_reply(line: str) -> Reply:
-    """Understand a reply.
+    """Decode a reply.
 
     Raises:
         BadReply: it is not a reply of the protocol.

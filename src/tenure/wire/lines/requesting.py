@@ -1,6 +1,6 @@
-"""Requests of a client: one function for each, named like its operation.
+"""Requests of a client: one function for each operation.
 
-Each gives the bytes to send, or raises `InvalidArgument`.
+Each returns the bytes to send, or raises `InvalidArgument`.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ def enqueue(key: str, lease: int | None = None, *, limit: int | None = None) -> 
 
 
 def wait(key: str, timeout: int, *, counted: bool = False) -> bytes:
-    """Wait in the queue that this connection has joined. Answered as `acquire` is."""
+    """Wait in the queue that this connection has joined. Answered like `acquire`."""
     return _request("w", "sw", counted, key, str(seconds("timeout", timeout, least=0)))
 
 
 def renew(key: str, token: str, lease: int | None = None, *, counted: bool = False) -> bytes:
-    """Renew what is held. Answered ``ok`` with the lease, or ``error``."""
+    """Renew the lock. Answered ``ok`` with the lease, or ``error``."""
     return _request("n", "sn", counted, key, _line(check_token(token), _lease(lease)))
 
 
 def release(key: str, token: str, *, counted: bool = False) -> bytes:
-    """Release what is held. Answered ``ok``, or ``error``."""
+    """Release the lock. Answered ``ok``, or ``error``."""
     return _request("r", "sr", counted, key, check_token(token))
 
 
 def auth(token: str) -> bytes:
-    """Authenticate; the first request where the server requires it. Answered ``ok``.
+    """Authenticate; the first request if the server requires it. Answered ``ok``.
 
     Raises:
-        InvalidArgument: it cannot be sent.
+        InvalidArgument: the token cannot be sent.
     """
     if "\n" in token or "\r" in token:
         raise InvalidArgument("a token for a dflockd server is one line")
@@ -77,7 +77,7 @@ def check_key(key: str) -> bytes:
     """Return the line of a key.
 
     Raises:
-        InvalidArgument: a dflockd server would not take it.
+        InvalidArgument: a dflockd server would reject it.
     """
     if not is_key(key):
         raise InvalidArgument(
@@ -87,7 +87,7 @@ def check_key(key: str) -> bytes:
     try:
         line = key.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"a key is valid text, and {key!r} is not", name=key) from error
+        raise InvalidArgument(f"a key is valid text, not {key!r}", name=key) from error
     if len(line) > LINE_BYTES:
         raise InvalidArgument(
             f"the key of a lock on a dflockd server has at most {LINE_BYTES} bytes, this one "
@@ -105,14 +105,14 @@ def check_limit(limit: int) -> int:
 
 
 def check_token(token: str) -> str:
-    """Return a token as servers give them. Raises `InvalidArgument`."""
+    """Return a token, after checking its form. Raises `InvalidArgument`."""
     if not token or not token.isascii() or not token.isalnum() or len(token) > LINE_BYTES // 2:
-        raise InvalidArgument(f"no token of a dflockd server looks like {token[:40]!r}")
+        raise InvalidArgument(f"{token[:40]!r} is not a token of a dflockd server")
     return token
 
 
 def seconds(what: str, number: int, *, least: int) -> int:
-    """Return a time as the protocol has it: whole seconds. Raises `InvalidArgument`."""
+    """Return a time in whole seconds, as the protocol requires. Raises `InvalidArgument`."""
     if not least <= number <= MOST_SECONDS:
         raise InvalidArgument(
             f"a {what} on a dflockd server is from {least} to {MOST_SECONDS} whole seconds, "

@@ -1,4 +1,4 @@
-"""Requests as a server reads them."""
+"""Requests as a server decodes them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = [
 ]
 
 RawRequest: TypeAlias = tuple[str, str, str]
-"""A request as it stands: command, key, argument. A key may be any bytes; each that is not UTF-8 is
-a lone surrogate, by the error handler ``surrogateescape``."""
+"""A request: command, key, argument. A key may be any bytes; bytes that are not UTF-8 are lone
+surrogates, by the error handler ``surrogateescape``."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
-_NO_SPACE = re.compile(r"[\x1c-\x1f]")  # Python divides at these, and the protocol does not
+_NO_SPACE = re.compile(r"[\x1c-\x1f]")  # Python splits lines at these, and the protocol does not
 
 
 class RequestReader:
-    """Cuts what a client sends, in pieces of any size, into requests.
+    """Splitter of a client's data, in chunks of any size, into requests.
 
     Attributes:
-        failed: a line was too long. Behind the requests given so far, answer `error` and close:
-            nothing is read any more.
-        between: nothing of a request has come that is not whole.
+        failed: whether a line was too long. After the requests returned so far, answer `error` and
+            close: nothing more is read.
+        between: whether no incomplete request is buffered.
     """
 
     __slots__ = ("_beginning", "_overlong", "_rest", "between", "failed")
@@ -45,27 +45,27 @@ class RequestReader:
 
     @property
     def lines(self) -> int:
-        """Whole lines of a request that is not whole: 0, 1 or 2."""
+        """Complete lines of an incomplete request: 0, 1 or 2."""
         return len(self._beginning)
 
     @property
     def kept(self) -> int:
-        """Bytes of a request that is not whole, without the ends of its lines."""
+        """Bytes of an incomplete request, without the ends of its lines."""
         return sum(map(len, self._beginning)) + len(self._rest)
 
     def alone(self, data: bytes) -> RawRequest | None:
-        """Return the one request that this piece is, as most are; ``None`` if it has to be fed."""
+        """Return the request if this chunk is exactly one, as usual; ``None`` if it must be fed."""
         if not self.between or len(data) > LINE_BYTES:
             return None
         text = data.decode("utf-8", "surrogateescape")
         try:
             command, key, argument, rest = text.split("\n")
-        except ValueError:  # it has other lines
+        except ValueError:  # it has other line ends
             return None
         return None if rest or "\r" in text else (command, key, argument)
 
     def feed(self, data: bytes) -> list[RawRequest]:
-        """Return the requests that this piece completes, in order."""
+        """Return the requests that this chunk completes, in order."""
         found = self._cut(data)
         self.between = not (self._beginning or self._rest or self._overlong or self.failed)
         return found
@@ -86,7 +86,7 @@ class RequestReader:
                 found.append(_as_text(self._beginning))
                 self._beginning.clear()
         if self._overlong or len(rest) > self._most():
-            self._overlong = True  # its end is awaited; it is not kept
+            self._overlong = True  # its end is awaited; its content is dropped
         else:
             self._rest = rest
         return found
@@ -105,7 +105,7 @@ def _as_text(lines: list[bytes]) -> RawRequest:
 
 
 def acquire_terms(argument: str, *, counted: bool) -> tuple[int, int, int | None] | None:
-    """Of an `l`, or if `counted` an `sl`: timeout, limit, and lease if one is given, in seconds."""
+    """Decode an `l`, or if `counted` an `sl`: timeout, limit, and optionally lease, in seconds."""
     numbers = _numbers(argument)
     if numbers is None or not 1 + counted <= len(numbers) <= 2 + counted:
         return None
@@ -118,7 +118,7 @@ def acquire_terms(argument: str, *, counted: bool) -> tuple[int, int, int | None
 
 
 def enqueue_terms(argument: str, *, counted: bool) -> tuple[int, int | None] | None:
-    """Of an `e`, or if `counted` an `se`: limit, and lease if one is given, in seconds."""
+    """Decode an `e`, or if `counted` an `se`: limit, and optionally lease, in seconds."""
     numbers = _numbers(argument)
     if numbers is None or not counted <= len(numbers) <= 1 + counted:
         return None
@@ -130,7 +130,7 @@ def enqueue_terms(argument: str, *, counted: bool) -> tuple[int, int | None] | N
 
 
 def wait_terms(argument: str) -> int | None:
-    """Of a `w` or an `sw`: timeout, in seconds."""
+    """Decode a `w` or an `sw`: timeout, in seconds."""
     numbers = _numbers(argument)
     if numbers is None or len(numbers) != 1 or not _is_timeout(numbers[0]):
         return None
@@ -138,7 +138,7 @@ def wait_terms(argument: str) -> int | None:
 
 
 def renew_terms(argument: str) -> tuple[str, int | None] | None:
-    """Of an `n` or an `sn`: token, and lease if one is given, in seconds."""
+    """Decode an `n` or an `sn`: token, and optionally lease, in seconds."""
     token, *more = argument.split() or [""]
     if not token or len(more) > 1:
         return None
@@ -151,7 +151,7 @@ def renew_terms(argument: str) -> tuple[str, int | None] | None:
 
 
 def _numbers(argument: str) -> list[int] | None:
-    """Return the numbers in an argument; ``None`` if anything else is in it."""
+    """Return the numbers in an argument; ``None`` if it contains anything else."""
     if _NO_SPACE.search(argument):
         return None
     numbers = []

@@ -7,13 +7,13 @@ import re
 __all__ = ["AUTH_BYTES", "LINE_BYTES", "MOST", "MOST_SECONDS", "is_key"]
 
 LINE_BYTES = 256
-"""The most bytes of a line before its end; a carriage return there counts."""
+"""Maximum bytes of a line before its end, including a carriage return."""
 
 AUTH_BYTES = 64 * 1024
-"""The most bytes of the third line of an `auth`."""
+"""Maximum bytes of the third line of an `auth`."""
 
 MOST_SECONDS = 9_223_372_036
-"""The longest time: what a dflockd server can count in nanoseconds."""
+"""The longest time, which a dflockd server can count in nanoseconds."""
 
 MOST = 2**63 - 1
 """The greatest number."""
@@ -22,5 +22,5 @@ _NOT_IN_KEYS = re.compile(r"[ \t\r\n]")
 
 
 def is_key(text: str) -> bool:
-    """Return whether the text names a lock: it is not empty, and has no white space."""
+    """Return true if the text is a valid key: not empty, without white space."""
     return bool(text) and _NOT_IN_KEYS.search(text) is None

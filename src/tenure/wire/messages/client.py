@@ -1,4 +1,4 @@
-"""Messages from a client. `tenure.wire.messages` has the rules of their order."""
+"""Messages from a client. `tenure.wire.messages` defines their order."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Hello(Struct, array_like=True, tag=0, frozen=True):
     """First message of a client.
 
     Attributes:
-        oldest, newest: the versions of the protocol that it speaks.
-        features: names of what it can do beyond that version.
+        oldest, newest: the supported versions of the protocol.
+        features: names of its additional features.
         token: the access token, or empty. It is never logged, by either end.
-        program: 16 random bytes that name this program, as long as it runs, over all its
-            connections. It distinguishes the program that attached a session from another one
-            that has the same key because it has resumed the session.
+        program: 16 random bytes that identify this run of the program, over all its connections.
+            They distinguish the program that attached a session from another program that resumed
+            it with the same key.
     """
 
     oldest: int
@@ -63,45 +63,45 @@ class Hello(Struct, array_like=True, tag=0, frozen=True):
 
 
 class Ping(Struct, array_like=True, tag=1, frozen=True):
-    """Sign of life of a client that has sent nothing for a heartbeat. Answered by `Pong`."""
+    """Heartbeat of a client that has sent nothing for a while. Answered by `Pong`."""
 
 
 class Attach(ChannelRequest, array_like=True, tag=2, frozen=True):
     """Attach a session to a channel. Answered by `Attached` or `Failed`, perhaps much later.
 
-    ``new``: open a session. When the same program sends it again with the same rid, because the
-    connection was lost before the answer, it means the session that was opened the first time, if
-    the server still has it.
+    ``new``: open a session. If the connection was lost before the answer, the program sends it
+    again with the same rid, and gets the session that was opened the first time, if the server
+    still has it.
 
     ``again``: reattach a session of this program after a lost connection, perhaps through another
-    server. The server that has the session moves it here from the other connection, which may be
-    half open, at once. Otherwise the server takes it over from the store at once, as with
+    server. A server that has the session immediately moves it here from the other connection, which
+    may be half open. Otherwise the server immediately takes it over from the store, as with
     `assume_dead`: it is the same program, and knows which leases it considers held. If another
     program has resumed the session since, the answer is `SessionExpired`.
 
-    ``resume``: take over the session of another program. Unless `assume_dead`, the answer comes
-    when that program certainly considers nothing held any more: it has sent `Detach`, `Close` or
+    ``resume``: take over the session of another program. Unless `assume_dead`, the answer is sent
+    when that program certainly no longer considers anything held: it has sent `Detach`, `Close` or
     `EndReceived`, or the window has passed since its last message. Meanwhile the session is kept
     alive.
 
-    `Failed` with `SessionExpired` or `AuthenticationFailed` means that the session is over for
+    `Failed` with `SessionExpired` or `AuthenticationFailed` means that the session has ended for
     this program. Any other error of ``again`` means that this server cannot attach it now: the
-    client tries again, here or at another server, until its own deadline. Every end of a session,
-    a dropped node for example, is therefore reported as `SessionExpired`.
+    client tries again, here or at another server, until its own deadline. Every end of a session, a
+    dropped node for example, is therefore reported as `SessionExpired`.
 
     `Close` or `Detach` for the channel may be sent before the answer and cancels the attaching. A
-    new session is closed, and one that was to be resumed is detached.
+    new session is closed, and a resumed session is detached.
 
     Attributes:
-        window: its recovery window, in seconds.
-        key: its protection key, at most 16 bytes. A client that resumes nothing and has no key
-            of its own draws one, so that ``again`` can show it.
+        window: the recovery window in seconds.
+        key: the protection key, at most 16 bytes. A client without a key generates one for a new
+            session, so that ``again`` can use it.
         resumable: whether another program may resume it. In the store every session of a server
             has the liveness ``"window"``; this is the option of its own program. Where the server
             knows that a session is not resumable, ``resume`` fails with `InvalidArgument`.
         session_id: 0 for ``new``.
         acknowledged: with ``again``, see the rules.
-        drawn: whether the client drew the key at random; other programs then cannot use it.
+        drawn: whether the client generated the key; other programs then cannot use it.
     """
 
     kind: AttachKind
@@ -120,7 +120,7 @@ class Renew(ChannelMessage, array_like=True, tag=3, frozen=True):
     """Extend the session's expiry in the store. Answered by `Proven` or `Unproven`.
 
     Attributes:
-        number: names this renewal in the answer.
+        number: identifies this renewal in the answer.
     """
 
     number: Number
@@ -128,12 +128,12 @@ class Renew(ChannelMessage, array_like=True, tag=3, frozen=True):
 
 
 class RenewAside(Struct, array_like=True, tag=4, frozen=True):
-    """The same, for a session that another connection of this program has.
+    """The same for a session that another connection of this program has.
 
-    Sent over a connection of its own while the program's event loop is stuck. The session stays
-    attached where it is. Answered by `Proven` or `Unproven` on channel 0:
-    unproven when this server does not have the session, attached by this program or kept for it
-    since its connection was lost, with this key.
+    Sent over a separate connection while the program's event loop is stuck. The session stays
+    attached to its connection. Answered by `Proven` or `Unproven` on channel 0: it is unproven
+    unless this server has the session with this key, attached by this program or kept for it since
+    its connection was lost.
     """
 
     number: Number
@@ -143,34 +143,34 @@ class RenewAside(Struct, array_like=True, tag=4, frozen=True):
 
 
 class Acknowledge(ChannelMessage, array_like=True, tag=5, frozen=True):
-    """Permission to forget answers; sent where the next `Renew` would come too late for that."""
+    """Permission to drop kept answers, sent when the next `Renew` would be too late for that."""
 
     acknowledged: Number
 
 
 class EndReceived(ChannelMessage, array_like=True, tag=6, frozen=True):
-    """Acknowledgement of `Ended`: the program no longer considers anything there held.
+    """Acknowledgement of `Ended`: the program no longer considers anything on the channel held.
 
-    The channel is over with it.
+    It ends the channel.
     """
 
 
 class Detach(ChannelRequest, array_like=True, tag=7, frozen=True):
-    """Leave without ending the session. Answered by `Done`; the channel is over.
+    """Detach without ending the session. Answered by `Done`, which ends the channel.
 
     The program no longer considers any of its leases held.
     """
 
 
 class Close(ChannelRequest, array_like=True, tag=8, frozen=True):
-    """End the session. Answered by `Done`, also when it is over already; the channel is over."""
+    """End the session, or confirm its end. Answered by `Done`, which ends the channel."""
 
 
 class Enqueue(ChannelRequest, array_like=True, tag=9, frozen=True):
     """`EngineSession.enqueue`. Answered by `Placed`.
 
     Attributes:
-        timeout: seconds to wait from now on; 0: granted at once or not at all; ``None``: without
+        timeout: seconds to wait from now; 0: granted at once or not at all; ``None``: without
             limit. A repeated message has the remaining time.
     """
 
@@ -195,10 +195,10 @@ class Alter(ChannelRequest, array_like=True, tag=11, frozen=True):
     """`EngineSession.alter`. Answered by `Done`.
 
     Attributes:
-        count, data: ``None`` leaves it as it is.
-        new_timeout: whether the timeout is replaced, if the request still waits; otherwise
-            `timeout` means nothing.
-        timeout: seconds from now on, or ``None``: for ever.
+        count, data: ``None`` means unchanged.
+        new_timeout: whether to replace the timeout of a waiting request; if false, `timeout` is
+            ignored.
+        timeout: seconds from now, or ``None`` for no limit.
     """
 
     request_id: Number
@@ -242,11 +242,11 @@ class DescribeSemaphore(ChannelRequest, array_like=True, tag=15, frozen=True):
 class Watch(ChannelMessage, array_like=True, tag=16, frozen=True):
     """`EngineSession.watch`: from now on `Changed` is sent with this number.
 
-    It is no request: it is not answered, unless it is refused. Every attaching begins without
-    watches, and the client sends them again.
+    It is not a request, and only a rejection is answered. Each attachment starts without watches,
+    and the client sends them again.
 
     Attributes:
-        number: names the watch; not used twice on one channel.
+        number: identifies the watch; not used twice on one channel.
     """
 
     number: Number
@@ -308,14 +308,14 @@ class ListSessions(RequestMessage, array_like=True, tag=26, frozen=True):
 
 
 class EndSession(RequestMessage, array_like=True, tag=27, frozen=True):
-    """`Engine.end_session`. Answered by `Done` with whether there was one."""
+    """`Engine.end_session`. Answered by `Done`, with whether the session existed."""
 
     path: str
     session_id: Number
 
 
 class Evict(RequestMessage, array_like=True, tag=28, frozen=True):
-    """`Engine.evict`. Answered by `Done` with whether there was one."""
+    """`Engine.evict`. Answered by `Done`, with whether the request existed."""
 
     path: str
     name: str

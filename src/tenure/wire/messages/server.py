@@ -1,4 +1,4 @@
-"""Messages from a server. `tenure.wire.messages` has the rules of their order."""
+"""Messages from a server. `tenure.wire.messages` defines their order."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Welcome(Struct, array_like=True, tag=0, frozen=True):
     """The answer to `Hello`.
 
     Attributes:
-        version: the version of all later messages; both ends know it.
-        features: those of the client's that the server has too.
+        version: the version of all later messages, which both ends support.
+        features: the client's features that the server supports, too.
         heartbeat: seconds; see the rules.
-        abilities: what the store can do.
+        abilities: the capabilities of the store.
         message_bytes: the longest message that the server accepts.
-        operations: the number of unanswered requests of one connection after which the server
-            stops reading until some are answered. A client keeps further ones back.
+        operations: the number of unanswered requests of one connection at which the server stops
+            reading. A client delays further requests.
         kept_answers: see the rules.
     """
 
@@ -67,9 +67,9 @@ class Bye(Struct, array_like=True, tag=2, frozen=True):
     """Announcement that the server closes this connection, with the reason. No session ends.
 
     Attributes:
-        again: whether the client may try this server again: it is busy, or being restarted. If
-            not, the client's token, version or input was wrong. In both cases the client may try
-            another server at once.
+        again: whether the client may retry this server: it is busy, or restarting. If not, the
+            client's token, version or input was wrong. In both cases the client may try another
+            server at once.
     """
 
     error: WireError
@@ -80,17 +80,17 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
     """The session is attached to the channel.
 
     Attributes:
-        session_id, attach_number: as the store has them.
-        age: as in `Proven`, counted to the arrival of the `Attach`; ``None``: there is no proof.
-            After a long wait the client renews at once.
-        kept: with ``again``: this server has had the session all the time. It knows which
-            operations it has carried out, and answers repeated ones. If false, only `requests`
-            shows their outcome.
-        requests: with ``again`` and ``resume``, all requests of the session that are in queues,
-            in the order of the order ids. It includes earlier pushes, so that no push refers to
-            an earlier state.
-        removed: with ``again``, requests that left their queues otherwise than by `Withdraw`,
-            and why, as far as the server remembers them.
+        session_id, attach_number: as in the store.
+        age: as in `Proven`, at the arrival of the `Attach`; ``None``: there is no proof. After a
+            long wait the client renews at once.
+        kept: with ``again``: whether this server had the session without interruption. Then it
+            knows which operations were carried out, and answers repeated ones. If false, only
+            `requests` shows their outcome.
+        requests: with ``again`` and ``resume``, all requests of the session that are in queues, in
+            the order of the order ids. It includes the effects of earlier pushes, so that no later
+            push refers to an earlier state.
+        removed: with ``again``, requests that left their queues without `Withdraw`, with the
+            reason, as far as the server knows.
     """
 
     rid: Number
@@ -185,10 +185,10 @@ class Proven(ChannelMessage, array_like=True, tag=16, frozen=True):
     """The store has extended the session's expiry.
 
     Attributes:
-        age: the age of the server's own proof when the renewal arrived, counted from the sending
-            of its renewal to the store; 0 if that came afterwards. The client's proof is `age`
-            seconds older than its own renewal. At this answer the server's proof is at most a
-            third of the window old; an older one does not count.
+        age: the age of the server's own proof when the renewal arrived, counted from the server's
+            renewal to the store; 0 if that was sent later. The client's proof is `age` seconds
+            older than its own renewal. At this answer the server's proof is at most a third of the
+            window old; an older one does not count.
     """
 
     number: Number
@@ -196,7 +196,7 @@ class Proven(ChannelMessage, array_like=True, tag=16, frozen=True):
 
 
 class Unproven(ChannelMessage, array_like=True, tag=17, frozen=True):
-    """Absence of a proof: the store does not answer, or the session is not here."""
+    """Absence of a proof: the store does not answer, or the server does not have the session."""
 
     number: Number
 
@@ -208,10 +208,10 @@ class Contact(ChannelMessage, array_like=True, tag=18, frozen=True):
 
 
 class Ended(ChannelMessage, array_like=True, tag=19, frozen=True):
-    """`SessionEvents.ended`: the session has ended in the store, or another program has it.
+    """`SessionEvents.ended`: the session has ended in the store, or was taken over.
 
-    It is the last message on the channel. The client answers `EndReceived` once its program
-    considers nothing held any more.
+    It is the last message on the channel. The client answers `EndReceived` once its program no
+    longer considers anything held.
     """
 
     error: WireError

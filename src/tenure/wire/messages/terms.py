@@ -1,4 +1,4 @@
-"""Constants and types that both ends share, and the beginnings of messages."""
+"""Constants and types of both ends, and the base classes of messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""The version of the protocol that this code speaks."""
+"""Version of the protocol that this code implements."""
 
 DESCRIBE = "describe"
 """The feature of servers that answer `Describe`."""
@@ -43,7 +43,7 @@ GREETING_BYTES = 16 * 1024
 GRANTED: Final = 0
 WAITING: Final = 1
 REFUSED: Final = 2
-"""Where a request stands (`Placed.place`)."""
+"""State of a request (`Placed.place`)."""
 
 AttachKind: TypeAlias = Literal["new", "again", "resume"]
 RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]

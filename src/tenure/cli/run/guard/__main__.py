@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
-# By path, and in Python's isolated mode, the folder is no package that could be imported.
+# Run by path and in Python's isolated mode, the folder cannot be imported as a package.
 sys.path.append(str(FOLDER.parent))
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""A cgroup for one command (Linux, cgroup v2), so that one write ends all of its processes.
+"""Cgroup for one command (Linux, cgroup v2), so that one write ends all its processes.
 
 Rules:
 
-* The cgroup is a child of the cgroup of `tenure run`, so that limits and service managers see the
-  command where it belongs. Root may make one; so may a user in a delegated one (a unit of the
+* The cgroup is a child of the cgroup of `tenure run`, so that limits and service managers still
+  apply to the command. Root may create it, and so may a user in a delegated cgroup (a unit of the
   user's systemd instance).
 * `tenure run`, its watchdog and its guardian share a lock (``flock``) on the cgroup's folder. The
-  kernel drops it with the last of them. A cgroup of ours whose lock is free is *abandoned*: its
-  processes have no holder, and the next `tenure run` beside it ends them (`end_abandoned`).
+  kernel releases it with the last of them. If the lock of a tenure cgroup is free, the cgroup is
+  *abandoned*: its processes have no holder, and the next `tenure run` in the same parent ends them
+  (`end_abandoned`).
 * ``cgroup.kill`` (Linux 5.14) reaches every process in it: daemons, processes of other users, and
-  those that fork meanwhile.
+  processes that are forking.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ __all__ = ["Cgroup", "NoCgroup", "end_abandoned", "make", "own_cgroup", "parent_
 PREFIX = "tenure-run-"
 
 _TIMEOUT = 1.0
-"""Seconds to wait for the end of killed processes that had no holder."""
+"""Seconds to wait for the end of killed processes without a holder."""
 
 
 _ATTEMPTS = 10
-"""Attempts to lock a new cgroup, which another process may take for an abandoned one."""
+"""Attempts to lock a new cgroup, which another process may mistake for an abandoned one."""
 
 
 class NoCgroup(Exception):
-    """A cgroup cannot be made here, and why."""
+    """Error: a cgroup cannot be created here. The message says why."""
 
 
 class Cgroup:
-    """A cgroup that this process made, or that its parent made and passed on.
+    """A cgroup that this process created, or inherited from its parent.
 
     Attributes:
-        path: its folder.
+        path: the cgroup's folder.
         lock: a descriptor of the folder, locked.
     """
 
@@ -57,12 +58,12 @@ class Cgroup:
         _write(self.path / "cgroup.procs", "0")
 
     def kill(self) -> None:
-        """Kill every process in it. Safe when it is gone; from any thread."""
+        """Kill every process in it. Safe when the cgroup does not exist; from any thread."""
         with contextlib.suppress(OSError):
             _write(self.path / "cgroup.kill", "1")
 
     def processes(self) -> list[int]:
-        """List the processes in it and below, as far as they can be seen."""
+        """List the processes in it and below, as far as they are visible."""
         found: list[int] = []
         for folder in (self.path, *_below(self.path)):
             with contextlib.suppress(OSError):
@@ -74,11 +75,11 @@ class Cgroup:
         """True while a process lives in the cgroup."""
         try:
             return "populated 1" in (self.path / "cgroup.events").read_text()
-        except OSError:  # it is gone
+        except OSError:  # it does not exist any more
             return False
 
     def remove(self) -> None:
-        """Remove it; what still lives in it, a daemon, moves to the parent. Safe to call twice."""
+        """Remove it; surviving daemons move to the parent. Safe to call twice."""
         for _ in range(100):  # a process may fork while it is moved
             for pid in self.processes():
                 with contextlib.suppress(OSError):
@@ -102,11 +103,11 @@ class Cgroup:
 
 
 def own_cgroup(mounts: str, cgroups: str) -> Path | None:
-    """Find the folder of a process's own cgroup; ``None`` where there is no cgroup v2.
+    """Find the folder of a process's own cgroup; ``None`` without cgroup v2.
 
     Args:
-        mounts: its /proc/self/mountinfo.
-        cgroups: its /proc/self/cgroup.
+        mounts: the process's /proc/self/mountinfo.
+        cgroups: the process's /proc/self/cgroup.
     """
     (own,) = re.findall(r"^0::(/.*)$", cgroups, re.MULTILINE) or ("",)
     for line in mounts.splitlines():
@@ -116,13 +117,13 @@ def own_cgroup(mounts: str, cgroups: str) -> Path | None:
         root, point = (_unescaped(field) for field in fields.split(" ")[3:5])
         inside = own if root == "/" else own.removeprefix(root)
         if root != "/" and (inside == own or not f"{inside}/".startswith("/")):
-            continue  # a part of the hierarchy that we are not in
+            continue  # a part of the hierarchy that does not contain this process
         return Path(point + inside.rstrip("/"))
     return None
 
 
 def _unescaped(field: str) -> str:
-    """Return a field of mountinfo, in which blanks are in octal."""
+    """Return a field of mountinfo, in which blanks are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
@@ -144,10 +145,10 @@ def parent_of(process: str = "self") -> Path:
 
 
 def make(parent: Path) -> Cgroup:
-    """Make a cgroup below `parent`, and lock it.
+    """Create a cgroup below `parent`, and lock it.
 
     Raises:
-        NoCgroup: that is not possible.
+        NoCgroup: it cannot be created.
     """
     for _ in range(_ATTEMPTS):
         path = parent / f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
@@ -157,7 +158,7 @@ def make(parent: Path) -> Cgroup:
             raise NoCgroup(f"{parent} cannot be written: {error.strerror}") from None
         cgroup = _locked(path)
         if cgroup is None:
-            continue  # taken for an abandoned one, before it was locked
+            continue  # another process mistook it for an abandoned one, before it was locked
         if not (path / "cgroup.kill").exists():
             cgroup.remove()
             cgroup.close()
@@ -167,10 +168,10 @@ def make(parent: Path) -> Cgroup:
 
 
 def end_abandoned(parent: Path) -> list[str]:
-    """End what is left in cgroups whose `tenure run`, watchdog and guardian were all killed.
+    """End the processes in cgroups whose `tenure run`, watchdog and guardian were all killed.
 
     Returns:
-        the names of the cgroups in which a process lived.
+        The names of the cgroups that contained a process.
     """
     ended = []
     with contextlib.suppress(OSError):
@@ -189,12 +190,12 @@ def _end(cgroup: Cgroup) -> None:
     cgroup.kill()
     while cgroup.populated and time.monotonic() < until:
         time.sleep(0.005)
-    if not cgroup.populated:  # else a process is in the kernel, and dies when that returns
+    if not cgroup.populated:  # else a process is inside the kernel, and dies when it returns
         cgroup.try_remove()
 
 
 def _locked(path: Path) -> Cgroup | None:
-    """Return the cgroup at `path`, locked; ``None`` when another process has it, or it is gone."""
+    """Return the cgroup at `path`, locked; ``None`` if it is in use or does not exist."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -210,7 +211,7 @@ def _locked(path: Path) -> Cgroup | None:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the cgroups below one, the deepest first."""
+    """Yield the cgroups below one, deepest first."""
     with contextlib.suppress(OSError):
         for each in sorted(folder.iterdir()):
             if each.is_dir() and not each.is_symlink():

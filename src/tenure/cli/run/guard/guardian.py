@@ -1,22 +1,21 @@
 """The guardian: the command's parent, which ends the command in time.
 
-`tenure run` holds the lease and sends its deadline over a socket. The guardian alone decides when
-the command must end, so that a `tenure run` that is stopped, stalled or killed cannot keep it from
-doing so.
+`tenure run` holds the lease and sends its deadline over a socket. Only the guardian decides when
+the command must end, so it ends in time even when `tenure run` is stopped, stalled or killed.
 
 Rules:
 
-* Guarded are the command and all its descendants. Daemons (they called setsid() and have outlived
-  their parents) are left alone when the command ends by itself, and guarded when the lock is lost.
+* The command and all its descendants are guarded. Daemons (they called setsid() and have outlived
+  their parents) survive when the command ends by itself, and are ended when the lock is lost.
   (Linux; on other systems the command's process group is guarded.)
-* At `deadline - grace` the guarded get SIGTERM, at the deadline SIGKILL, until none is left.
-  The lock counts as lost from the first of these on, and later deadlines are ignored.
+* The guarded processes get SIGTERM at `deadline - grace`, and SIGKILL from the deadline until none
+  is left. The lock counts as lost from that SIGTERM, and later deadlines are ignored.
 * When the socket closes, `tenure run` is dead: SIGKILL at once. When the guardian dies, the kernel
   kills the command (PR_SET_PDEATHSIG), and the watchdog kills the rest.
-* When the command has ended, what it left running is ended as well: SIGTERM, and SIGKILL after
-  the grace. Only then is the end reported, so that the lock can be released.
-* The deadline is on the clock that counts while the machine is suspended, which no timer
-  follows; so the clock is read every second.
+* When the command has ended, its remaining processes are ended too: SIGTERM, and SIGKILL after the
+  grace. Only then is the end reported, so that the lock can be released.
+* The deadline is on a clock that advances while the machine is suspended. Timers do not, so the
+  clock is read every second.
 
 Lines received: ``deadline SECONDS``, ``signal NUMBER``, ``kill``.
 Lines sent: ``cgroup ERRNO`` (the command could not enter it), ``started PID``, ``failed ERRNO``,
@@ -49,11 +48,11 @@ from .processes import (
 __all__ = ["Guardian", "Signals", "ignore_signals"]
 
 STUCK = 1.0
-"""Seconds after SIGKILL when what is still there is reported."""
+"""Seconds after SIGKILL until surviving processes are reported."""
 
 Signals = Mapping[signal.Signals, object]
 
-# They reach the command through `tenure run`.
+# Sent to the command by `tenure run`.
 NOT_FOR_THE_GUARDIAN = (
     signal.SIGINT,
     signal.SIGQUIT,
@@ -66,17 +65,17 @@ NOT_FOR_THE_GUARDIAN = (
     signal.SIGTTIN,
     signal.SIGTTOU,
 )
-# Python ignores them from its start on; a command expects the default.
+# Python ignores them from its start; a command expects the default.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def ignore_signals() -> Signals:
-    """Ignore what is meant for the command; returns what was in force before."""
+    """Ignore signals that are meant for the command, and return the previous handlers."""
     return {each: signal.signal(each, signal.SIG_IGN) for each in NOT_FOR_THE_GUARDIAN}
 
 
 class Guardian:
-    """The command's parent: starts it, signals it, ends it."""
+    """The command's parent, which starts, signals and ends it."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Guardian:
         foreground: bool,
         cgroup: Cgroup | None,
     ) -> None:
-        """Start without a command."""
+        """Set up without a command."""
         self.control = control
         self.received: bytes | None = b""  # the beginning of a line; None when the socket is closed
         self.deadline = deadline
@@ -98,7 +97,7 @@ class Guardian:
         self.status: int | None = None  # of the command, once it has ended
         self.guarded: set[int] = set()  # what has got a signal to end, as long as it lives
         self.lost = False
-        self.kill_at = float("inf")  # set when the command ends, or must
+        self.kill_at = float("inf")  # set when the command has ended, or must end
         self.terminated = False  # SIGTERM has been sent
         self.killing_since: float | None = None
         self.reported_stuck = False
@@ -123,7 +122,7 @@ class Guardian:
             self.cgroup.remove()
 
     def start(self, command: list[str], original: Signals) -> int:
-        """Start the command; returns 0, or the errno of why that failed."""
+        """Start the command; return 0, or the errno of the failure."""
         report, reports = os.pipe()
         me = os.getpid()
         self.child = os.fork()
@@ -136,9 +135,9 @@ class Guardian:
             finally:
                 os._exit(127)
         os.close(reports)
-        with contextlib.suppress(OSError):  # the child does it too; one of them comes first
+        with contextlib.suppress(OSError):  # the child does it too, and either may be first
             os.setpgid(self.child, self.child)
-        # Closed by the exec. (One from a dead network mount keeps us here: no command runs yet.)
+        # Closed by the exec. (An exec from a dead network mount blocks here: no command runs yet.)
         with open(report, encoding="ascii") as lines:
             said = dict(line.split() for line in lines)
         if "cgroup" in said:
@@ -150,9 +149,9 @@ class Guardian:
         return int(said.get("failed", 0))
 
     def _prepare(self, original: Signals, parent: int, reports: int) -> None:
-        """Make the child ready to become the command."""
+        """Prepare the child for becoming the command."""
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the request was in force
+        if os.getppid() != parent:  # the parent died before the request took effect
             os._exit(127)
         if self.cgroup is not None:
             try:
@@ -161,7 +160,7 @@ class Guardian:
                 os.write(reports, f"cgroup {error.errno}\n".encode())
         os.setpgid(0, 0)
         if self.foreground:
-            with contextlib.suppress(OSError):  # no stop: SIGTTOU is still ignored
+            with contextlib.suppress(OSError):  # does not stop: SIGTTOU is still ignored
                 os.tcsetpgrp(0, os.getpgrp())
         for each, handler in original.items():
             if handler != signal.SIG_IGN:
@@ -170,7 +169,7 @@ class Guardian:
             signal.signal(each, signal.SIG_DFL)
 
     def reap(self) -> bool:
-        """Note the processes that have ended or stopped; return true when no descendant is left."""
+        """Record ended and stopped processes; return true when no descendant is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -192,7 +191,7 @@ class Guardian:
                 os.killpg(self.child, number)
 
     def left(self) -> dict[int, int]:
-        """Find what is left of the guarded: process id to process group."""
+        """Find the remaining guarded processes: process id to process group."""
         session = None if self.lost else os.getsid(0)
         try:
             left = descendants(os.getpid(), session=session, known=self.guarded)
@@ -203,25 +202,25 @@ class Guardian:
             return {self.child: self.child} if self.status is None else {}
 
     def end(self, number: int) -> bool:
-        """Send a signal to all that is guarded; false when nothing is left."""
+        """Send a signal to all guarded processes; return false when none is left."""
         left = self.left()
         self.guarded = set(left)
         if number == signal.SIGKILL and self.lost and self.cgroup is not None:
             self.cgroup.kill()
         self.send(number)
         send([pid for pid in left if left[pid] != self.child or self.status is not None], number)
-        send(left, signal.SIGCONT)  # what is stopped could not act on SIGTERM
+        send(left, signal.SIGCONT)  # a stopped process cannot act on SIGTERM
         return bool(left)
 
     # Lines to and from `tenure run`
 
     def say(self, line: str) -> None:
-        """Send a line to `tenure run`; `listen` notices when it is gone."""
+        """Send a line to `tenure run`; `listen` notices when it has exited."""
         with contextlib.suppress(OSError):
             self.control.sendall(line.encode() + b"\n")
 
     def listen(self) -> None:
-        """Receive lines from `tenure run`; the end of the stream means that it is gone."""
+        """Receive lines from `tenure run`; the end of the stream means that it has exited."""
         assert self.received is not None
         try:
             said = self.control.recv(4096)
@@ -249,7 +248,7 @@ class Guardian:
         self.kill_at = min(self.kill_at, kill_at)
 
     def look(self) -> float | None:
-        """Do what is due; returns the seconds until the next look, or ``None`` when all is over."""
+        """Do what is due; return the seconds until the next check, or ``None`` at the end."""
         alone = self.reap()
         at = now()
         deadline = self.deadline.at
@@ -258,7 +257,8 @@ class Guardian:
         if self.status is not None:
             if alone or not self.left():
                 return None
-            self.kill_at = min(self.kill_at, at + self.grace)  # now what the command has left
+            # Next, the processes that the command left.
+            self.kill_at = min(self.kill_at, at + self.grace)
         if at >= self.kill_at:
             self._kill(at)
             return SWEEP
@@ -278,7 +278,7 @@ class Guardian:
             self.say("stuck " + " ".join(map(str, sorted(self.guarded))))
 
     def watch_over(self, wake: int) -> None:
-        """Until the command, and all that it left running, is gone."""
+        """Wait until the command and all its remaining processes have ended."""
         while (pause := self.look()) is not None:
             control = [] if self.received is None else [self.control.fileno()]
             ready, _, _ = select.select([wake, *control], [], [], max(pause, 0.0))

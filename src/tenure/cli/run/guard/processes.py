@@ -25,9 +25,9 @@ __all__ = [
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 TICK = 1.0
-"""Seconds between two looks at the clock, at the most; no timer counts a suspension."""
+"""Longest time between two readings of the clock, in seconds; timers do not count a suspension."""
 SWEEP = 0.02
-"""Seconds between two looks at processes that are being ended."""
+"""Seconds between two checks of processes that are being ended."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,7 +39,7 @@ def now() -> float:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process. Do nothing on other systems than Linux."""
+    """Set an attribute of this process. Does nothing on systems other than Linux."""
     if sys.platform.startswith("linux"):
         import ctypes
 
@@ -47,7 +47,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def become_subreaper(*, be: bool = True) -> None:
-    """Adopt descendants whose parents end, or stop doing so. Linux only."""
+    """Adopt descendants whose parents end, or stop adopting. Linux only."""
     prctl(PR_SET_CHILD_SUBREAPER, int(be))
 
 
@@ -58,18 +58,18 @@ def descendants(
 
     Args:
         root: the process, which is not in the result.
-        session: leave out daemons: children of `root` outside this session, with their
-            descendants. ``None`` leaves out none.
-        known: processes that are no daemons, in any session.
+        session: omit daemons: children of `root` outside this session, with their descendants.
+            ``None`` omits none.
+        known: processes that are not daemons, in any session.
 
     Raises:
-        OSError: there is no /proc here.
+        OSError: /proc is not available.
     """
     groups: dict[int, int] = {}
     apart: set[int] = set()
     children: dict[int, list[int]] = {}
     seen: set[str] = set()
-    # A process may fork and end between the list and the look at it, so look until none is new.
+    # A process may fork and end while the list is read, so repeat until no new one is found.
     while new := [each for each in os.listdir("/proc") if each.isdecimal() and each not in seen]:
         seen.update(new)
         for entry in new:
@@ -94,7 +94,7 @@ def descendants(
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes that may have ended, or may not be ours to signal."""
+    """Send a signal to processes that may have ended, or belong to another user."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
@@ -111,19 +111,19 @@ def wake_on_child() -> int:
 
 
 class Deadline:
-    """The deadline and the command's process group, in memory that forked processes share."""
+    """The deadline and the command's process group, in memory shared with forked processes."""
 
     _LAYOUT = struct.Struct("dq")
 
     def __init__(self, at: float) -> None:
-        """Share the deadline `at`, with no process group yet."""
+        """Share the deadline `at`, without a process group yet."""
         self._memory = mmap.mmap(-1, self._LAYOUT.size)
         self.group = 0  # until the command is started
         self.at = at
 
     @property
     def at(self) -> float:
-        """The deadline, on `now`'s clock."""
+        """The deadline, on the clock that `now` reads."""
         return float(self._LAYOUT.unpack_from(self._memory)[0])
 
     @at.setter

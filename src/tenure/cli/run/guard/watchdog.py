@@ -1,12 +1,12 @@
 """The watchdog: the guardian's parent, which ends the command when the guardian cannot.
 
-A guardian that is killed leaves its descendants to the watchdog, which is a subreaper, in any
-process group or session. A guardian that is stopped misses the deadline, which both
-share in memory. In both cases the watchdog kills everything and reports the end in the guardian's
-place. Until then it keeps the descriptors that both inherited, and with them the lock by which an
-SQLite store sees that the holder is alive.
+When the guardian is killed, its descendants in any process group or session become children of the
+watchdog, which is a subreaper. When the guardian is stopped, it misses the deadline, which both
+share in memory. In both cases the watchdog kills everything and reports the end. Until then it
+keeps the inherited descriptors open, and with them the lock that shows an SQLite store that the
+holder is alive.
 
-So of `tenure run`, watchdog and guardian any two may be killed at once: the third ends the command.
+So any two of `tenure run`, watchdog and guardian may be killed at once: the third ends the command.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .processes import (
 __all__ = ["main"]
 
 LATE = 1.0
-"""Seconds that a guardian has to report, once everything is ended."""
+"""Seconds for the guardian's report, after everything has ended."""
 
 
 class Watchdog:
-    """The parent of a guardian, and its substitute."""
+    """The parent of a guardian, which does its work if it fails."""
 
     def __init__(
         self, guardian: int, control: socket.socket, deadline: Deadline, cgroup: Cgroup | None
@@ -70,7 +70,7 @@ class Watchdog:
                 break
             if not left:
                 ended_at = ended_at or now()
-                if now() >= ended_at + LATE:  # it is stopped, and has nothing left to do
+                if now() >= ended_at + LATE:  # it is stopped, and nothing remains to be done
                     os.kill(guardian or 0, signal.SIGKILL)
             _pause(wake, SWEEP)
         if not self.in_order:
@@ -79,20 +79,20 @@ class Watchdog:
             self._say(f"ended {int(signal.SIGKILL)} {int(lost)}")
 
     def _end(self) -> bool:
-        """Send SIGKILL to everything but the guardian; false when nothing is left."""
+        """Send SIGKILL to everything but the guardian; return false when nothing is left."""
         group = self.deadline.group
         if self.cgroup is not None:
             self.cgroup.kill()
         try:
             left = set(descendants(os.getpid())) - {self.guardian}
-        except OSError:  # no /proc here: the process group is what can be reached
+        except OSError:  # without /proc, only the process group can be reached
             send([-group] if group else [], signal.SIGKILL)
             return False
         send(left, signal.SIGKILL)
         return bool(left) or (self.cgroup is not None and self.cgroup.populated)
 
     def _reap(self) -> int | None:
-        """Reap ended children; returns the guardian while it lives."""
+        """Reap ended children; return the guardian while it lives."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -120,7 +120,7 @@ def _pause(wake: int, seconds: float) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Start the guardian and watch it; `tenure.cli.run.guarded` has the arguments."""
+    """Start the guardian and watch it; `tenure.cli.run.guarded` documents the arguments."""
     control_fd, at, grace, place, cgroup_path, cgroup_lock, *command = arguments
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)

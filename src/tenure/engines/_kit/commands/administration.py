@@ -19,12 +19,12 @@ __all__ = ["CommandAdministration"]
 
 
 class CommandAdministration(EngineDefaults, ABC):
-    """Operations that belong to no session.
+    """Operations without a session.
 
     Args:
-        url: of the store, without secrets.
-        answer_timeout: seconds after which an answer that has not come is an error.
-        values: decodes what the store returns.
+        url: the store's URL, without secrets.
+        answer_timeout: timeout of an answer in seconds.
+        values: decodes the store's replies.
 
     Attributes:
         loop: the event loop on which the engine was opened.
@@ -40,7 +40,7 @@ class CommandAdministration(EngineDefaults, ABC):
         self._open = False
         self._awaited: dict[asyncio.Future[Any], tuple[type[TenureError], str]] = {}
 
-    # For each engine to define
+    # Defined by each engine
 
     @abstractmethod
     def administer(
@@ -48,7 +48,7 @@ class CommandAdministration(EngineDefaults, ABC):
     ) -> None:
         """Send a command; `answered` receives the reply, a list that begins with "ok".
 
-        Commands and their arguments, with the reply behind "ok" or another first word:
+        Commands and their arguments, with the rest of the reply after "ok" or another first word:
 
         * ``create_node``, path, configuration: "exists"
         * ``alter_node``, path, the former configuration, the new one: "changed"
@@ -56,22 +56,22 @@ class CommandAdministration(EngineDefaults, ABC):
         * ``describe_node``, path: configuration, number of sessions, number of semaphores
         * ``describe``, path, name or ``None`` for all, `included`: a list for `Values.semaphore`
         * ``list_sessions``, path: a list for `Values.sessions`
-        * ``end_session``, path, id: true if there was one
-        * ``evict``, path, name, order id: true if there was one; "missing"
+        * ``end_session``, path, id: true if it existed
+        * ``evict``, path, name, order id: true if it existed; "missing"
 
-        All but the first reply "no node" where that is so.
+        All but the first may reply "no node".
         """
 
     @abstractmethod
     def note_silence(self) -> TenureError | None:
-        """Note that an answer has not come in time; return the reason, if it is known."""
+        """Record that an answer is overdue; return the reason, if it is known."""
 
     # Answers
 
     def limit(
         self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
     ) -> asyncio.TimerHandle:
-        """Fail an answer that takes too long; returns the timer, to be cancelled."""
+        """Fail an overdue answer after a timeout; return the timer, for cancelling it."""
         self._awaited[answer] = kind, path
         answer.add_done_callback(self._awaited.pop)
 
@@ -87,7 +87,7 @@ class CommandAdministration(EngineDefaults, ABC):
         return self.loop.call_later(self._answer_timeout, fail)
 
     def fail_awaited(self) -> None:
-        """Fail all answers, because the engine is being closed."""
+        """Fail all pending answers, because the engine is being closed."""
         for answer, (kind, path) in list(self._awaited.items()):
             if not answer.done():
                 answer.set_exception(kind(f"{self.url} was closed", node=path))
@@ -102,7 +102,7 @@ class CommandAdministration(EngineDefaults, ABC):
 
         Raises:
             NodeNotFound: there is no such node.
-            EngineError: the store refused the command, or did not answer in time.
+            EngineError: the store rejected the command, or did not answer in time.
             EngineUnavailable: the engine is not open.
         """
         self.check_open()
@@ -132,7 +132,7 @@ class CommandAdministration(EngineDefaults, ABC):
         """Change the settings of a node."""
         rules.check_path(path)
         done = False
-        while not done:  # until no other client alters it meanwhile
+        while not done:  # until no other client alters it at the same time
             _, old, *_ = await self.command(path, "describe_node", path)
             new = config_text(rules.merge_config(config_from(old), config))
             done = first_word(await self.command(path, "alter_node", path, old, new)) == "ok"
@@ -182,13 +182,13 @@ class CommandAdministration(EngineDefaults, ABC):
         return self.values.sessions(path, found)
 
     async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session; returns false if there was none."""
+        """End a session; return false if it did not exist."""
         rules.check_path(path)
         reply = await self.command(path, "end_session", path, session_id)
         return bool(reply[1])
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Evict a request from its queue; returns false if there was none."""
+        """Evict a request from its queue; return false if it did not exist."""
         rules.check_path(path)
         reply = await self.command(path, "evict", path, name, order_id)
         if first_word(reply) == "missing":

@@ -25,16 +25,16 @@ S = TypeVar("S", bound=CommandSession)
 
 
 class AttachEngine(CommandSessionEngine, Protocol):
-    """The engine, as `Attaching` uses it."""
+    """The engine, as seen by `Attaching`."""
 
     def admit(self, session: Any) -> bool:
-        """Add an attached session; false if the engine has been closed."""
+        """Add an attached session; return false if the engine has been closed."""
         ...
 
     def limit(
         self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
     ) -> asyncio.TimerHandle:
-        """Fail an answer that takes too long; returns the timer, to be cancelled."""
+        """Fail an overdue answer after a timeout; return the timer, for cancelling it."""
         ...
 
 
@@ -42,9 +42,9 @@ class TakenOver(NamedTuple):
     """A session that was taken over.
 
     Attributes:
-        token: of the new attachment.
+        token: the token of the new attachment.
         window: its recovery window in seconds.
-        description: the former one.
+        description: its former description.
     """
 
     token: str
@@ -53,51 +53,51 @@ class TakenOver(NamedTuple):
 
 
 def new_token(number: int) -> str:
-    """Return the token of a new attachment; it is unique."""
+    """Return a unique token for a new attachment."""
     return f"{number}.{secrets.token_hex(8)}"
 
 
 class Attaching(ABC, Generic[S]):
-    """The attaching of one engine.
+    """Attaching to one engine.
 
-    The reply to an attaching begins with "ok", or is one of these: "no node"; "full", which the
-    node is; "refused", with the session's liveness and key; or another one without the session.
+    The reply to an attach begins with "ok", or with one of these: "no node"; "full", for a node at
+    its limit; "refused", with the session's liveness and key; or another word, without the session.
     """
 
     def __init__(self, engine: AttachEngine) -> None:
         """Attach sessions to this engine."""
         self._engine = engine
 
-    # For each engine to define
+    # Defined by each engine
 
     @abstractmethod
     def send_attach(self, how: Attach, token: str, answered: Callable[[Any], None]) -> None:
-        """Attach a new session; the reply has its id behind "ok"."""
+        """Attach a new session; the reply has its id after "ok"."""
 
     @abstractmethod
     def send_take_over(
         self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
     ) -> None:
-        """Take a session over; the secret is that of its new token."""
+        """Take over a session; the secret is that of its new token."""
 
     @abstractmethod
     def read_take_over(self, number: int, reply: Any) -> TakenOver:
-        """Decode the reply to a takeover that succeeded."""
+        """Decode the reply to a successful takeover."""
 
     @abstractmethod
     def new_session(
         self, how: Attach, events: SessionEvents, number: int, token: str, window: float
     ) -> S:
-        """Create the session that was attached."""
+        """Create the object of the attached session."""
 
     def check_window(self, how: Attach) -> None:
-        """Raise `InvalidArgument` if the recovery window is not a possible one."""
+        """Raise `InvalidArgument` if the recovery window is not allowed."""
         rules.check_window(how.recovery_window, how.node)
 
     # Attaching
 
     async def attach(self, how: Attach, events: SessionEvents) -> S:
-        """Attach a session as the contract says."""
+        """Attach a session, as defined by the contract."""
         rules.check_path(how.node)
         if how.session_id is not None:
             return await self._take_over(how, how.session_id, events)

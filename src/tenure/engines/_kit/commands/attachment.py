@@ -2,8 +2,8 @@
 
 `CommandSession` adds the requests. Rules:
 
-* Every command of a session has the token of its attachment. The store refuses an older one.
-* Changes are numbered, so that the store recognises one that is sent again.
+* Every command of a session has the token of its attachment. The store rejects an older one.
+* Changes are numbered, so that the store recognises a repeated one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class CommandSender(Protocol):
     """Sender of a session's operations."""
 
     def operate(self, operation: Operation[Any], /) -> None:
-        """Send an operation, with others, now or when there is a connection."""
+        """Send an operation, together with others, now or when there is a connection."""
 
 
 class CommandSessionEngine(Protocol):
-    """The engine, as its sessions use it.
+    """The engine, as seen by its sessions.
 
     Attributes:
-        failures: of events and timers.
-        values: decodes what the store returns.
+        failures: failures of events and timers.
+        values: decodes the store's replies.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -60,19 +60,19 @@ class CommandSessionEngine(Protocol):
         ...
 
     def quarantined(self, left: float) -> None:
-        """Note the rest of a quarantine in seconds; 0 outside of one."""
+        """Record the remaining seconds of a quarantine; 0 outside of one."""
 
     def forget(self, session: Any) -> None:
-        """Remove a session that is over."""
+        """Remove a session that has ended."""
 
     def watch(
         self, session: Any, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call `changed` after changes of these kinds; returns what ends the watch.
+        """Call `changed` after changes of these kinds; return a function that ends the watch.
 
         Args:
-            session: that watches.
-            name: of the semaphore.
+            session: the watching session.
+            name: the name of the semaphore.
             kinds: "d" for data, "o" for owners, and always "b" for a change of both.
             changed: called after each change.
         """
@@ -83,8 +83,8 @@ class CommandAttachment(SessionBase):
     """Session state without the operations on requests.
 
     Attributes:
-        token: names this attachment: "<attach number>.<secret>"; every command has it.
-        tokens: those that it may have in the store, while it is reattached.
+        token: identifies this attachment in every command: "<attach number>.<secret>".
+        tokens: its possible tokens in the store, while it is reattached.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class CommandAttachment(SessionBase):
         token: str,
         window: float,
     ) -> None:
-        """Start attached, with the token that the store has."""
+        """Start attached, with the token in the store."""
         super().__init__(how, events, number, window)
         self.token = token
         self.tokens = [token]
@@ -110,7 +110,7 @@ class CommandAttachment(SessionBase):
         """Number of this attachment of the session."""
         return int(self.token.partition(".")[0])
 
-    # For each engine to define
+    # Defined by each engine
 
     @abstractmethod
     def _send_change(
@@ -121,11 +121,11 @@ class CommandAttachment(SessionBase):
         args: tuple[Any, ...],
         answered: Callable[[Any], None],
     ) -> None:
-        """Send a change, which has a number; the arguments are those of `_change`."""
+        """Send a numbered change; the arguments are those of `_change`."""
 
     @abstractmethod
     def _change_made(self, number: int, reply: Any) -> None:
-        """Handle the reply to a change, which begins with "ok" or with the refusal's word."""
+        """Handle the reply to a change, which begins with "ok" or with the error's word."""
 
     @abstractmethod
     def _send_describe(self, name: str, kinds: str, answered: Callable[[Any], None]) -> None:
@@ -180,11 +180,11 @@ class CommandAttachment(SessionBase):
 
         Kinds and their arguments:
 
-        * ``create``: limit as a text, data, whether it may exist, most semaphores of a node
+        * ``create``: limit as a text, data, whether it may exist, maximum semaphores of a node
         * ``update``: data
         * ``delete``: by force
         * ``alter``: request id, count as a text, data, timeout as a text; ``None`` and "-" for
-          what stays as it is
+          unchanged values
         """
         self._changes = number = self._changes + 1
         future: asyncio.Future[None] = self.loop.create_future()
@@ -208,7 +208,7 @@ class CommandAttachment(SessionBase):
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
     ) -> Callable[[], None]:
-        """Watch a name; returns the function that ends the watch."""
+        """Watch a name; return the function that ends the watch."""
         self.check()
         rules.check_name(name, self.path)
         return self._engine.watch(self, name, "b" + "d" * data + "o" * owners, changed)
@@ -243,7 +243,7 @@ class CommandAttachment(SessionBase):
         super()._forget()
         self._engine.forget(self)
 
-    # Replies that are errors
+    # Errors in replies
 
     async def _answer(self, send: Callable[..., None]) -> Any:
         """Send something, and return its reply.
@@ -252,8 +252,8 @@ class CommandAttachment(SessionBase):
             send: sends it; `answered` receives the reply.
 
         Raises:
-            SessionExpired: the session is over.
-            EngineError: the store refused it.
+            SessionExpired: the session has ended.
+            EngineError: the store rejected it.
         """
         answer: asyncio.Future[Any] = self.loop.create_future()
         send(answered=partial(settle, answer))
@@ -265,7 +265,7 @@ class CommandAttachment(SessionBase):
         return reply
 
     def _wrong(self, reply: Any) -> TenureError | None:
-        """Return the error if a reply is one; the session ends if the reply says so."""
+        """Return the error if a reply is one; end the session if the reply says so."""
         if isinstance(reply, Exception):
             return self._failure(reply)
         word = first_word(reply)

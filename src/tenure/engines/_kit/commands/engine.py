@@ -45,8 +45,8 @@ class CommandEngine(CommandAdministration, Generic[S]):
     """The life cycle of an engine.
 
     Attributes:
-        order_ids: the highest order id that this program has seen.
-        failures: of events and timers.
+        order_ids: the highest order id seen by this program.
+        failures: failures of events and timers.
         attaching: attaches the sessions.
         heartbeat: renews sessions while the loop is stuck.
         reconnector: keeps a connection.
@@ -67,7 +67,7 @@ class CommandEngine(CommandAdministration, Generic[S]):
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
 
-    # For each engine to define
+    # Defined by each engine
 
     @abstractmethod
     def prepare_opening(self) -> None:
@@ -78,7 +78,7 @@ class CommandEngine(CommandAdministration, Generic[S]):
         """Stop the timers, and drop all sessions and watches."""
 
     async def closed(self) -> None:
-        """Release what remains, as the last step of `aclose`."""
+        """Release the remaining resources, as the last step of `aclose`."""
         return
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Frequent operations of sessions, which are sent in batches, and the order ids seen so far."""
+"""Frequent operations of sessions, sent in batches, and the highest order id seen."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["OWNS", "REMOVALS", "SENT", "WAITING", "Operation", "OrderIds"]
 T = TypeVar("T")
 
 SENT, WAITING, OWNS = range(3)
-"""States of a request, as far as they are known here."""
+"""States of a request, as far as known here."""
 
 REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
-"""Reasons for which the store removes requests, by the kinds of the events."""
+"""Reasons of the store for removing requests, by the kinds of the events."""
 
 
 class OrderIds:
-    """Highest order id that this program has seen. Later ones are higher, even after data loss."""
+    """Highest order id seen by this program. Later ones are higher, even after data loss."""
 
     __slots__ = ("highest",)
 
@@ -27,7 +27,7 @@ class OrderIds:
         self.highest = 0
 
     def saw(self, order_id: int) -> None:
-        """Note an order id."""
+        """Record an order id."""
         self.highest = max(self.highest, order_id)
 
 
@@ -35,7 +35,7 @@ class Operation(Prompt[T]):
     """A frequent operation of a session, part of a batch.
 
     Attributes:
-        session: the attached session that called for it, in the type of its engine.
+        session: the session of the operation, in the type of its engine.
         words: the arguments for the store.
     """
 
@@ -59,4 +59,4 @@ class Operation(Prompt[T]):
             self.set_exception(error)
 
     def again(self) -> None:
-        """Note that it was sent, may have run, and is sent once more."""
+        """Record that it was sent, may have been executed, and is sent again."""

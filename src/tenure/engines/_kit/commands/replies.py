@@ -1,7 +1,7 @@
-"""Replies to commands: their receivers, and the errors that they mean.
+"""Replies to commands: their receivers, and the errors in them.
 
 A reply is a value, a list that begins with a word such as "ok", or a refusal. A refusal is an
-exception, as the store's library has it.
+exception of the store's library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def text(word: str | bytes) -> str:
 
 
 def first_word(reply: Any) -> str:
-    """Return the word with which a reply begins; empty for a reply without one."""
+    """Return the first word of a reply; empty for a reply without one."""
     if isinstance(reply, list) and reply and isinstance(reply[0], (str, bytes)):
         return text(reply[0])
     return ""
@@ -38,7 +38,7 @@ def ignore(reply: object) -> None:
 
 
 def error(url: str, path: str, name: str, count: int, reply: Any) -> TenureError:
-    """Return the error for a reply that is no success, in the words of the broken rule."""
+    """Return the error for an unsuccessful reply, in the words of the violated rule."""
     word = first_word(reply)
     try:
         if word == "missing":

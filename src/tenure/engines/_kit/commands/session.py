@@ -1,10 +1,11 @@
-"""Session of an engine that sends commands: its requests and takeover, upon its attachment.
+"""Session of an engine that sends commands: its requests and takeover, based on its attachment.
 
 Rules:
 
-* `placed` handles the answer to a request, before any event of that request. An event that
-  arrives earlier, or before the request's caller knows the answer, waits for that.
-* A request that the store has removed is withdrawn as well, so that the store need not keep why.
+* `placed` handles the answer to a request, before any event of that request. An event that arrives
+  before the request's caller knows the answer is delayed.
+* A request that the store has removed is withdrawn as well, so that the store can forget the
+  reason.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _init = asyncio.Future.__init__
 _GRANTED, _LEFT = Place.GRANTED, Withdrawn.LEFT
 _REFUSED = Enqueued(Place.REFUSED, None)
 _NOT_THERE = -1
-"""The answer to the withdrawal of a request that was in no queue."""
+"""Answer to the withdrawal of a request that was in no queue."""
 _SOON = 4.5
-"""Seconds that a request which does not wait spends in a quarantine, at the most."""
+"""Longest time that a request with timeout 0 waits for the end of a quarantine, in seconds."""
 
 
 class EnqueueOperation(Operation[Enqueued]):
@@ -66,7 +67,7 @@ class EnqueueOperation(Operation[Enqueued]):
         timeout: float | None,
         ephemeral: bool,
     ) -> None:
-        """Describe the request."""
+        """Set the arguments of the request."""
         _init(self, loop=session.loop)
         self.listeners = ()
         self.session = session
@@ -84,7 +85,7 @@ class EnqueueOperation(Operation[Enqueued]):
         self.session.placed(self, reply)
 
     def again(self) -> None:
-        """Have an earlier sending looked up first."""
+        """Make the store look up an earlier sending first."""
         if self.words[0] == "m":
             self.words = ("E", *self.words[1:], WHOLE, b"", "", "1")
         else:
@@ -95,9 +96,9 @@ class WithdrawOperation(Operation[Withdrawn]):
     """Operation that takes a request out of its queue.
 
     Attributes:
-        name: of the semaphore; empty if it is not known here.
-        may_have_run: it was sent before, without an answer.
-        retried: no caller waits for it; if it fails, the session tries again later.
+        name: the name of the semaphore; empty if unknown here.
+        may_have_run: whether it was sent before, without an answer.
+        retried: whether the session retries it after a failure, because no caller waits for it.
     """
 
     __slots__ = ("may_have_run", "name", "request_id", "retried")
@@ -107,7 +108,7 @@ class WithdrawOperation(Operation[Withdrawn]):
     def __init__(
         self, session: CommandSession, request_id: int, name: str, *, retried: bool = False
     ) -> None:
-        """Describe the withdrawal."""
+        """Set the arguments of the withdrawal."""
         _init(self, loop=session.loop)
         self.listeners = ()
         self.session = session
@@ -129,17 +130,17 @@ class WithdrawOperation(Operation[Withdrawn]):
             self.session.not_withdrawn(self, reply)
 
     def again(self) -> None:
-        """Note that a request which is not there may have been there before."""
+        """Record that a request that is missing now may have existed before."""
         self.may_have_run = True
 
 
 class CommandSession(CommandAttachment):
-    """An attached session, as the contract defines it.
+    """An attached session, as defined by the contract.
 
     Attributes:
-        enqueuing: the kind of its operations that add requests.
-        withdrawing: the kind of its operations that withdraw requests.
-        time_unit: parts of a second in which the store's replies state times.
+        enqueuing: the class of its operations that add requests.
+        withdrawing: the class of its operations that withdraw requests.
+        time_unit: unit of times in the store's replies, as a fraction of a second.
         requests: the states of its requests.
         names: their semaphores, until the store has confirmed a withdrawal.
     """
@@ -158,20 +159,20 @@ class CommandSession(CommandAttachment):
         token: str,
         window: float,
     ) -> None:
-        """Start attached, with the token that the store has."""
+        """Start attached, with the token in the store."""
         super().__init__(engine, how, events, number, token, window)
         self.requests: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self._sender = sender
-        self._ahead: dict[int, tuple[str, str]] = {}  # events that came before their answers
+        self._ahead: dict[int, tuple[str, str]] = {}  # events that arrived before their answers
         self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
         self._unremoved: dict[int, str] = {}  # the store refused to; tried again later
 
-    # For each engine to define
+    # Defined by each engine
 
     @abstractmethod
     def _note_waiter(self, reply: Any) -> None:
-        """Look for expired sessions soon, because a request waits, as this reply says."""
+        """Check for expired sessions soon, because this reply shows that a request waits."""
 
     @abstractmethod
     def _look(self, requests: dict[int, int], standings: Collection[int]) -> None:
@@ -243,10 +244,10 @@ class CommandSession(CommandAttachment):
         self._engine.quarantined(left)
         self._drop(operation.request_id)
         self.names.pop(operation.request_id, None)
-        operation.settle(_REFUSED)  # in a quarantine, `Engine.trouble` says why
+        operation.settle(_REFUSED)  # in a quarantine, `Engine.trouble` has the reason
 
     def _hold_up(self, operation: EnqueueOperation, left: float) -> None:
-        """Retry a request that does not wait at the end of the quarantine, if that is soon."""
+        """Retry a request with timeout 0 at the end of the quarantine, if that is soon."""
         if left <= _SOON and not self.over:
             self._engine.quarantined(left)
             self.loop.call_later(left + 0.001, self._try_again, operation)
@@ -315,7 +316,7 @@ class CommandSession(CommandAttachment):
             self._sender.operate(self.withdrawing(self, request_id, name, retried=True))
 
     def _drop(self, request_id: int) -> str:
-        """Expect nothing more of a request; return its name, which its withdrawals need."""
+        """Forget a request; return its name, which its withdrawals need."""
         self.requests.pop(request_id, None)
         if self._ahead:
             self._ahead.pop(request_id, None)
@@ -333,7 +334,7 @@ class CommandSession(CommandAttachment):
         Args:
             kind: "T" taken over, "E" ended, "A" a former attachment has acknowledged a takeover,
                 "g" granted, or a key of `REMOVALS`.
-            rest: the reason of the end; request id and order id of a request.
+            rest: the reason of the end, or the request id and order id of a request.
         """
         if self.over:
             return

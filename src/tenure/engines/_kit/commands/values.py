@@ -1,4 +1,4 @@
-"""Values of the model in the encodings that the stores of commands have in common."""
+"""Encodings of the model's values that are shared by stores of commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHOLE = str(EPHEMERAL_LIMIT)
 
 
 class Values(Protocol):
-    """The module of an engine that decodes what its store returns."""
+    """Module of an engine that decodes the store's replies."""
 
     def semaphore(self, reply: Any, *, owners: bool, waiters: bool) -> SemaphoreDescription:
         """Decode a semaphore."""
