@@ -106,7 +106,10 @@ NODE: list[tuple[Call, type[TenureError], str | None, str]] = [
         lambda s: s.store.drop_node("/app", force=False),
         NodeBusy,
         "/app",
-        "the node /app has 1 attached session(s). Close them, or drop it by force, which expires them",
+        (
+            "the node /app has 1 attached session(s). Close them, or drop it by force, which "
+            "expires them"
+        ),
     ),
     (
         lambda s: s.store.drop_node("/default", force=True),
