@@ -121,7 +121,7 @@ BEGIN
         RETURN id;
     END IF;
     IF id > above THEN
-        PERFORM FROM SCHEMA.meta FOR UPDATE SKIP LOCKED;  -- who has it moves the sequence
+        PERFORM FROM SCHEMA.meta FOR UPDATE SKIP LOCKED;  -- the transaction that has it moves the sequence
         IF NOT FOUND THEN
             RETURN nextval('SCHEMA.order_ids');
         END IF;

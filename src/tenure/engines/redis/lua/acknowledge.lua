@@ -1,4 +1,4 @@
--- ARGV: session, tokens of an attachment that was taken over, and does not believe any more.
+-- ARGV: session, tokens of an attachment that was taken over and no longer considers leases held.
 --#head
 --#body
 --#rest

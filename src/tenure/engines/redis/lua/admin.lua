@@ -60,7 +60,7 @@ elseif what == 'drop_node' then
   for _, id in ipairs(ids) do
     end_session(id, 'the node ' .. path .. ' was dropped')
   end
-  quarantined = true -- nobody is left to be granted anything
+  quarantined = true -- no session is left that could be granted anything
   settle()
   for _, name in ipairs(call('SMEMBERS', P .. 'M:' .. path)) do
     call('DEL', P .. 'm:' .. path .. ':' .. name, P .. 'w:' .. path .. ':' .. name)

@@ -1,4 +1,4 @@
--- One mutex, in its short form, taken or given back while nobody watches: as `usual` does it, and nothing
+-- One mutex, in its short form, acquired or released without watchers: as `usual` does it, and nothing
 -- besides, since a program that does one thing at a time waits for all of this.
 if alive and not fields and not watched then
   local hold, name = ARGV[5], ARGV[6]

@@ -3,7 +3,7 @@
 -- A semaphore is a hash: l limit (an ephemeral one has none), o owners, h held (as far as it can be
 -- exact, and is not the whole), w whole, n waiting, d data; each request is a field named by its order
 -- id, "session hold count joined granted deadline" (0 for none), and its data, if any, in "D" .. order
--- id. Who waits is in a sorted set. A mutex that nobody has waited for is a string instead, its short
+-- id. Waiters are in a sorted set. A mutex without waiters so far is a string instead, its short
 -- form: "session hold order joined", and behind them the data, if any.
 -- A session is a hash: a token of its attachment, n node, u until, w window, l liveness, k key,
 -- c channel, d description, t attached, f when its keys were last given time to live, y the end that it was
@@ -48,7 +48,7 @@ local function load_short(found)
   }
 end
 
--- A semaphore; false if there is none. Of a place that says so it is known to be in its long form, and
+-- A semaphore, or false if it does not exist. A place may say that it is in its long form: then
 -- the record of the request there is read with it.
 local function load(path, name, place)
   local at = path .. ':' .. name
@@ -165,7 +165,7 @@ local function write_record(m, order, r)
   write(m, order, m.record[order])
 end
 
--- Take a request out; nobody is granted before `settle`.
+-- Take a request out; nothing is granted before `settle`.
 local function leave(m, order, r)
   if m.short then
     call('DEL', m.key)
@@ -254,7 +254,7 @@ local function settle()
   dirty = {}
 end
 
--- End a session; with `why`, it is told so. Nobody is granted before `settle`.
+-- End a session; with `why`, it is notified. Nothing is granted before `settle`.
 local function end_session(id, why)
   local fields = call('HGETALL', P .. 's:' .. id)
   local s, holds = {}, {}
@@ -307,7 +307,7 @@ local function expire()
     end
     any = true
     if session <= waiter then
-      end_session(x[1], 'nothing was heard of it for its window')
+      end_session(x[1], 'it was not renewed for its recovery window')
     else
       call('ZREM', P .. 'd', d[1])
       local order, id, hold = string.match(d[1], '^(%d+) (%d+) (%d+)$')
@@ -338,7 +338,7 @@ local function due()
   return first == math.huge and -1 or math.max(0, first - now)
 end
 
--- What an attachment that is not the session's (any more) is told.
+-- The answer to an attachment that is not the session's (any more).
 local function over(id)
   local s = call('HMGET', P .. 's:' .. id, 'a', 'u')
   if s[1] and tonumber(s[2]) > now then

@@ -1,4 +1,4 @@
--- What sessions do all the time: the operations that one of them asked for in one go, in order.
+-- Frequent operations: those that a session called for together, in order.
 -- ARGV: session, token, the highest order id that the client has seen; then for each operation
 --   m, hold, name: a mutex, for ever
 --   e, hold, name, count ("0" for none that could be right), data, timeout in microseconds ("" for

@@ -1,5 +1,5 @@
--- ARGV: session, token. Keeps the session, and answers for how many microseconds somebody from whom
--- it was taken may believe that he has it.
+-- ARGV: session, token. Renews the session, and answers the microseconds for which a former attachment
+-- may consider leases held.
 --#head
 --#body
 --#rest

@@ -12,7 +12,7 @@ local function data_of(m, order)
 end
 
 -- A Redis whose memory is full refuses the first write of a script if that takes memory, and nothing
--- behind a write that takes none. So who is there stays and is heard, and who has run out goes.
+-- behind a write that takes none. So sessions are renewed, and expired ones end.
 local function whatever_memory()
   call('DEL', P .. 'none')
 end
@@ -135,8 +135,8 @@ local function bound_times()
     local key = P .. 's:' .. id
     local s = call('HMGET', key, 'w', 'u', 'y', 'n')
     if s[2] then
-      local believed = now + s[1]
-      local till = believed + (s[2] == s[3] and grace_of(s[4]) or 0)
+      local latest = now + s[1]
+      local till = latest + (s[2] == s[3] and grace_of(s[4]) or 0)
       if tonumber(s[2]) > till then
         call('HSET', key, 'u', int(till))
         call('ZADD', P .. 'x', int(till), id)
@@ -146,8 +146,8 @@ local function bound_times()
       end
       local fields = call('HGETALL', key)
       for at = 1, #fields, 2 do
-        if string.sub(fields[at], 1, 1) == 'B' and tonumber(fields[at + 1]) > believed then
-          call('HSET', key, fields[at], int(believed))
+        if string.sub(fields[at], 1, 1) == 'B' and tonumber(fields[at + 1]) > latest then
+          call('HSET', key, fields[at], int(latest))
         end
       end
     end

@@ -23,7 +23,7 @@ local number, secret = string.match(s[1], '^(%d+)%.(.*)$')
 if secret ~= ARGV[3] then -- or else sent before
   number = int(number + 1)
   if s[7] == '1' then
-    call('HSET', key, 'B' .. s[1], s[8]) -- until then that side may believe
+    call('HSET', key, 'B' .. s[1], s[8]) -- until then the former attachment may hold leases
     call('PUBLISH', s[6], 'T ' .. s[1] .. ' ')
   end
 end

@@ -1,5 +1,5 @@
 -- Ends what has run out, and grants what a quarantine held up. ARGV: "node:name" of each semaphore
--- that somebody waits for; before them "1" if the client watches anything.
+-- with waiters; before them "1" if the client watches anything.
 -- Answers {"ok", epoch, due, quarantine that is left, what `be_watched` says, if it does, and why there
 -- is a quarantine}.
 --#head

@@ -1,4 +1,4 @@
--- The usual case, as long as it lasts: mutexes that nobody else has or waits for, in their short form.
+-- The usual case, as long as it lasts: mutexes without other owners or waiters, in their short form.
 while at <= last do
   local kind, hold = ARGV[at], ARGV[at + 1]
   local name
