@@ -137,9 +137,9 @@ def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) 
             "FROM sessions AS s WHERE s.id = ?",
             (number,),
         )
-    any_over = remove_over(tx, suspects)
+    any_ended = remove_over(tx, suspects)
     tx.messages.removed.update(dead)
-    return bool(dead) or any_over
+    return bool(dead) or any_ended
 
 
 # A reboot, and the first opening after a pause
