@@ -203,7 +203,7 @@ class DflockdServerConnection(DflockdServerStream):
         if reply is not None:
             self._last_grant = claim if claim.stage is HELD else None
             self._reply(reply)
-        elif self._waits_for_nobody() and self._transport is not None:
+        elif self._waits_in_vain() and self._transport is not None:
             self._transport.close()
 
     def settle(

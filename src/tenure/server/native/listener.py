@@ -132,7 +132,7 @@ class NativeListener:
             file.remove()
         self.farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
         for connection in list(self._connections):
-            connection.say_bye(self.farewell, again=True)
+            connection.send_bye(self.farewell, again=True)
 
     async def aclose(self) -> None:
         """Close all connections, and with the last listener the sessions."""
