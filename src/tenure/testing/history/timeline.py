@@ -79,10 +79,10 @@ class Violation:
         start = records[0].at
         processes = _processes(records)
         marked = {id(record) for record in self.conflict}
-        width = max((len(who) for who in processes.values()), default=1)
+        width = max((len(name) for name in processes.values()), default=1)
         lines = [
             f"{'>' if id(record) in marked else ' '} {record.at - start:11.6f} s  "
-            f"{_who(record, processes):{width}}  {_describe(record, start)}"
+            f"{_process_of(record, processes):{width}}  {_describe(record, start)}"
             for record in records
         ]
         return [head, *_shortened(lines)]
@@ -121,7 +121,7 @@ def _processes(records: Iterable[Record]) -> dict[str, str]:
     return known
 
 
-def _who(record: Record, processes: dict[str, str]) -> str:
+def _process_of(record: Record, processes: dict[str, str]) -> str:
     if isinstance(record, Returned):
         return processes.get(record.call, "")
     if isinstance(record, Queued | Granted | Held | Shrinks | Leaves | Gone):
