@@ -146,7 +146,7 @@ class GuardedCommand:
                 ],
                 env=environment,
                 close_fds=False,  # the command gets the descriptors that `tenure run` inherited
-                process_group=0,  # what the terminal sends is not for the guardian
+                process_group=0,  # keeps the terminal's signals from the guardian
             )
         except BaseException as error:
             here.close()

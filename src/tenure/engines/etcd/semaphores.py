@@ -127,7 +127,7 @@ def _updating(
 
 async def delete(session: EtcdAttachment, name: Name, *, force: bool) -> None:
     """Delete a semaphore; by force with everything in its queue."""
-    tried: int | None = None  # when what we may have deleted was created
+    tried: int | None = None  # creation of the one that we may have deleted
     while True:
         read = await session.read(name.get_limit, name.queue)
         limit = read.parts[0].first

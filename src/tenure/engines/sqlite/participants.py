@@ -209,7 +209,7 @@ def reopen(tx: Transaction) -> None:
 
 def _grant_grace(tx: Transaction) -> None:
     """Extend detached sessions by a grace period and their window from now."""
-    # One whose program died while it closed it has no contact (-infinity), and is over.
+    # One whose program died while it closed it has no contact (-infinity), and has expired.
     for (node,) in tx.execute(
         "SELECT DISTINCT node FROM sessions "
         "WHERE participant IS NULL AND slot IS NULL AND liveness = 'window'"

@@ -72,7 +72,7 @@ class NativeListener:
         self._given = list(sockets)
         self._door: Door | None = None
         self._socket_file: SocketFile | None = None  # of a Unix socket, until the listener drains
-        self._unreachable = False  # it is logged that its file is gone, and cannot be made
+        self._unreachable = False  # whether the loss of its file is logged
         self._connections: set[NativeServerConnection] = set()
         self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None

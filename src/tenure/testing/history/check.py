@@ -202,7 +202,7 @@ def _origin(index: HistoryIndex, entry: RequestEntry) -> str:
 
 def _never_again(index: HistoryIndex) -> Iterator[Violation]:
     for entry, record in index.again:
-        what = f"{listed([entry])} is held again after it had been withdrawn or was over"
+        what = f"{listed([entry])} is held again after it had been withdrawn or had ended"
         yield index.accuse("never again", entry.place, what, [entry], entry.ended_by, record)
     for (observer, place), shown in index.observed.items():
         was: set[int] = set()

@@ -58,7 +58,7 @@ def _unwritten(
     for record in shown:
         known = record.at + index.history.skew
         if isinstance(record.value, bytes) and written.get(record.value, inf) > known:
-            what = f"{observer} was shown what was never written to {place[1]!r}"
+            what = f"{observer} was shown data that was never written to {place[1]!r}"
             yield Violation("observers", *place, what, (record,), (record,))
 
 
@@ -109,7 +109,7 @@ def _unexpected(
         if those is None:
             strangers.append(order_id)
         elif all(_is_out(entry, truth.at) for entry in those):
-            what = f"{listed(those)} is over, and still stands in the queue of {place[1]!r}"
+            what = f"{listed(those)} has ended, but is still in the queue of {place[1]!r}"
             yield index.accuse("end", place, what, those, truth)
     if len(strangers) > nameless:
         ids = ", ".join(str(order_id) for order_id in strangers)

@@ -169,7 +169,7 @@ def _describe(record: Record, start: float) -> str:
         case Observed():
             return f"{record.observer} is shown {_shown(record.value)}"
         case Unobserved():
-            return f"{record.observer} is over"
+            return f"{record.observer} has ended"
         case Truth():
             return (
                 f"in the store {record.name!r} has{_data(record.data) or ' no data'}, "
@@ -188,7 +188,7 @@ def _limit(record: Requested) -> str:
 
 
 def _former(recovers: str | None) -> str:
-    return "" if recovers is None else f", continuing {recovers or 'what it had'}"
+    return "" if recovers is None else f", continuing {recovers or 'a former request'}"
 
 
 def _until(deadline: float, start: float) -> str:
@@ -198,7 +198,7 @@ def _until(deadline: float, start: float) -> str:
 def _revoked(record: Revokes) -> str:
     parts = [
         *([] if record.request is None else [record.request]),
-        *([] if record.session_of is None else [f"what {record.session_of} has"]),
+        *([] if record.session_of is None else [f"the requests of {record.session_of}"]),
         *([] if record.name is None else [repr(record.name)]),
     ]
     return " of ".join(parts) or "everything"

@@ -101,7 +101,7 @@ class Surroundings(Protocol):
         """Report an event that must not happen, under any faults."""
 
     def look_whether_done(self) -> None:
-        """End the history if all faults are over and all processes are done."""
+        """End the history if all faults have ended and all processes are done."""
 
 
 class SimulatedProcess:

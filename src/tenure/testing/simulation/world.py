@@ -160,7 +160,7 @@ class World:
         self._look_for_failures()
 
     def look_whether_done(self) -> None:
-        """Stop the scheduler if all faults are over and all processes are done."""
+        """Stop the scheduler if all faults have ended and all processes are done."""
         if self.nemesis.idle and all(process.now.done for process in self.processes):
             self.scheduler.stop()
 

@@ -95,7 +95,7 @@ class Guardian:
         self.cgroup = cgroup
         self.child = 0
         self.status: int | None = None  # of the command, once it has ended
-        self.guarded: set[int] = set()  # what has got a signal to end, as long as it lives
+        self.guarded: set[int] = set()  # processes that received a signal to end, until they exit
         self.lost = False
         self.kill_at = float("inf")  # set when the command has ended, or must end
         self.terminated = False  # SIGTERM has been sent
