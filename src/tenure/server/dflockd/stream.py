@@ -158,7 +158,7 @@ class DflockdServerStream(asyncio.Protocol):
         late = self._now() - self._received_at > _TOGETHER
         if self._awaited is not None and (late or self._is_cut_short()):
             return False
-        stays = self._busy or bool(self._requests or self._unread)  # then it closes after that
+        stays = self._busy or bool(self._requests or self._unread)  # it closes when all are done
         if stays:
             probe(self._transport)
         return stays
