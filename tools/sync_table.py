@@ -53,8 +53,8 @@ RULES = {
     "Once[Lease]": ("Lease", "obtain:Lease:undo_acquire"),
     "Once[Leadership]": ("Leadership", "obtain:Leadership:undo_acquire"),
     "Once[Session]": ("Session", "obtain:Session:abandon_session"),
-    "Once[RunLease | None]": ("RunLease | None", "obtain:perhaps(RunLease):undo_acquire"),
-    "Lease | None": ("Lease | None", "obtain:perhaps(Lease):undo_acquire"),
+    "Once[RunLease | None]": ("RunLease | None", "obtain:optional(RunLease):undo_acquire"),
+    "Lease | None": ("Lease | None", "obtain:optional(Lease):undo_acquire"),
     "Once[Ticket[Lease]]": (
         "Ticket[Lease]",
         "obtain:lambda portal, ticket: Ticket(portal, ticket, Lease):abandon_ticket",
@@ -179,7 +179,7 @@ from tenure.model import Leader, SemaphoreDescription
         + """
 from tenure._client import mutex as async_mutex
 from tenure._client import semaphore as async_semaphore
-from tenure.blocking.blocks import undo_acquire, abandon_ticket, perhaps
+from tenure.blocking.blocks import undo_acquire, abandon_ticket, optional
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper
@@ -218,7 +218,7 @@ from tenure.model import Recovered
         + """
 from typing import Any
 from tenure._client import session as async_session
-from tenure.blocking.blocks import undo_acquire, perhaps
+from tenure.blocking.blocks import undo_acquire, optional
 from tenure.blocking.wrapper import SyncWrapper
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.lease import Election, RunLease
@@ -309,7 +309,7 @@ from tenure.recipes import Change
         + """
 from typing import Generic, TypeAlias, TypeVar
 from tenure import recipes as async_recipes
-from tenure.blocking.blocks import undo_acquire, perhaps
+from tenure.blocking.blocks import undo_acquire, optional
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States

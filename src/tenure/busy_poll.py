@@ -7,7 +7,7 @@ a server expects more data after some has arrived. Rules:
 
 * Polling speeds up a program that sends one request after the other. For longer waits it is wasted.
   So after each unsuccessful poll, twice as many occasions are skipped as before, up to
-  `_MOST_PASSED_OVER`; after a successful poll none is skipped.
+  `_MOST_SKIPPED`; after a successful poll none is skipped.
 * Other processes and threads on this core run first (`os.sched_yield`). If yielding takes long, the
   core is busy, and the scheduler does not favour a process that never sleeps. This counts as many
   unsuccessful polls.
@@ -26,7 +26,7 @@ __all__ = ["LONGEST", "USUAL", "BusyPoll"]
 USUAL, LONGEST = 200, 10_000
 """Default and longest polling time, in microseconds."""
 
-_MOST_PASSED_OVER = 64
+_MOST_SKIPPED = 64
 
 _sched_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
@@ -53,54 +53,54 @@ class BusyPoll:
         self._longest = longest
         self._now = now
         self._step_back = step_back
-        self._awake = False
-        self._looking = False  # `_look` will be called
+        self._polling = False
+        self._scheduled = False  # `_poll` will be called
         self._until = 0.0
-        self._pass_over = 0
-        self._passed_over = 0
+        self._to_skip = 0
+        self._skipped = 0
 
     def expect(self) -> None:
         """Expect data from now on, and poll for it unless this occasion is skipped."""
-        if not self._awake:
+        if not self._polling:
             if not self._longest:
                 return
-            if self._passed_over < self._pass_over:
-                self._passed_over += 1
+            if self._skipped < self._to_skip:
+                self._skipped += 1
                 return
-            self._awake = True
-            if not self._looking:
-                self._looking = True
-                self._soon(self._look)
+            self._polling = True
+            if not self._scheduled:
+                self._scheduled = True
+                self._soon(self._poll)
         self._until = self._now() + self._longest
 
     def came(self, *, more: bool) -> None:
         """Record that data has arrived. If `more` is true, more is expected as before."""
-        if self._awake:
-            self._pass_over = 0
-            self._awake = more
+        if self._polling:
+            self._to_skip = 0
+            self._polling = more
 
     def arrived(self) -> None:
         """Record that data has arrived, and expect more from now on."""
-        if self._awake:
-            self._pass_over = 0
+        if self._polling:
+            self._to_skip = 0
         self.expect()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Keep the loop iterating: it polls its sockets in each iteration."""
-        if not self._awake:
-            self._looking = False
+        if not self._polling:
+            self._scheduled = False
             return
         now = self._now()
         if now >= self._until:
-            self._sleep(min(2 * self._pass_over or 1, _MOST_PASSED_OVER))
+            self._sleep(min(2 * self._to_skip or 1, _MOST_SKIPPED))
             return
         self._step_back()
         if self._now() - now < self._longest:
-            self._soon(self._look)
+            self._soon(self._poll)
         else:
-            self._sleep(_MOST_PASSED_OVER)
+            self._sleep(_MOST_SKIPPED)
 
-    def _sleep(self, pass_over: int) -> None:
-        self._awake = self._looking = False
-        self._passed_over = 0
-        self._pass_over = pass_over
+    def _sleep(self, to_skip: int) -> None:
+        self._polling = self._scheduled = False
+        self._skipped = 0
+        self._to_skip = to_skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tenure import RequestDescription, SemaphoreDescription
-from tenure.cli.look import kind, who
+from tenure.cli.look import describe_program, kind
 from tenure.cli.output import Column, data_json, duration, fitted, safe, shortened, shown_data
 
 COLUMNS = [
@@ -136,4 +136,4 @@ def test_a_lasting_semaphore_is_called_what_it_looks_like(
     ],
 )
 def test_a_holder_is_called_by_its_program(facts: dict[str, Any], name: str) -> None:
-    assert who(RequestDescription(7, 1, 1, b"", **facts)) == name
+    assert describe_program(RequestDescription(7, 1, 1, b"", **facts)) == name

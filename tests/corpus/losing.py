@@ -55,7 +55,7 @@ def _renews_nothing(self: Keeper, sessions: list[Any]) -> float:
 
 @row(
     2,
-    replacing(Keeper, "_watch_over", _renews_nothing),
+    replacing(Keeper, "_watch_sessions", _renews_nothing),
     not_on={
         "ydb": "its SDK lives in the loop: what is stuck for longer than its window has lost it"
     },
@@ -174,7 +174,7 @@ _NO_REPLICAS = "its store has no replica that could take its place"
 
 @row(
     11,
-    {"redis": replacing(RedisSession, "_lost_something", does_nothing)},
+    {"redis": replacing(RedisSession, "_report_loss", does_nothing)},
     not_on={
         "memory": _NO_REPLICAS,
         "sqlite": _NO_REPLICAS,

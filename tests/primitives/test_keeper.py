@@ -183,10 +183,10 @@ async def test_on_virtual_time_there_is_no_thread(clock: VirtualClock) -> None:
 async def test_the_thread_leaves_the_loop_a_head_start(clock: VirtualClock) -> None:
     kept, session = make(clock), Fake(clock)
     clock.advance(3.7)
-    assert kept._watch_over([session]) == pytest.approx(0.05)
+    assert kept._watch_sessions([session]) == pytest.approx(0.05)
     assert session.renewals == []
     clock.advance(0.05)
-    assert kept._watch_over([session]) == pytest.approx(0.75)
+    assert kept._watch_sessions([session]) == pytest.approx(0.75)
     assert session.renewals == [clock.now()]
 
 
@@ -194,10 +194,10 @@ async def test_the_thread_looks_once_a_second_at_least_and_not_all_the_time(
     clock: VirtualClock,
 ) -> None:
     kept, session = make(clock), Fake(clock, 900.0)
-    assert kept._watch_over([session]) == keeper.TICK
+    assert kept._watch_sessions([session]) == keeper.TICK
     session.proof = clock.now() - 900.0 + 1e-9
     session.answering = False
-    assert kept._watch_over([session]) == keeper.SHORTEST
+    assert kept._watch_sessions([session]) == keeper.SHORTEST
 
 
 async def test_the_thread_stops_when_the_loop_has_not_turned_for_max_stall(
@@ -205,14 +205,14 @@ async def test_the_thread_stops_when_the_loop_has_not_turned_for_max_stall(
 ) -> None:
     kept, session = make(clock), Fake(clock, max_stall=5.0)
     clock.advance(4.9)
-    kept._watch_over([session])
+    kept._watch_sessions([session])
     assert len(session.renewals) == 1
     clock.advance(4.9)
-    kept._watch_over([session])
+    kept._watch_sessions([session])
     assert len(session.renewals) == 1
     assert session.lapses == 0
     clock.advance(4.9)
-    kept._watch_over([session])
+    kept._watch_sessions([session])
     assert session.lapses == 1
 
 
@@ -224,7 +224,7 @@ async def test_a_stall_is_told_of_once_and_when_the_loop_turns_again(
     with caplog.at_level(logging.WARNING, logger="tenure"):
         for _ in range(3):
             clock.advance(4)
-            kept._watch_over([session])
+            kept._watch_sessions([session])
         assert len(session.renewals) == 3
         assert len(caplog.records) == 1
         assert "the event loop has not turned for 4.0 s" in caplog.text
@@ -238,7 +238,7 @@ async def test_a_short_stall_is_not_worth_telling(
 ) -> None:
     kept, session = make(clock), Fake(clock, 3.0)
     clock.advance(1.5)
-    kept._watch_over([session])
+    kept._watch_sessions([session])
     assert len(session.renewals) == 1
     assert caplog.records == []
 
@@ -255,10 +255,10 @@ def test_on_a_closed_loop_sessions_run_out_and_are_forgotten(clock: VirtualClock
     kept = loop.run_until_complete(begin())
     loop.close()
     clock.advance(5)
-    kept._watch_over([session])
+    kept._watch_sessions([session])
     assert session.renewals == []
     clock.advance(5)
-    kept._watch_over([session])
+    kept._watch_sessions([session])
     assert session.lapses == 1
     assert kept._sessions == {}
 
@@ -302,7 +302,7 @@ async def test_the_thread_renews_others_when_one_renewal_fails(
     kept, failing, other = make(clock), Failing(clock), Fake(clock)
     failing.error = error
     clock.advance(5)
-    kept._watch_over([failing, other])
+    kept._watch_sessions([failing, other])
     assert len(other.renewals) == 1
     assert caplog.text.count("task='renewing sessions'") == 1
     await kept.aclose()
@@ -316,7 +316,7 @@ async def test_renewals_that_fail_do_not_put_off_the_end_at_the_deadline(
     kept.add(failing)
     await asyncio.sleep(9.29)
     assert failing.lapses == 0
-    assert kept._watch_over([failing]) == pytest.approx(0.01)
+    assert kept._watch_sessions([failing]) == pytest.approx(0.01)
     await asyncio.sleep(0.02)
     assert failing.lapses == 1
     await kept.aclose()
@@ -335,7 +335,7 @@ async def test_a_keeper_closes_though_its_thread_has_died_and_no_other_can_be_st
     kept = Keeper(SystemClock(), asyncio.get_running_loop(), lambda _: None)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "_watch_over", no_memory)
+        patch.setattr(kept, "_watch_sessions", no_memory)
         kept.add(Fake(VirtualClock()))
         assert kept._thread is not None
         await asyncio.to_thread(kept._thread.join)

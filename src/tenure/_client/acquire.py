@@ -55,8 +55,8 @@ async def acquire(source: SessionSource, options: RequestOptions[L], timeout: fl
                 request = _outcome(request, timeout, Probe(request, 0.0))
         if request is None:
             assert timeout is not None
-            who = await contention(source.current(), options.name)
-            raise _not_acquired(options, source.node, timeout, f"; {who}")
+            holders = await contention(source.current(), options.name)
+            raise _not_acquired(options, source.node, timeout, f"; {holders}")
     return options.handle(request)
 
 

@@ -190,7 +190,7 @@ def _refused(request: Request) -> LeaseLost:
 def _no_transaction(request: Request) -> Misuse:
     return Misuse(
         f"no transaction is open on the connection, so the guard of {request.name!r} on "
-        f"{request.node} was over at once: begin a transaction that contains the guard and the "
+        f"{request.node} ended at once: begin a transaction that contains the guard and the "
         f"writes (is autocommit on?)",
         node=request.node,
         name=request.name,

@@ -83,8 +83,9 @@ def enter_lease(lease: Lease, task: asyncio.Task[object] | None) -> None:
 
 def leave_ticket(ticket: Ticket[Any]) -> None:
     """Leave the block of a ticket, if it was entered."""
-    if ticket._scope is not None:
-        ticket._scope.exit(None)
+    scope = ticket._scope
+    if scope is not None:
+        scope.exit(None)
 
 
 def put_back(stream: Readable[T_contra], item: T_contra) -> None:

@@ -80,14 +80,14 @@ class Keeper:
         self._loop = loop
         self._stalled = stalled
         self._sessions: dict[Kept, None] = {}
-        self._last_turn = clock.now()
+        self._last_iteration = clock.now()
         self._failures = Failures("renewing sessions", _log)
-        self._timer = BackgroundTimer(loop, clock.now, self._turn, self._failures)
+        self._timer = BackgroundTimer(loop, clock.now, self._tick, self._failures)
         self._wake = 0.0  # when it fires
         self._thread: BackgroundThread | None = None
         self._starting = threading.Lock()
-        self._look = threading.Event()
-        self._thread_over = asyncio.Event()
+        self._woken = threading.Event()
+        self._thread_ended = asyncio.Event()
         self._closing = False
         self._renewed_in_stall = False
 
@@ -96,7 +96,7 @@ class Keeper:
         with self._starting:
             self._sessions[session] = None
             self._start_thread()
-        self._look.set()
+        self._woken.set()
         if not self._timer.armed or min(session.renew_at, session.deadline) < self._wake:
             self._timer.run()
 
@@ -108,11 +108,11 @@ class Keeper:
                 over = asyncio.Event()  # its own event: the end of another thread does not set it
                 thread = BackgroundThread("tenure-keeper", partial(self._run_thread, over))
                 thread.start()
-                self._thread, self._thread_over = thread, over
+                self._thread, self._thread_ended = thread, over
 
     def reschedule(self) -> None:
         """Recompute the times of the next renewals. On the loop."""
-        self._look.set()
+        self._woken.set()
         self._timer.run()
 
     def discard(self, session: Kept) -> None:
@@ -122,34 +122,34 @@ class Keeper:
     async def aclose(self) -> None:
         """Stop, and wait for the end of the thread. Safe to call twice."""
         self._closing = True
-        self._look.set()
+        self._woken.set()
         self._timer.cancel()
         thread = self._thread
         if thread is not None:
-            await self._thread_over.wait()
+            await self._thread_ended.wait()
             thread.join()
 
     # On the loop
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         """Record an iteration of the loop, renew what is due, and set the timer again."""
         if self._closing:
             return
         now = self._clock.now()
         if self._renewed_in_stall:
             self._renewed_in_stall = False
-            self._stalled(now - self._last_turn)
-        self._last_turn = now
+            self._stalled(now - self._last_iteration)
+        self._last_iteration = now
         self._wake = now + TICK
         for session in list(self._sessions):
             with self._failures.contained():  # one failure must not affect the other sessions
-                self._look_after(session, now)
+                self._renew_or_lapse(session, now)
         if self._sessions:
             self._timer.at(self._wake)
             with self._starting:
                 self._start_thread()
 
-    def _look_after(self, session: Kept, now: float) -> None:
+    def _renew_or_lapse(self, session: Kept, now: float) -> None:
         if now >= session.deadline:
             session.lapse()
             return
@@ -162,16 +162,16 @@ class Keeper:
 
     def _run_thread(self, over: asyncio.Event) -> None:
         try:
-            self._keep_watch()
+            self._run_watch()
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(over.set)
 
-    def _keep_watch(self) -> None:
+    def _run_watch(self) -> None:
         while not self._closing:
             idle = not self._sessions
-            woken = self._look.wait(self.watch_over())
-            self._look.clear()
+            woken = self._woken.wait(self.watch_over())
+            self._woken.clear()
             if idle and not woken and self._may_end():
                 return
 
@@ -185,19 +185,19 @@ class Keeper:
     def watch_over(self) -> float:
         """Do what the loop should have done by now, and return the seconds until the next check."""
         sessions = list(self._sessions)
-        return self._watch_over(sessions) if sessions else IDLE
+        return self._watch_sessions(sessions) if sessions else IDLE
 
-    def _watch_over(self, sessions: list[Kept]) -> float:
+    def _watch_sessions(self, sessions: list[Kept]) -> float:
         now = self._clock.now()
         closed = self._loop.is_closed()
-        stalled = now - self._last_turn
+        stalled = now - self._last_iteration
         pause = TICK
         for session in sessions:
             with self._failures.contained():  # one failure must not affect the other sessions
-                pause = min(pause, self._watch_over_one(session, now, stalled, closed))
+                pause = min(pause, self._watch_session(session, now, stalled, closed))
         return max(pause, SHORTEST)
 
-    def _watch_over_one(self, session: Kept, now: float, stalled: float, closed: bool) -> float:
+    def _watch_session(self, session: Kept, now: float, stalled: float, closed: bool) -> float:
         if now >= session.deadline:
             session.lapse()
             if closed:

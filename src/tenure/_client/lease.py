@@ -322,11 +322,11 @@ class Lease(AsyncHandle):
                 node=self.node,
                 name=self.name,
             )
-        ours = request.scope.exit(error)
+        cancelled = request.scope.exit(error)
         answer = start_leaving(request, error)
         if answer is not None:
             await finish_leaving(request, answer, error)
         if request.loss is not None:
-            if error is None or ours:
+            if error is None or cancelled:
                 raise request.why_not_held()
             note_loss(request, error)

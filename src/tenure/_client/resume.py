@@ -41,9 +41,9 @@ class ResumeToken(NamedTuple):
     key: bytes
 
     def __str__(self) -> str:
-        said = _FIXED.pack(self.session_id, self.recovery_window, self.key) + self.node.encode()
-        said += _CHECKSUM.pack(zlib.crc32(said))
-        return _PREFIX + urlsafe_b64encode(said).decode().rstrip("=")
+        content = _FIXED.pack(self.session_id, self.recovery_window, self.key) + self.node.encode()
+        content += _CHECKSUM.pack(zlib.crc32(content))
+        return _PREFIX + urlsafe_b64encode(content).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str) -> ResumeToken:
@@ -59,11 +59,11 @@ class ResumeToken(NamedTuple):
                 raise ValueError("another beginning")
             body = text[len(_PREFIX) :]
             read = urlsafe_b64decode(body + "=" * (-len(body) % 4))
-            said, checksum = read[: -_CHECKSUM.size], read[-_CHECKSUM.size :]
-            if _CHECKSUM.unpack(checksum) != (zlib.crc32(said),):
+            content, checksum = read[: -_CHECKSUM.size], read[-_CHECKSUM.size :]
+            if _CHECKSUM.unpack(checksum) != (zlib.crc32(content),):
                 raise ValueError("another checksum")
-            session_id, window, key = _FIXED.unpack(said[: _FIXED.size])
-            node = said[_FIXED.size :].decode()
+            session_id, window, key = _FIXED.unpack(content[: _FIXED.size])
+            node = content[_FIXED.size :].decode()
             rules.check_path(node)
             rules.check_window(window)
             if not 0 < session_id < _SESSION_IDS:

@@ -129,7 +129,7 @@ class SessionHandle(AsyncHandle):
                 f"the session on {self.node} is left without having been entered",
                 node=self.node,
             )
-        ours = scope.exit(error)
+        cancelled = scope.exit(error)
         if isinstance(error, GeneratorExit):  # nothing can be awaited, in any thread
             self._core.client.soon(self._core.close_soon)
             return
@@ -142,5 +142,5 @@ class SessionHandle(AsyncHandle):
                 await self.aclose()
         except Exception as failure:
             note_failure(error, failure, f"closing the session on {self.node}")
-        if isinstance(self._core.why, SessionExpired) and (error is None or ours):
+        if isinstance(self._core.why, SessionExpired) and (error is None or cancelled):
             raise self._core.error()

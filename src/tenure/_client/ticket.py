@@ -137,8 +137,8 @@ class Ticket(AsyncHandle, Generic[L]):
         finally:
             probe.stop()
         waits = obstacle is None and request.state is WAITING
-        who = f"; {await contention(session_of(request), request.name)}" if waits else ""
-        why = who if obstacle is None else f", because {obstacle.clause}"
+        holders = f"; {await contention(session_of(request), request.name)}" if waits else ""
+        why = holders if obstacle is None else f", because {obstacle.clause}"
         raise AcquireTimeout(
             f"{request.options.kind} {request.name!r} on {request.node}: not acquired within "
             f"{limit:g} s{why}; the place in its queue is kept",

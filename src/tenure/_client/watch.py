@@ -135,7 +135,7 @@ class Watch(AsyncHandle, Generic[T]):
             except BaseException:
                 self._changed.set()  # this change was not delivered: read again at the next call
                 raise
-            seen = self._what_is_watched(described)
+            seen = self._watched_state(described)
             if seen != self._latest and not self._closed:
                 self._latest = seen
                 return self._view(session, described)
@@ -145,7 +145,7 @@ class Watch(AsyncHandle, Generic[T]):
         self._latest = None
         self._changed.set()
 
-    def _what_is_watched(self, described: SemaphoreDescription) -> object:
+    def _watched_state(self, described: SemaphoreDescription) -> object:
         owners = [(owner.order_id, owner.count, owner.data) for owner in described.owners]
         return (described.data if self._data else None, owners)
 

@@ -38,7 +38,7 @@ __all__ = [
     "abandon_session",
     "abandon_ticket",
     "as_it_is",
-    "perhaps",
+    "optional",
     "undo_acquire",
 ]
 
@@ -76,7 +76,7 @@ def abandon_session(session: async_session.SessionHandle, *, detach: bool = Fals
     core.close_soon(detach=detach)
 
 
-def perhaps(handle: Callable[[Portal, Any], R]) -> Callable[[Portal, Any], R | None]:
+def optional(handle: Callable[[Portal, Any], R]) -> Callable[[Portal, Any], R | None]:
     """Return a function that wraps a value unless it is ``None``."""
     return lambda portal, wrapped: None if wrapped is None else handle(portal, wrapped)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tenure._client import mutex as async_mutex
 from tenure._client import semaphore as async_semaphore
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import abandon_ticket, perhaps, undo_acquire
+from tenure.blocking.blocks import abandon_ticket, optional, undo_acquire
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper
@@ -84,7 +84,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
                 failure.
         """
         return self._portal.obtain(
-            perhaps(Lease),
+            optional(Lease),
             undo_acquire,
             self._wrapped.try_lock,
             data=data,
@@ -283,7 +283,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
                 failure.
         """
         return self._portal.obtain(
-            perhaps(Lease),
+            optional(Lease),
             undo_acquire,
             self._wrapped.try_acquire,
             count,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure._client import session as async_session
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import perhaps, undo_acquire
+from tenure.blocking.blocks import optional, undo_acquire
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session_handle import SessionHandle
@@ -93,7 +93,7 @@ class Primitives(SyncWrapper[Any]):
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
-            perhaps(RunLease),
+            optional(RunLease),
             undo_acquire,
             self._wrapped.once,
             name,

@@ -12,7 +12,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import count, program, remark, request_json, who
+from tenure.cli.look import count, describe_program, program, remark, request_json
 from tenure.cli.mistakes import Mistake
 from tenure.cli.nodes import SESSION_COLUMNS, session_row
 from tenure.cli.options import (
@@ -156,12 +156,12 @@ def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
             {"evicted": True, "node": node, "name": name, "order_id": order_id, "request": request}
         )
         return
-    say(f"evicted {order_id} from {safe(name)} on {node}{_whose(gone)}")
+    say(f"evicted {order_id} from {safe(name)} on {node}{_owner_note(gone)}")
 
 
-def _whose(gone: tenure.RequestDescription | None) -> str:
+def _owner_note(gone: tenure.RequestDescription | None) -> str:
     if gone is None:
         return ""
     since = "" if gone.since is None else f", for {duration(gone.since)}"
     data = f", data {shown_data(gone.data)}" if gone.data else ""
-    return f": {who(gone)}, count {count(gone)}{since}{data}"
+    return f": {describe_program(gone)}, count {count(gone)}{since}{data}"

@@ -73,7 +73,7 @@ def ls(node: str | None, *, as_json: bool) -> None:
         if rows:
             table([Column("Node"), NAME, KIND, HELD, WAITING, SINCE, OWNER, HOST, DATA], rows)
     if not as_json and not any(there for _, there in nodes):
-        _say_empty([described.path for described, _ in nodes], node)
+        _print_empty([described.path for described, _ in nodes], node)
 
 
 async def _read(
@@ -104,7 +104,7 @@ def _sessions(count: int | None) -> str:
     return "  (1 session)" if count == 1 else f"  ({count} sessions)"
 
 
-def _say_empty(paths: Sequence[str], only: str | None) -> None:
+def _print_empty(paths: Sequence[str], only: str | None) -> None:
     where = f"on {only}" if only is not None else f"({', '.join(paths) or 'nothing yet'})"
     say(f"nothing is held, awaited or stored {where} in {safe(shown_url())}")
     say("try: tenure run --lock demo -- sleep 60 &  then: tenure ls")
@@ -227,7 +227,7 @@ def count(request: Request) -> str:
     return "all" if request.count > EXACT else str(request.count)
 
 
-def who(request: Request) -> str:
+def describe_program(request: Request) -> str:
     """Return the program of a request in a sentence: ``backup.py, pid 4242 on db-1 (nightly)``."""
     name = ", ".join(filter(None, (program(request), _process(request))))
     if request.host:

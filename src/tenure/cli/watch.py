@@ -21,7 +21,7 @@ import click
 
 import tenure
 from tenure._client.watch import Watch
-from tenure.cli.look import count, held, kind, semaphore_json, who
+from tenure.cli.look import count, describe_program, held, kind, semaphore_json
 from tenure.cli.options import (
     json_option,
     name_argument,
@@ -206,7 +206,7 @@ def shown_state(each: tenure.SemaphoreDescription) -> str:
 def _owner(owner: tenure.RequestDescription) -> str:
     several = "" if count(owner) in {"1", "all"} else f", x{count(owner)}"
     data = f' "{shown_data(owner.data)}"' if owner.data else ""
-    return f"{who(owner)}{several} (token {owner.order_id}){data}"
+    return f"{describe_program(owner)}{several} (token {owner.order_id}){data}"
 
 
 def state_json(each: tenure.SemaphoreDescription, node: str) -> dict[str, Any]:

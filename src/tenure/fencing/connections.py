@@ -181,8 +181,8 @@ class _BorrowedOfAsyncpg(AsyncBorrowed):
         statement, values = rendered(step.statement, self._style, step.values)
         if step.reads:
             return _number_of(await self._driver.fetchval(statement, *values))
-        said: str = await self._driver.execute(statement, *values)  # "UPDATE 1", or "SAVEPOINT"
-        count = said.rpartition(" ")[2]
+        tag: str = await self._driver.execute(statement, *values)  # "UPDATE 1", or "SAVEPOINT"
+        count = tag.rpartition(" ")[2]
         return int(count) if count.isdigit() else -1
 
 

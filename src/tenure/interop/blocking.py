@@ -208,7 +208,7 @@ class DistributedSemaphore:
             "acquired_externally": acquired_externally,
         }
         take = partial(self._wrapped.try_take, permits, **how)
-        return Taking(self._portal, self._program, self._wrapped, take, _perhaps)
+        return Taking(self._portal, self._program, self._wrapped, take, _wrap_or_none)
 
     def with_permits(self, permits: int, work: Callable[[], T], **how: Any) -> T:
         """Wait for permits, do the work in this thread, and release them."""
@@ -354,7 +354,7 @@ class Permits:
         self._wrapped.check()
 
 
-def _perhaps(wrapped: Wrapped) -> Permits | None:
+def _wrap_or_none(wrapped: Wrapped) -> Permits | None:
     return None if wrapped is None else Permits(wrapped)
 
 

@@ -88,7 +88,7 @@ class Share:
         self._budget = budget
         self._work = work
         self._began = 0.0  # start of the current work; 0 if it is not measured
-        self._spent = 0.0  # seconds of what arrived in `_iteration`, and was handled at once
+        self._spent = 0.0  # seconds in `_iteration` for input handled on arrival
         self._iteration = 0
         self._credit = 0.0
         self._credited_at: float | None = None  # `None` before the greeting
@@ -227,7 +227,7 @@ class LoopBudget:
         # Whether `_iterate` will be called at the beginning of the next iteration.
         self._armed = False
         self._ends = 0.0  # when nothing more is handled at once in this iteration
-        self._failures = Failures("carrying out what a client sent", logger)
+        self._failures = Failures("carrying out a client's input", logger)
 
     @property
     def waiting(self) -> int:

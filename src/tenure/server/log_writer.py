@@ -2,7 +2,7 @@
 
 A reader of the log that stops reading, or a disk that stalls, blocks the write. Rules:
 
-* `LogWriter.put` never blocks and never fails. What does not fit in the queue is dropped.
+* `LogWriter.put` never blocks and never fails. Lines that do not fit in the queue are dropped.
 * Dropped lines are counted, and the count is written when writing works again.
 * The thread writes directly to the file descriptor: a thread stuck in Python's buffered stderr
   would abort the process at exit.

@@ -147,8 +147,8 @@ SETTINGS: tuple[Setting, ...] = (
         "busy-poll",
         "microseconds",
         "US",
-        "How many microseconds the event loop looks for what comes next before it sleeps, while "
-        "that pays; 0: it sleeps at once.",
+        "How many microseconds the event loop polls for further input before it sleeps, while that "
+        "pays; 0: it sleeps at once.",
         USUAL,
     ),
     Setting(

@@ -144,7 +144,7 @@ def certificate_of(files: TlsFiles) -> Certificate:
             client_done, server_done = _shaken(ends[0]), _shaken(ends[1])
     except ssl.SSLCertVerificationError as error:
         raise InvalidArgument(f"the certificate {files.cert}: {error.verify_message}") from None
-    # The types of what getpeercert() gives are too wide to be taken apart.
+    # The types of getpeercert()'s result are too wide to be narrowed.
     shown: Any = ends[0].getpeercert()
     names = [value for _, value in shown.get("subjectAltName", ())]
     if not names:

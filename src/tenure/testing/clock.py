@@ -163,9 +163,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         tasks = sorted(asyncio.all_tasks(self), key=asyncio.Task.get_name)
         if not tasks:
             return "; no task is left either, only a future that nothing will ever set"
-        hint = (
-            "" if self._real_wait else "\nWhat comes from a thread or a socket needs real_wait=..."
-        )
+        hint = "" if self._real_wait else "\nEvents of a thread or a socket need real_wait=..."
         return "; there wait" + "".join(f"\n  {_place(task)}" for task in tasks) + hint
 
 

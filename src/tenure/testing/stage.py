@@ -271,8 +271,8 @@ async def _truth(eye: Engine, program: Program) -> Beliefs:
 
 async def _next_event(program: Program) -> None:
     """Wait until the program receives an event, for at most 0.05 seconds."""
-    said = len(program.recorder.said)
+    before = len(program.recorder.said)
     with contextlib.suppress(AssertionError):
         await program.recorder.wait_for(
-            lambda recorder: len(recorder.said) > said, "an event", within=0.05
+            lambda recorder: len(recorder.said) > before, "an event", within=0.05
         )

@@ -125,7 +125,7 @@ class Program:
     def member_failed(self, member: Member, error: Exception) -> None:
         """The peer counts that."""
 
-    def member_over(self, member: Member, failure: Message | None) -> None:
+    def member_ended(self, member: Member, failure: Message | None) -> None:
         raise AssertionError(failure)
 
 

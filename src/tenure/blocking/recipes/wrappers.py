@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from tenure import recipes as async_recipes
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import perhaps, undo_acquire
+from tenure.blocking.blocks import optional, undo_acquire
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States
@@ -126,7 +126,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
     ) -> Lease | None:
         """Lock for reading if there are no writers and no waiters; else ``None``."""
         return self._portal.obtain(
-            perhaps(Lease),
+            optional(Lease),
             undo_acquire,
             self._wrapped.try_read,
             data=data,
@@ -139,7 +139,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
     ) -> Lease | None:
         """Lock for writing if there are no holders and no waiters; else ``None``."""
         return self._portal.obtain(
-            perhaps(Lease),
+            optional(Lease),
             undo_acquire,
             self._wrapped.try_write,
             data=data,

@@ -77,7 +77,7 @@ class DemoWorker:
             os.kill(self.pid, signal.SIGKILL)
 
     def dismiss(self) -> None:
-        """End its orders, so that it ends by itself."""
+        """Close its input, so that it exits."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 

@@ -146,7 +146,7 @@ class GuardedCommand:
                 ],
                 env=environment,
                 close_fds=False,  # the command gets the descriptors that `tenure run` inherited
-                process_group=0,  # what the terminal sends is not for the guardian
+                process_group=0,  # keeps the terminal's signals from the guardian
             )
         except BaseException as error:
             here.close()
@@ -162,15 +162,15 @@ class GuardedCommand:
 
     def extend(self, deadline: float) -> None:
         """Set a later deadline, after a new proof of the lease."""
-        self._say(f"deadline {deadline!r}")
+        self._send_line(f"deadline {deadline!r}")
 
     def signal(self, number: int) -> None:
         """Send a signal to the command's process group."""
-        self._say(f"signal {number}")
+        self._send_line(f"signal {number}")
 
     def kill(self) -> None:
         """End everything at once, because the lock is lost. From any thread; safe to call twice."""
-        self._say("kill")
+        self._send_line("kill")
         if not self._ending.done():  # in addition to the guardian, which may be stopped
             if self._cgroup is not None:
                 self._cgroup.kill()
@@ -200,21 +200,21 @@ class GuardedCommand:
             self._watchdog.wait()
         become_subreaper(be=False)
 
-    def _say(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the listener notices the end of the guardian
             self._control.send(line.encode() + b"\n")
 
     def _listen(self) -> None:
         try:
-            said = self._control.recv(4096)
+            received = self._control.recv(4096)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said:
+            received = b""
+        if not received:
             self._abandoned()
             return
-        *lines, self._received = (self._received + said).split(b"\n")
+        *lines, self._received = (self._received + received).split(b"\n")
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "started":

@@ -38,7 +38,7 @@ from tenure.cli.run.guarded import (
     check_interpreter,
 )
 from tenure.cli.run.jobcontrol import JobControl
-from tenure.cli.run.waiting import Notices, runner, who_holds
+from tenure.cli.run.waiting import Notices, describe_holder, runner
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 
@@ -224,7 +224,7 @@ class Holder:
                 raise  # the store is the reason, not another holder
             busy = job.timeout == 0
             waited = "" if busy else f" after {duration(job.timeout)}"
-            held, waiting = await who_holds(client, job.name, job.node)
+            held, waiting = await describe_holder(client, job.name, job.node)
             raise Mistake(
                 Status.BUSY if busy else Status.TIMED_OUT,
                 ""

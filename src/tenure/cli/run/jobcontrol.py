@@ -50,14 +50,14 @@ class JobControl:
         if number in WANTS_TERMINAL:
             self.in_foreground = True
             # If `fg` has meanwhile given it the terminal, this report of the stop is outdated.
-            if self._terminal.ours or self._terminal.belongs_to(group):
+            if self._terminal.is_ours or self._terminal.belongs_to(group):
                 self.continued()
                 return
         self._terminal.take_back(group)
         self._suspend(number)
         # We have been continued, or could not be stopped: nothing would continue us. A command that
         # would only be stopped again stays stopped until a SIGCONT.
-        if number not in WANTS_TERMINAL or self._terminal.ours:
+        if number not in WANTS_TERMINAL or self._terminal.is_ours:
             self.continued()
 
     def _suspend(self, number: int) -> None:
@@ -72,7 +72,7 @@ class JobControl:
     def continued(self, _number: int = signal.SIGCONT) -> None:
         """Continue the command, perhaps in the foreground."""
         group = self.command.group
-        if self.in_foreground and self._terminal.ours and group is not None:
+        if self.in_foreground and self._terminal.is_ours and group is not None:
             self._terminal.give(group)
         self.command.signal(signal.SIGCONT)
 

@@ -41,7 +41,7 @@ class Terminal:
         return self._fd is not None
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Return whether our process group is in the foreground."""
         return self._foreground() == os.getpgrp()
 
@@ -52,7 +52,7 @@ class Terminal:
     @property
     def alone(self) -> bool:
         """Return whether we are in the foreground, and all standard streams are terminals."""
-        return self.ours and all(os.isatty(stream) for stream in range(3))
+        return self.is_ours and all(os.isatty(stream) for stream in range(3))
 
     def give(self, group: int) -> None:
         """Put a process group into the foreground."""
@@ -69,7 +69,7 @@ class Terminal:
 
     def restore(self) -> None:
         """Undo changes to the terminal's settings by a killed command."""
-        if self._fd is not None and self._settings is not None and self.ours:
+        if self._fd is not None and self._settings is not None and self.is_ours:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._settings)
 

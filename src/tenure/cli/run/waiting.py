@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import tenure
-from tenure.cli.look import program, who
+from tenure.cli.look import describe_program, program
 from tenure.cli.output import duration, safe
 
-__all__ = ["Notices", "held_by", "runner", "who_holds"]
+__all__ = ["Notices", "describe_holder", "held_by", "runner"]
 
 FIRST = 1.0
 """Seconds of waiting before the first notice."""
@@ -77,10 +77,10 @@ def held_by(described: tenure.SemaphoreDescription) -> str:
     first = described.owners[0]
     since = "" if first.since is None else f" for {duration(first.since)}"
     more = f" and {len(described.owners) - 1} more" if len(described.owners) > 1 else ""
-    return f": held by {who(first)}{since}{more}"
+    return f": held by {describe_program(first)}{since}{more}"
 
 
-async def who_holds(client: tenure.Client, name: str, node: str) -> tuple[str, str]:
+async def describe_holder(client: tenure.Client, name: str, node: str) -> tuple[str, str]:
     """Describe the holders and the number of waiters, if they can still be read."""
     try:
         described = await client.describe_semaphore(name, node)

@@ -56,26 +56,26 @@ class HeartbeatThread(ABC, Generic[S]):
         self._loop = asyncio.get_running_loop()
         self._thread = BackgroundThread(name, self._run)
         self._ended = asyncio.Event()
-        self._look = threading.Condition()  # guards the rest
+        self._condition = threading.Condition()  # guards the rest
         self._requested: dict[S, float] = {}
         self._connections: list[socket.socket] = []
         self._closing = False
 
     def renew(self, session: S) -> None:
         """Renew a session soon. On any thread; never blocks."""
-        with self._look:
+        with self._condition:
             if self._closing:
                 return
             self._requested[session] = self._now()
             with self._failures.contained():  # the next renewal tries again
                 self._thread.start()
-            self._look.notify()
+            self._condition.notify()
 
     async def aclose(self) -> None:
         """End the thread. Safe to call twice."""
-        with self._look:
+        with self._condition:
             self._closing = True
-            self._look.notify_all()
+            self._condition.notify_all()
             self.interrupt()
             for each in self._connections:
                 try:
@@ -130,7 +130,7 @@ class HeartbeatThread(ABC, Generic[S]):
                 connection.connect(place)
             if tls is not None:
                 connection = tls.wrap_socket(connection, server_hostname=server_name)
-            with self._look:
+            with self._condition:
                 if self._closing:
                     raise ConnectionAbortedError("the engine is being closed")
                 self._connections.append(connection)
@@ -141,14 +141,14 @@ class HeartbeatThread(ABC, Generic[S]):
 
     def drop(self, connection: socket.socket) -> None:
         """Close a connection."""
-        with self._look:
+        with self._condition:
             self._connections.remove(connection)
         connection.close()
 
     def wait_until_closing(self, seconds: float) -> bool:
         """Wait; return true, at once, when the engine is being closed."""
-        with self._look:
-            return self._look.wait_for(lambda: self._closing, seconds)
+        with self._condition:
+            return self._condition.wait_for(lambda: self._closing, seconds)
 
     def _run(self) -> None:
         try:
@@ -168,10 +168,10 @@ class HeartbeatThread(ABC, Generic[S]):
 
     def _next(self) -> dict[S, float]:
         """Wait for sessions to renew; return none when the engine is being closed."""
-        with self._look:
-            if not self._look.wait_for(self._has_work, IDLE):
+        with self._condition:
+            if not self._condition.wait_for(self._has_work, IDLE):
                 self.disconnect()
-                self._look.wait_for(self._has_work)
+                self._condition.wait_for(self._has_work)
             requested, self._requested = self._requested, {}
             return {} if self._closing else requested
 

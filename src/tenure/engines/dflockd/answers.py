@@ -57,19 +57,19 @@ class RequestAnswers:
         if self.given:
             self._session.events.granted(self._number, order_id)
         else:
-            self._give(Enqueued(Place.GRANTED, order_id))
+            self._set_place(Enqueued(Place.GRANTED, order_id))
 
     def waits(self) -> None:
         """Report that the request waits, once."""
         if not self.given:
-            self._give(Enqueued(Place.WAITING, None))
+            self._set_place(Enqueued(Place.WAITING, None))
 
     def timed_out(self) -> None:
         """Report that the request was not granted in time."""
         if self.given:
             self.removed(Removal.TIMED_OUT)
         else:
-            self._give(Enqueued(Place.REFUSED, None))
+            self._set_place(Enqueued(Place.REFUSED, None))
 
     def failed(self, error: TenureError) -> None:
         """Report that the server rejected the request, perhaps after it had accepted it."""
@@ -93,12 +93,12 @@ class RequestAnswers:
     def over(self, withdrawn: Withdrawn) -> None:
         """Answer every caller that has no answer yet."""
         if not self.given:
-            self._give(Enqueued(Place.REFUSED, None))
+            self._set_place(Enqueued(Place.REFUSED, None))
         for gone in self.withdrawals:
             if not gone.done():
                 gone.set_result(withdrawn)
 
-    def _give(self, place: Enqueued) -> None:
+    def _set_place(self, place: Enqueued) -> None:
         self.given = True
         if not self.place.done():
             self.place.set_result(place)

@@ -30,9 +30,9 @@ class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
         """Start without a thread and without connections."""
         super().__init__("tenure-dflockd-heartbeat", clock.now, Failures("reading renewals", _log))
 
-    def renew_now(self, wanted: dict[DflockdConnection, float]) -> None:
+    def renew_now(self, awaited: dict[DflockdConnection, float]) -> None:
         """Read the replies that have arrived; return the connections that still expect one."""
-        reading = {each.fileno(): each for each in wanted if each.awaits_renewal}
+        reading = {each.fileno(): each for each in awaited if each.awaits_renewal}
         poll = select.poll()
         for descriptor in reading:
             poll.register(descriptor, select.POLLIN)

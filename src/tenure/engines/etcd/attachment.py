@@ -296,7 +296,7 @@ class EtcdAttachment(SessionBase):
             except Lost:
                 again = True
                 if leaving is not None:
-                    leaving.perhaps_left = True
+                    leaving.may_have_left = True
                 await self._reattach(version)
                 continue
             answer = answers.read_answer(data)

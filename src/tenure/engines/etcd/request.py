@@ -53,7 +53,7 @@ class EtcdRequest:
         gone: whether it has left its queue, or is leaving.
         left: whether etcd has confirmed that it has left its queue.
         near: whether it joined so near to the head that its queue is read without delay.
-        perhaps_left: whether a transaction that deletes it was not answered.
+        may_have_left: whether a transaction that deletes it was not answered.
         early: the reason why it was removed before the answer to its own transaction.
         followers: requests of this engine that wait for it to leave.
         late: timer that removes an overdue request of another program before it.
@@ -76,7 +76,7 @@ class EtcdRequest:
     reading: bool = False
     read_again: bool = False
     near: bool = True
-    perhaps_left: bool = False
+    may_have_left: bool = False
     early: bytes | None = None
     followers: list[EtcdRequest] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None

@@ -170,12 +170,12 @@ class EtcdRequests(EtcdAttachment):
             if not request.check_condition(limit, queue):
                 continue
             if request.whole or not has_room(queue, request.count, request.limit):
-                if await self._has_taken_out_late(request, queue):
+                if await self._removed_overdue(request, queue):
                     continue
                 return None
             newest = answer.revision + 1
 
-    async def _has_taken_out_late(self, request: EtcdRequest, queue: Sequence[Entry]) -> bool:
+    async def _removed_overdue(self, request: EtcdRequest, queue: Sequence[Entry]) -> bool:
         """Remove overdue waiters before a request; return true if there were any."""
         late = self.engine.late
         due = late.next_due(queue)
@@ -308,7 +308,7 @@ class EtcdRequests(EtcdAttachment):
         try:
             answer, _ = await self.transact(build, request)
         except SessionExpired:
-            if request.perhaps_left:
+            if request.may_have_left:
                 return Withdrawn.LEFT
             raise
         if hands_over:
@@ -317,7 +317,7 @@ class EtcdRequests(EtcdAttachment):
             request.left = True  # no event is delivered any more
         else:
             self._is_out(request, head)
-        was_there = answer.parts[0].count > 0 or request.perhaps_left
+        was_there = answer.parts[0].count > 0 or request.may_have_left
         return Withdrawn.LEFT if was_there else Withdrawn.MISSING
 
     def _is_out(

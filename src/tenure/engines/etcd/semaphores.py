@@ -127,7 +127,7 @@ def _updating(
 
 async def delete(session: EtcdAttachment, name: Name, *, force: bool) -> None:
     """Delete a semaphore; by force with everything in its queue."""
-    tried: int | None = None  # when what we may have deleted was created
+    tried: int | None = None  # creation of the one that we may have deleted
     while True:
         read = await session.read(name.get_limit, name.queue)
         limit = read.parts[0].first
@@ -277,7 +277,7 @@ def described(
         waiters: whether to describe the waiters.
         descriptions: the sessions' descriptions, if they were read.
     """
-    said = descriptions or {}
+    texts = descriptions or {}
 
     def requests(some: Sequence[Entry]) -> tuple[RequestDescription, ...]:
         return tuple(
@@ -286,7 +286,7 @@ def described(
                 order_id=base + each.created,
                 count=each.count,
                 data=of_requests.get(each.key[each.key.rindex(b"/") + 1 :], b""),
-                session_description=said.get(each.session),
+                session_description=texts.get(each.session),
             )
             for each in some
         )
@@ -333,7 +333,7 @@ async def check_semaphores(engine: EtcdCluster, reader: Reader, name: Name) -> N
 
 
 async def _count_those(
-    reader: Reader, prefix: bytes, thing: Callable[[bytes], bytes | None]
+    reader: Reader, prefix: bytes, parse: Callable[[bytes], bytes | None]
 ) -> int:
     """Count the distinct objects to which the keys under a prefix belong."""
     start, end = prefix, wire.after(prefix)
@@ -342,7 +342,7 @@ async def _count_those(
         page = wire.get(start, end, limit=_PAGE, keys_only=True)
         found = (await reader.read(page)).parts[0].found
         for kv in found:
-            this = thing(kv.key[len(prefix) :])
+            this = parse(kv.key[len(prefix) :])
             if this is not None and this != last:
                 number, last = number + 1, this
         if len(found) < _PAGE:

@@ -93,9 +93,9 @@ class Waiting:
             # An overdue request may be an owner already: its value shows that only after the next
             # put.
             pause = pause if pause > 0 else _POLL
-            request.late = self._engine.loop.call_later(pause, self._take_out_late, request)
+            request.late = self._engine.loop.call_later(pause, self._remove_overdue, request)
 
-    def _take_out_late(self, request: EtcdRequest) -> None:
+    def _remove_overdue(self, request: EtcdRequest) -> None:
         request.late = None
         if not (request.decided or self._session.over):
             self._engine.spawn(self._take_out_and_read(request))

@@ -93,7 +93,7 @@ class Watching:
         self._numbers = itertools.count(_SENTINEL + 1)
         self._watches: dict[int, EtcdWatch] = {}
         self._call: StreamCall | None = None
-        self._turn = -1
+        self._member_turn = -1
         self._spent = 0
         self._task: asyncio.Task[None] | None = None
         self._failures = Failures("reading the stream of watches", _log)
@@ -152,7 +152,7 @@ class Watching:
 
     def moved(self) -> None:
         """Leave the stream when another member has become the current one."""
-        if self._call is not None and self._turn != self._members.turn:
+        if self._call is not None and self._member_turn != self._members.turn:
             self._call.cancel("the member was left")
 
     # The stream
@@ -180,7 +180,7 @@ class Watching:
     async def _converse(self, turn: int) -> None:
         call = await self._members.converse(turn, wire.WATCH, ("hasleader", "true"))
         self._spent = 0
-        self._turn = turn
+        self._member_turn = turn
         self._call = call
         try:
             call.write(self._sentinel)

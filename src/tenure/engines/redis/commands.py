@@ -123,7 +123,7 @@ class Command:
         """Encode it at the time of sending; `meta` is the key that scripts get."""
         raise NotImplementedError
 
-    def came_too_early(self, reply: Any) -> None:
+    def ran_early(self, reply: Any) -> None:
         """Ignore the reply of a command that ran before an earlier one; it is sent again."""
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:  # noqa: ARG002

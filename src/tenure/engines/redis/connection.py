@@ -81,7 +81,7 @@ class Batch(Command):
             operation.answered(each)
         self._push(reply)
 
-    def came_too_early(self, reply: Any) -> None:
+    def ran_early(self, reply: Any) -> None:
         """Send the operations again, because the script was not loaded."""
         if type(reply) is list and type(reply[0]) is not bytes:
             self._push(reply)
@@ -256,9 +256,9 @@ class RedisConnection(asyncio.Protocol):
     def _soon(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._end_turn)
+            self._loop.call_soon(self._end_iteration)
 
-    def _end_turn(self) -> None:
+    def _end_iteration(self) -> None:
         self._flushing = False
         self._flush()
 
@@ -337,15 +337,15 @@ class RedisConnection(asyncio.Protocol):
 
     def _answer(self, pending: deque[Command], reply: Any) -> None:
         call = pending.popleft()
-        if self._reloading and call.session is not None and self._came_too_early(call.session):
-            call.came_too_early(reply)
+        if self._reloading and call.session is not None and self._overtakes(call.session):
+            call.ran_early(reply)
             self._unscripted.append(call)
         else:
             call.answered(reply)
         if self._reloading and not pending:
             self._reload()
 
-    def _came_too_early(self, session: AttachedSession) -> bool:
+    def _overtakes(self, session: AttachedSession) -> bool:
         """Return true if a command ran before an earlier one of its session."""
         return any(each.session is session for each in self._unscripted)
 

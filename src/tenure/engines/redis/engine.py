@@ -205,9 +205,9 @@ class RedisEngine(RedisAdministration):
         for session in self.all_sessions():
             session.events.attached()
             session.look_up((WAITING, OWNS))
-        self._look_again()
+        self._report_all()
 
-    def _look_again(self) -> None:
+    def _report_all(self) -> None:
         """Report changes to all watches, because some may have been missed."""
         self._missed_changes = False
         for channel in tuple(self._watches):
@@ -270,7 +270,7 @@ class RedisEngine(RedisAdministration):
             if published:
                 self._watched(published)
             if self._missed_changes:
-                self._look_again()
+                self._report_all()
         else:
             self._missed_changes = True
 

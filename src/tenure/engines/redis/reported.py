@@ -53,7 +53,7 @@ def persistence(info: Info, settings: dict[str, str]) -> Finding:
         how = settings.get("appendfsync", "")
         found = f"appendonly{', appendfsync ' if how else ''}{how}"
         if how == "no":
-            found += ": a crash of the machine loses what the system had not written"
+            found += ": a crash of the machine loses the data that the system had not written"
             return Finding("warning", "persistence", found, "set appendfsync to always")
         if how == "everysec":
             found += ": a crash of the machine may lose a second"

@@ -161,11 +161,11 @@ class RedisSession(CommandSession):
             if isinstance(place, bytes) and place.startswith(b"!"):
                 self._removed(request_id, REMOVALS[place[1:2].decode()])
             elif not isinstance(place, int) or (place < 0 and standing == OWNS):
-                self._lost_something()
+                self._report_loss()
             elif place > 0 and standing == WAITING:
                 self._granted(request_id, place)
 
-    def _lost_something(self) -> None:
+    def _report_loss(self) -> None:
         """End the session, because the store has lost a grant or place that it had reported."""
         self.end("the store has lost what it had granted or queued (a failover, or old data)")
         self._send_leave(detach=False, answered=ignore)

@@ -56,7 +56,7 @@ class EventDelivery:
         self.sessions: dict[int, SqliteSession] = {}
         self._watches = watches
         self._store = store
-        self._over = over
+        self._request_ended = over
         self._acknowledge = acknowledge
         self._pushes: BackgroundQueue[Push] = BackgroundQueue(
             store.loop,
@@ -116,7 +116,7 @@ class EventDelivery:
         elif request_id in session.pending:
             self._early.append(push)
         elif session.known is None or request_id in session.known:
-            self._over(number, request_id)
+            self._request_ended(number, request_id)
             if kind == GRANTED:
                 session.events.granted(request_id, order_id)
             else:

@@ -68,7 +68,7 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
     yield _sockets(address)
     if there and file.level == "ok":
         yield from _contents(address)
-        yield _turn(address)
+        yield _check_turn(address)
 
 
 # The file and its folder
@@ -262,17 +262,17 @@ def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Find
         yield Finding("ok", "contents", "no tables of this version yet; the first use creates them")
         return
     if os.path.getsize(path) <= INTEGRITY_UP_TO:
-        (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if said != "ok":
+        (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if result != "ok":
             yield Finding(
                 "failure",
                 "contents",
-                f"{path} is damaged: {said}",
+                f"{path} is damaged: {result}",
                 "stop all programs that use it; restore it from a copy, or remove it with its "
                 "-wal and -shm and its folder .tenure",
             )
             return
-    boot, last, owed, until = connection.execute(
+    boot, last, pending, until = connection.execute(
         "SELECT boot, last_order_id, quarantine, quarantined_until FROM meta"
     ).fetchone()
     counts = [
@@ -285,7 +285,7 @@ def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Find
         "schema {}; nodes: {}, sessions: {}, requests: {}".format(schema.VERSION, *counts),
     )
     yield _epoch(boot, last)
-    left = until - SystemClock().now() if boot == boot_id() else owed
+    left = until - SystemClock().now() if boot == boot_id() else pending
     if left > 0:
         yield Finding("warning", "quarantine", describe_quarantine(path, left), "wait for its end")
     yield _participants(connection, address)
@@ -336,7 +336,7 @@ def _listed(pids: list[int]) -> str:
     return ", ".join(map(str, pids[:10])) + (f" and {len(pids) - 10} more" if pids[10:] else "")
 
 
-def _turn(address: SqliteUrl) -> Finding:
+def _check_turn(address: SqliteUrl) -> Finding:
     """Check that no process keeps the turn, which would block all writers."""
     try:
         fd = os.open(

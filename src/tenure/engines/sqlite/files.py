@@ -192,7 +192,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) 
     try:
         _make_folder(folder, address)
         if address.shared:
-            _give_to_group(folder, database.st_gid, _folder_mode(address))
+            _set_group(folder, database.st_gid, _folder_mode(address))
     except FileExistsError:
         pass
     status = os.lstat(folder)
@@ -213,10 +213,10 @@ def share_side_files(place: StoreFiles, address: SqliteUrl) -> None:
         group = os.stat(place.path).st_gid
         for each in (f"{place.path}-wal", f"{place.path}-shm"):
             with contextlib.suppress(FileNotFoundError):
-                _give_to_group(each, group, address.mode)
+                _set_group(each, group, address.mode)
 
 
-def _give_to_group(path: str, group: int, mode: int) -> None:
+def _set_group(path: str, group: int, mode: int) -> None:
     """Give a file of a shared store to the group of its database, if permitted."""
     if os.stat(path).st_gid != group:
         try:

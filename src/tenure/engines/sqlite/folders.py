@@ -54,7 +54,7 @@ def check_folders(folder: str, address: SqliteUrl) -> None:
         return
     trusted = {0, os.geteuid()} | _outside_namespace()
     group = os.stat(folder).st_gid if address.shared else None
-    for path, status in _way_to(folder):
+    for path, status in _steps_to(folder):
         if not address.shared and status.st_uid not in trusted:
             kind = "symbolic link" if stat.S_ISLNK(status.st_mode) else "folder"
             raise AuthenticationFailed(
@@ -101,7 +101,7 @@ def _has_access_list(path: str) -> bool:
     return True
 
 
-def _way_to(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+def _steps_to(folder: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every folder and symbolic link that the kernel visits on the path."""
     at = "/"
     names = folder.split("/")[::-1]

@@ -64,7 +64,7 @@ class Monitor:
         self._processes = ProcessWatch(store.loop, self._died)
         self._waiting: dict[_Waiter, tuple[Name, int]] = {}
         self._waiting_of: dict[int, set[int]] = {}  # waiting requests of a session
-        self._looked_at: dict[_Waiter, float] = {}  # when to check its deadline next
+        self._checks: dict[_Waiter, float] = {}  # when to check its deadline next
         self._deadlines: list[tuple[float, _Waiter]] = []
         self.takeovers: list[int] = []
         self._next_name = 0
@@ -95,7 +95,7 @@ class Monitor:
         with self._failures.contained():  # others read the file at their next tick
             unanswered = store.notifier.notify(messages.recipients)
             if unanswered:
-                store.loop.call_soon(self._look_at, unanswered)
+                store.loop.call_soon(self._reap_dead, unanswered)
         for participant in messages.removed:
             with self._failures.contained():
                 store.lives.remove(participant)
@@ -130,19 +130,19 @@ class Monitor:
         Only the next check is scheduled; that check schedules the following one.
         """
         waiter = (session, request_id)
-        if waiter not in self._waiting or self._looked_at.get(waiter, math.inf) <= deadline:
+        if waiter not in self._waiting or self._checks.get(waiter, math.inf) <= deadline:
             return
-        self._looked_at[waiter] = deadline
+        self._checks[waiter] = deadline
         heappush(self._deadlines, (deadline, waiter))
-        if len(self._deadlines) > 2 * len(self._looked_at) + 100:
-            self._deadlines = [(when, each) for each, when in self._looked_at.items()]
+        if len(self._deadlines) > 2 * len(self._checks) + 100:
+            self._deadlines = [(when, each) for each, when in self._checks.items()]
             heapify(self._deadlines)
         self.tick_by(deadline)
 
     def waits_no_more(self, session: int, request_id: int) -> None:
         """Remove a request that no longer waits."""
         waited = self._waiting.pop((session, request_id), None) is not None
-        self._looked_at.pop((session, request_id), None)
+        self._checks.pop((session, request_id), None)
         if waited:
             holds = self._waiting_of[session]
             holds.remove(request_id)
@@ -151,11 +151,11 @@ class Monitor:
         if waited and not self._waiting:
             self._cursors.clear()
             self._deadlines.clear()
-            if not self._looks:
+            if not self._watches_others:
                 self._processes.clear()
 
     @property
-    def _looks(self) -> bool:
+    def _watches_others(self) -> bool:
         """True if the death of other participants matters here."""
         return bool(self._waiting or self._watches or self.takeovers)
 
@@ -199,7 +199,7 @@ class Monitor:
         store = self._store
         now = store.clock.now()
         try:
-            self._look(now)
+            self._check(now)
         finally:
             busy = not store.committer.idle
             if self.delivery.sessions or busy:
@@ -210,13 +210,13 @@ class Monitor:
                 if waiting and store.tx.quarantined_until > now:
                     self.tick_by(store.tx.quarantined_until)
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         self._report_stall(now)
         if self._are_files_in_place():
             with self._store.reading() as tx:
                 self.delivery.read(tx)
-                participants, silent = self._look_around(tx, now)
-                overdue = self._look_at_deadlines(tx, now)
+                participants, silent = self._find_suspects(tx, now)
+                overdue = self._find_overdue(tx, now)
             self._reap(participants, silent + self._own_silent(now))
             if overdue:
                 self._do(requests.time_out)
@@ -267,15 +267,15 @@ class Monitor:
                 session.end(why)
         return not why
 
-    def _look_at_deadlines(self, tx: Transaction, now: float) -> bool:
+    def _find_overdue(self, tx: Transaction, now: float) -> bool:
         """Return true if a deadline has passed: of a waiter here, or one left to others."""
         first = expiry.earliest(tx)
         late = first is not None and first + _OTHERS <= now
         while self._deadlines and self._deadlines[0][0] <= now:
             noted, waiter = heappop(self._deadlines)
-            if self._looked_at.get(waiter) != noted:
+            if self._checks.get(waiter) != noted:
                 continue
-            del self._looked_at[waiter]
+            del self._checks[waiter]
             deadline = expiry.deadline_of(tx, *waiter)
             if deadline is not None and deadline <= now:
                 late, deadline = True, now + _TICK_WAITING  # in case the store fails
@@ -315,7 +315,7 @@ class Monitor:
         """Check at that time for a silent session of this engine."""
         self._silence_due = min(self._silence_due, at)
 
-    def _look_around(self, tx: Transaction, now: float) -> tuple[list[int], list[int]]:
+    def _find_suspects(self, tx: Transaction, now: float) -> tuple[list[int], list[int]]:
         """Check the sessions before our waiters, and the owners of watched semaphores."""
         names: dict[Name, int] = {}
         for name, order_id in self._waiting.values():
@@ -358,10 +358,10 @@ class Monitor:
 
     def _died(self, participant: int, pause: float = 0.005) -> None:
         """Check a participant whose process has ended; a child may keep its lock for a while."""
-        if self._looks and not self._look_at([participant]) and pause < _TICK_WAITING:
+        if self._watches_others and not self._reap_dead([participant]) and pause < _TICK_WAITING:
             self._store.loop.call_later(pause, self._died, participant, 2 * pause)
 
-    def _look_at(self, participants: Iterable[int]) -> bool:
+    def _reap_dead(self, participants: Iterable[int]) -> bool:
         """End the dead ones; return true if there were any."""
         dead: list[int] = []
         with self._failures.contained():

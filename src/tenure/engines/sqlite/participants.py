@@ -137,9 +137,9 @@ def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) 
             "FROM sessions AS s WHERE s.id = ?",
             (number,),
         )
-    any_over = remove_over(tx, suspects)
+    any_ended = remove_over(tx, suspects)
     tx.messages.removed.update(dead)
-    return bool(dead) or any_over
+    return bool(dead) or any_ended
 
 
 # A reboot, and the first opening after a pause
@@ -209,7 +209,7 @@ def reopen(tx: Transaction) -> None:
 
 def _grant_grace(tx: Transaction) -> None:
     """Extend detached sessions by a grace period and their window from now."""
-    # One whose program died while it closed it has no contact (-infinity), and is over.
+    # One whose program died while it closed it has no contact (-infinity), and has expired.
     for (node,) in tx.execute(
         "SELECT DISTINCT node FROM sessions "
         "WHERE participant IS NULL AND slot IS NULL AND liveness = 'window'"

@@ -171,7 +171,7 @@ def _replace(
     moved = ""
     place = prepare(address)
     with system_error(f"cannot use the files in {place.folder}"):
-        _check_no_life(place.folder, address)
+        _check_no_participants(place.folder, address)
     try:
         store, lost = _open_alone(address)
     except sqlite3.Error as error:
@@ -181,7 +181,7 @@ def _replace(
         prepare(address)
         store, lost = _open_alone(address)
     with contextlib.closing(store):
-        _check_no_life(place.folder, address)
+        _check_no_participants(place.folder, address)
         saved_at, seconds, reason = _prepare(content, lost, quarantine)
         content.backup(store, pages=PAGES, progress=step(progress))
     sync_folder(os.path.dirname(address.path))
@@ -191,7 +191,7 @@ def _replace(
 # The existing store
 
 
-def _check_no_life(folder: str, address: SqliteUrl) -> None:
+def _check_no_participants(folder: str, address: SqliteUrl) -> None:
     """Raise if a program that has sessions lives, or a command that has outlived its program."""
     lives = LivenessFiles(folder)
     try:
@@ -222,7 +222,7 @@ def _open_alone(address: SqliteUrl) -> tuple[sqlite3.Connection, _Lost]:
         store.execute("PRAGMA synchronous = EXTRA")
         store.execute("PRAGMA journal_mode = DELETE")
         store.execute("BEGIN EXCLUSIVE")
-        lost = _look_at(store, address)
+        lost = _read_lost(store, address)
         store.execute("COMMIT")
     except BaseException as error:
         store.close()
@@ -232,7 +232,7 @@ def _open_alone(address: SqliteUrl) -> tuple[sqlite3.Connection, _Lost]:
     return store, lost
 
 
-def _look_at(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
+def _read_lost(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
     (application,) = store.execute("PRAGMA application_id").fetchone()
     if application != schema.APPLICATION_ID:
         tables = store.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -247,11 +247,11 @@ def _look_at(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
     (version,) = store.execute("PRAGMA user_version").fetchone()
     if version < 3:
         return replace(_NOTHING, last_order_id=order_id, last_session_id=session_id)
-    identity, window, owed, durable, boot = store.execute(
+    identity, window, pending, durable, boot = store.execute(
         "SELECT identity, longest_window, quarantine, durable, boot FROM meta"
     ).fetchone()
     is_complete = bool(durable) or boot == boot_id()
-    return _Lost(identity, order_id, session_id, window, owed, is_complete)
+    return _Lost(identity, order_id, session_id, window, pending, is_complete)
 
 
 def _move_away(path: str) -> str:
@@ -291,12 +291,12 @@ def _prepare(
     ).fetchone()
     if row is None or not all(type(each) in {int, float} and 0 <= each < 2**53 for each in row[1:]):
         raise EngineError("the backup is damaged: its counters are invalid. Restore another one")
-    identity, saved_at, window, owed, order_id, session_id = row
+    identity, saved_at, window, pending, order_id, session_id = row
     longest = max(window, lost.longest_window)
     if chosen is not None:
         seconds, reason = chosen, "as requested"
     elif lost.knows_all_since(identity):
-        seconds = max(longest, owed, lost.quarantine)
+        seconds = max(longest, pending, lost.quarantine)
         reason = "the longest recovery window of any session in the replaced store"
     else:
         seconds = MAX_WINDOW

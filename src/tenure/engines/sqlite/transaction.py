@@ -165,7 +165,7 @@ class Transaction:
     """
 
     __slots__ = (  # used so often that slots are measurably faster
-        "_checkpointer _counters _identity _inside _looked _now _path affected committed "
+        "_checkpointer _counters _identity _inside _checked_at _now _path affected committed "
         "connection durable events_read execute guard last_news_id last_order_id last_session_id "
         "life lives longest_window messages now participant place quarantined quarantined_until "
         "ready seen wall watches"
@@ -203,7 +203,7 @@ class Transaction:
         self._now = clock.now
         self._path = place.path
         self._identity = place.identity
-        self._looked = float("-inf")
+        self._checked_at = float("-inf")
         self._counters: tuple[float, ...] = ()
         self.longest_window = self.quarantined_until = 0.0
         self.quarantined = False
@@ -221,8 +221,8 @@ class Transaction:
             self.rollback()
             self._enter()
         self.now = now = self._now()
-        if not 0 <= now - self._looked < _LOOK:
-            self._looked = now
+        if not 0 <= now - self._checked_at < _LOOK:
+            self._checked_at = now
             self.check_in_place()
         self.execute("BEGIN IMMEDIATE")
         if not self.ready:
@@ -263,7 +263,7 @@ class Transaction:
         except FileNotFoundError:
             status = None
         if status is None or (status.st_dev, status.st_ino) != self._identity:
-            self._looked = float("-inf")  # no transaction may rely on an earlier check
+            self._checked_at = float("-inf")  # no transaction may rely on an earlier check
             raise EngineError(
                 f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
                 "leases held through it are not protected any more. Connect again"

@@ -58,7 +58,7 @@ class MemberEvents(Protocol):
     def member_failed(self, member: Member, error: Exception) -> None:
         """Report that an attempt to reach the server has failed."""
 
-    def member_over(self, member: Member, failure: Message | None) -> None:
+    def member_ended(self, member: Member, failure: Message | None) -> None:
         """Report the end of the session: by `stop` (``None``), or by the store."""
 
 
@@ -201,7 +201,7 @@ class Member:
     def ended(self, failure: Message | None) -> None:
         """Stop, and report the end of the session."""
         self.abandon()
-        self._events.member_over(self, failure)
+        self._events.member_ended(self, failure)
 
     # The task
 

@@ -177,7 +177,7 @@ class GroupSession(PlainSession, ABC):
             member.abandon()
             self._fail_attach(error)
 
-    def member_over(self, member: Member, failure: Message | None) -> None:
+    def member_ended(self, member: Member, failure: Message | None) -> None:
         """End the session, because the server has ended a member."""
         if failure is None:
             self.database.siblings.pop(member.id, None)

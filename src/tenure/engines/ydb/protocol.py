@@ -178,7 +178,7 @@ class YdbProtocol:
         self._write(messages.describe(probe.req_id, PROBE))
 
     def stop(self) -> None:
-        """End the session, now or as soon as it can be reached. Safe to call twice."""
+        """End the session, now or as soon as the server can be reached. Safe to call twice."""
         if not self._stopping:
             self._stopping = True
             if self.attached:

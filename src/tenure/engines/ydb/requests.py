@@ -60,7 +60,7 @@ class YdbRequest:
         operation: the pending operation that the grant will answer.
         taken: whether it was ever granted.
         release: the pending operation that takes it out of its queue.
-        perhaps_out: whether the server may have taken it out, with a lost answer.
+        may_be_out: whether the server may have taken it out, with a lost answer.
         refused: whether the server rejected it; the error is known, or being determined.
         order_id: its order id, once known.
         owned_at: the session's step at which the grant and its order id were known.
@@ -83,7 +83,7 @@ class YdbRequest:
     operation: YdbOperation | None = None
     taken: bool = False
     release: YdbOperation | None = None
-    perhaps_out: bool = False
+    may_be_out: bool = False
     refused: bool = False
     order_id: int | None = None
     owned_at: int = 0
@@ -181,7 +181,7 @@ class YdbRequests:
         """Drop all requests, because the session has ended."""
         self._over = True
         for request in self._requests.values():
-            if request.perhaps_out or (request.release is not None and request.release.repeated):
+            if request.may_be_out or (request.release is not None and request.release.repeated):
                 request.answer_leavers(Withdrawn.LEFT)
         self._requests.clear()
         self._by_name.clear()
@@ -221,17 +221,17 @@ class YdbRequests:
 
         def answered(_: str, body: Message) -> bool:
             assert request.release is not None
-            request.perhaps_out = request.perhaps_out or request.release.repeated
+            request.may_be_out = request.may_be_out or request.release.repeated
             if body.status in {Status.SUCCESS, Status.NOT_FOUND, Status.BAD_REQUEST}:
                 was_there = body.status == Status.SUCCESS and body.released
-                self._out(request, was_there or request.perhaps_out)
+                self._out(request, was_there or request.may_be_out)
                 queue = self._queues.of(request.name)
                 if in_queue:
                     queue.end(member)
                 else:
                     queue.move()
             else:
-                request.perhaps_out = True
+                request.may_be_out = True
                 self.later(RETRY_PAUSE, send)
             return True
 

@@ -96,8 +96,8 @@ class YdbSession(GroupSession):
             except SemaphoreNotFound:
                 continue  # deleted meanwhile
             rules.check_kind(False, found.ephemeral, self.path, name)
-            ours = repeated and (found.limit, found.data) == (limit, data)
-            if found.limit == limit and (exist_ok or ours):
+            is_same = repeated and (found.limit, found.data) == (limit, data)
+            if found.limit == limit and (exist_ok or is_same):
                 return
             raise refusals.semaphore_exists(self.path, name, found.limit)
 

@@ -155,7 +155,7 @@ class YdbWatches:
         """Look up the names with owners whose owners are not watched."""
         for name, watched in self._names.items():
             if self._requests.owned(name) and not (watched.arm is not None and watched.arm.owners):
-                self._look_up(name)
+                self._read_state(name)
 
     def close(self) -> None:
         """End all watches."""
@@ -229,7 +229,7 @@ class YdbWatches:
                     True,
                 ]  # it cannot be watched: the listeners have to describe it
             if self._again is None:
-                self._again = self._loop.call_later(LOOK_AGAIN, self._look_again)
+                self._again = self._loop.call_later(LOOK_AGAIN, self._read_missing)
         self._notify(watched)
         if watched.arm is arm:
             self.update(name)  # few of many owners may be left, which are watched then
@@ -292,9 +292,9 @@ class YdbWatches:
             why = Removal.DELETED if owners is None else Removal.EVICTED
             self._requests.removed(request, why, release=found is not None)
         if unproven:
-            self._look_up(name)
+            self._read_state(name)
 
-    def _look_up(self, name: str) -> None:
+    def _read_state(self, name: str) -> None:
         step = 0
 
         def make(req_id: int) -> Message:
@@ -313,7 +313,7 @@ class YdbWatches:
 
     # Missing semaphores
 
-    def _look_again(self) -> None:
+    def _read_missing(self) -> None:
         self._again = None
         for name, watched in list(self._names.items()):
             if watched.missing and watched.arm is None:

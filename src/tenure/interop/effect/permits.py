@@ -128,7 +128,7 @@ class Permits:
         trace: TracebackType | None,
     ) -> None:
         """Stop refreshing and release the permits, or raise the loss."""
-        ours = self._scope.exit(error)
+        cancelled = self._scope.exit(error)
         keeping, self._keeping = self._keeping, None
         assert keeping is not None
         self._over.set()
@@ -138,7 +138,7 @@ class Permits:
         if releasing.done():
             releasing.result()
         if self.loss is not None:
-            if error is None or ours:
+            if error is None or cancelled:
                 raise self.loss
             if error is not self.loss:
                 error.add_note(f"meanwhile: {self.loss}")

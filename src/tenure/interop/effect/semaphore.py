@@ -33,10 +33,7 @@ T = TypeVar("T")
 
 
 class LockNotAcquired(AcquireTimeout):
-    """The retry policy ended before the permits were free.
-
-    Or the permits to take over did not exist.
-    """
+    """The permits were not free in time, or those to take over did not exist."""
 
 
 class DistributedSemaphore:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["REFUSALS", "Guard", "GuardedEngine"]
 
 # Seconds between two comparisons with the store, and until a write has certainly ended.
-_LOOK_AFTER = 10.0
+_COMPARE_AFTER = 10.0
 _MANY = 64  # with more unanswered writes, the store is read
 _MOST_READ = 1000  # semaphores read in one comparison
 REFUSALS = (
@@ -104,7 +104,7 @@ class Guard:
         self.tallies = Tallies()
         self.stored = Stored()
         self._engine = engine
-        self._looked_at = float("-inf")
+        self._compared_at = float("-inf")
 
     def engine(self, identity: Identity) -> GuardedEngine:
         """Return the store, as this identity may use it."""
@@ -153,11 +153,11 @@ class Guard:
         """
         stored = self.stored
         if stored.without_answer > _MANY:
-            await self._look()
+            await self._compare()
         try:
             write = stored.begin(node, name, account, size)
         except LimitReached:
-            await self._look()
+            await self._compare()
             write = stored.begin(node, name, account, size)
         try:
             await work()
@@ -189,7 +189,7 @@ class Guard:
         try:
             account.nodes.take(node=path)
         except LimitReached:
-            await self._look()
+            await self._compare()
             if exist_ok and path in await self._engine.list_nodes():
                 return
             account.nodes.take(node=path)
@@ -208,19 +208,19 @@ class Guard:
         else:
             self.stored.created(path, account)
 
-    async def _look(self) -> None:
+    async def _compare(self) -> None:
         """Compare the counts with the store, unless that was done recently.
 
         Other servers may have dropped nodes, and writes without an answer may have had no effect.
         """
         now = self.now()
-        if now < self._looked_at + _LOOK_AFTER:
+        if now < self._compared_at + _COMPARE_AFTER:
             return
-        self._looked_at = now
+        self._compared_at = now
         stored = self.stored
         stored.begin_list()
         stored.forget_missing(await self._engine.list_nodes())
-        for writes in stored.unanswered(now - _LOOK_AFTER, _MOST_READ):
+        for writes in stored.unanswered(now - _COMPARE_AFTER, _MOST_READ):
             first = writes[0]
             try:
                 found = await self._engine.describe_semaphore(

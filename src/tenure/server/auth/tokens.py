@@ -234,7 +234,7 @@ def _parse_named(text: str, path: str) -> Credentials:
 
 def _tokens(name: str, entry: object, where: str) -> list[Token]:
     check_name(name, where)
-    rights = _rights(entry, where, beside=("hash", "expires"))
+    rights = _rights(entry, where, extra=("hash", "expires"))
     assert isinstance(entry, dict)
     given = entry.get("hash")
     digests = [_read_hash(each, where) for each in (given if isinstance(given, list) else [given])]
@@ -257,8 +257,8 @@ def _read_hash(given: object, where: str) -> bytes:
     return bytes.fromhex(digits)
 
 
-def _rights(entry: object, where: str, beside: tuple[str, ...] = ()) -> Rights:
-    known = (*beside, "permissions", "quotas")
+def _rights(entry: object, where: str, extra: tuple[str, ...] = ()) -> Rights:
+    known = (*extra, "permissions", "quotas")
     if not isinstance(entry, dict):
         raise InvalidArgument(f"{where} is a table")
     for key in entry:

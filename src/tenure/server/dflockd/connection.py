@@ -131,7 +131,7 @@ class DflockdServerConnection(DflockdServerStream):
         self._greeting = greeting
         self._greeted = False
         # The request that it is busy with
-        self._enqueues = False  # what is awaited is a place in the queue
+        self._enqueues = False  # whether it awaits a place in the queue
         self._last_grant: Claim | None = None  # of its last wait
         self._task: asyncio.Task[None] | None = None
 
@@ -203,7 +203,7 @@ class DflockdServerConnection(DflockdServerStream):
         if reply is not None:
             self._last_grant = claim if claim.stage is HELD else None
             self._reply(reply)
-        elif self._waits_for_nobody() and self._transport is not None:
+        elif self._waits_in_vain() and self._transport is not None:
             self._transport.close()
 
     def settle(

@@ -98,7 +98,7 @@ class DflockdListener:
         self._sweep_due = 0.0
         self._failures = Failures("looking after connections", self.context.logger)
         self._interval = min(1.0, max(0.02, self.options.read_timeout / 8))
-        self._kept_at = self._looked_at = context.clock.now()
+        self._kept_at = self._orphans_collected_at = context.clock.now()
         self.locks = Locks(context, self.options, self.start)
         self._orphans = Orphans(self.locks, self.start)
         self.remote = RemoteTokens(self.locks, self._orphans)
@@ -191,11 +191,11 @@ class DflockdListener:
         try:
             await self.drain()
             await door.aclose()
-            await self._until_gone(self.options.shutdown_time)
+            await self._wait_for_connections(self.options.shutdown_time)
             self.locks.leaving = True
             for connection in list(self._connections):
                 connection.leave(b"")
-            await self._until_gone(_FLUSHED_IN)
+            await self._wait_for_connections(_FLUSHED_IN)
         finally:
             self._door = None
             self.locks.leaving = True
@@ -210,7 +210,7 @@ class DflockdListener:
             for connection in list(self._connections):
                 connection.cut_off()
         try:
-            await self._until_gone(None)
+            await self._wait_for_connections(None)
             while self._tasks:
                 await asyncio.wait(set(self._tasks))
             await self._detach()
@@ -218,7 +218,7 @@ class DflockdListener:
             for task in self._tasks:
                 task.cancel()
 
-    async def _until_gone(self, seconds: float | None) -> None:
+    async def _wait_for_connections(self, seconds: float | None) -> None:
         """Wait until every connection is lost, or the time has passed."""
         lost = [connection.gone for connection in self._connections]
         if lost:
@@ -292,17 +292,17 @@ class DflockdListener:
         idle = self._keeping is None or self._keeping.done()
         if idle and now - self._kept_at >= self.options.gc_interval:
             self._kept_at = now
-            self._keeping = self.start(self._keep_house())
+            self._keeping = self.start(self._collect_garbage())
 
     async def _answer(self) -> None:
         with self._answer_failures.contained():
             await self.remote.answer()
 
-    async def _keep_house(self) -> None:
+    async def _collect_garbage(self) -> None:
         try:
             await collect(self.locks, f"housekeeping of dflockd {self._place}")
-            if self._kept_at - self._looked_at >= _ORPHANS_EVERY:
-                self._looked_at = self._kept_at
+            if self._kept_at - self._orphans_collected_at >= _ORPHANS_EVERY:
+                self._orphans_collected_at = self._kept_at
                 await self._orphans.take_over()
         except TenureError as error:
             self.context.log(logging.ERROR, "the store failed", why=error)

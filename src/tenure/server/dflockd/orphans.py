@@ -82,7 +82,7 @@ class Orphans:
                 await asyncio.wait([self._task])
                 continue
             self._began_at = self._locks.now()
-            self._task = self._start(self._look())
+            self._task = self._start(self._find())
         await asyncio.shield(self._task)
 
     def cancel(self) -> None:
@@ -90,7 +90,7 @@ class Orphans:
         if self._task is not None:
             self._task.cancel()
 
-    async def _look(self) -> None:
+    async def _find(self) -> None:
         locks = self._locks
         engine, node = locks.context.engine, locks.options.node
         found: list[SessionDescription] = []

@@ -158,7 +158,7 @@ class DflockdServerStream(asyncio.Protocol):
         late = self._now() - self._received_at > _TOGETHER
         if self._awaited is not None and (late or self._is_cut_short()):
             return False
-        stays = self._busy or bool(self._requests or self._unread)  # then it closes after that
+        stays = self._busy or bool(self._requests or self._unread)  # it closes when all are done
         if stays:
             probe(self._transport)
         return stays
@@ -312,14 +312,14 @@ class DflockdServerStream(asyncio.Protocol):
             del self._unread[:_TURN]
             self._receive(piece)
         self._settle_reading()
-        if self._waits_for_nobody():
+        if self._waits_in_vain():
             self._transport.close()
         elif self._requests or self._unread:
             self._go_on_soon()
         elif self._over and not self._busy and self._transport is not None:
             self.end()
 
-    def _waits_for_nobody(self) -> bool:
+    def _waits_in_vain(self) -> bool:
         """Return true if it waits for a lock, and its input ended in the middle of a request."""
         claim = self._awaited
         waits = self._over and claim is not None and claim.stage is WAITING

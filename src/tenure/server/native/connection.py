@@ -173,7 +173,7 @@ class NativeServerConnection(NativeServerStream):
             self._flushing = True
             self._loop.call_soon(self._flush)
 
-    def _say_changed(self) -> None:
+    def _write_changed(self) -> None:
         changed, self._changed = self._changed, {}
         for channel, number in changed:
             if channel in self._channels:
@@ -291,7 +291,7 @@ class NativeServerConnection(NativeServerStream):
         """Forget a channel: it has no session any more."""
         self._channels.pop(channel, None)
 
-    def _renew_aside(self, message: RenewAside) -> None:
+    def _renew_session(self, message: RenewAside) -> None:
         session = self._registry.of_program(
             self.program, message.node, message.session_id, message.key
         )
@@ -332,7 +332,7 @@ class NativeServerConnection(NativeServerStream):
         Attach: _attach,
         EndReceived: _end_received,
         Hello: _again_hello,
-        RenewAside: _renew_aside,
+        RenewAside: _renew_session,
     }
 
     # Operations without a session

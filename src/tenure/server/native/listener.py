@@ -72,7 +72,7 @@ class NativeListener:
         self._given = list(sockets)
         self._door: Door | None = None
         self._socket_file: SocketFile | None = None  # of a Unix socket, until the listener drains
-        self._unreachable = False  # it is logged that its file is gone, and cannot be made
+        self._unreachable = False  # whether the loss of its file is logged
         self._connections: set[NativeServerConnection] = set()
         self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -132,7 +132,7 @@ class NativeListener:
             file.remove()
         self.farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
         for connection in list(self._connections):
-            connection.say_bye(self.farewell, again=True)
+            connection.send_bye(self.farewell, again=True)
 
     async def aclose(self) -> None:
         """Close all connections, and with the last listener the sessions."""

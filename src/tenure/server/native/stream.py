@@ -112,7 +112,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         """Carry out a message of the client. Raises `OutOfOrder` if it is not allowed now."""
 
     @abstractmethod
-    def _say_changed(self) -> None:
+    def _write_changed(self) -> None:
         """Move the messages in `_changed` to the output."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -286,7 +286,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         try:
             self._unwritten += self._writer.add(message)
         except (DecodeError, UnicodeEncodeError, OverflowError) as error:
-            self._cannot_say(message, error)
+            self._report_unsendable(message, error)
         if self._unwritten > self._most_unwritten:
             self._cut_off_slow("it does not read fast enough")
         elif self._unwritten > _MUCH:
@@ -299,7 +299,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
                 self._flushing = True
                 self._loop.call_soon(self._flush)
 
-    def _cannot_say(self, message: Struct, error: Exception) -> None:
+    def _report_unsendable(self, message: Struct, error: Exception) -> None:
         """Answer that the answer cannot be sent."""
         self._context.log(logging.ERROR, "an answer cannot be sent", peer=self.peer, why=str(error))
         rid = getattr(message, "rid", 0)
@@ -312,7 +312,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         if self._blocked_at is not None or self.stage is ConnectionStage.GONE:
             return
         if self._changed:
-            self._say_changed()
+            self._write_changed()
         if self._unwritten:
             assert self._transport is not None
             self._unwritten = 0
@@ -354,14 +354,14 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def bye(self, error: TenureError, *, again: bool = False) -> None:
         """Send the reason for closing the connection, and close it."""
         if self.stage < ConnectionStage.LEAVING:
-            self.say_bye(error, again=again)
+            self.send_bye(error, again=again)
             self.stage = ConnectionStage.LEAVING
             self._deadline = self._now() + _FAREWELL
             self._flush()
             assert self._transport is not None
             self._transport.close()
 
-    def say_bye(self, error: TenureError, *, again: bool) -> None:
+    def send_bye(self, error: TenureError, *, again: bool) -> None:
         """Send the client to another server; serve it until it disconnects."""
         if self.stage is ConnectionStage.OPEN or self.stage is ConnectionStage.GREETING:
             self.send(Bye(to_wire(error), again))

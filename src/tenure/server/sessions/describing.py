@@ -19,8 +19,8 @@ __all__ = ["bytes_of", "check_size", "described", "semaphore_info", "session_inf
 
 def session_info(session: SessionDescription) -> SessionInfo:
     """Return the description of a session."""
-    ours = session.pid == os.getpid()
-    return SessionInfo.of(replace(session, pid=None, host=None) if ours else session)
+    is_local = session.pid == os.getpid()
+    return SessionInfo.of(replace(session, pid=None, host=None) if is_local else session)
 
 
 def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
@@ -56,8 +56,8 @@ async def described(reader: Reader, semaphore: SemaphoreDescription) -> Semaphor
 
 def _request_info(request: RequestDescription) -> RequestInfo:
     """Return the description of a request in a queue."""
-    ours = request.pid == os.getpid()
-    return RequestInfo.of(replace(request, pid=None, host=None) if ours else request)
+    is_local = request.pid == os.getpid()
+    return RequestInfo.of(replace(request, pid=None, host=None) if is_local else request)
 
 
 def bytes_of(semaphore: SemaphoreDescription) -> int:

@@ -43,8 +43,8 @@ class SessionKeys:
         """Return the key of sessions that dflockd's listeners attach and take over."""
         return self._key("dflockd")
 
-    def _key(self, whose: str) -> bytes:
-        data = whose.encode(errors="surrogatepass")
+    def _key(self, owner: str) -> bytes:
+        data = owner.encode(errors="surrogatepass")
         if self._secret:
             return hashlib.blake2b(data, key=self._secret, digest_size=ATTACH_KEY_BYTES).digest()
         digest = hashlib.blake2b(data, digest_size=ATTACH_KEY_BYTES - len(_RESERVED)).digest()

@@ -221,9 +221,9 @@ async def _delete(session: ServerSession, message: DeleteSemaphore) -> Struct:
     deleting = session.store.delete_semaphore(message.name, force=message.force)
     if message.force:
         connection, audit = session.connection, session.context.audit
-        who = (None, None) if connection is None else (connection.identity, connection.peer)
+        actor = (None, None) if connection is None else (connection.identity, connection.peer)
         facts = {"node": session.node, "name": message.name, "session": session.store.id}
-        with audit.action("semaphore deleted by force", *who, **facts):
+        with audit.action("semaphore deleted by force", *actor, **facts):
             await deleting
     else:
         await deleting

@@ -110,11 +110,11 @@ class Conversation:
         self._limits = limits
         self._look = look
         self._turns = Turns(self.replies)
-        said = self._said = self._turns.said
+        produced = self._produced = self._turns.produced
         timeouts = {} if timeouts is None else timeouts
-        self._requests = ConversationRequests(node, limits, semaphores, account, said, timeouts)
+        self._requests = ConversationRequests(node, limits, semaphores, account, produced, timeouts)
         long_replies = LongReplies() if long_replies is None else long_replies
-        self._watches = OneTimeWatches(limits, start_watch, look, said, timeouts, long_replies)
+        self._watches = OneTimeWatches(limits, start_watch, look, produced, timeouts, long_replies)
         self._busy: dict[str, deque[Turn]] = {}
         self._ready: deque[Turn] = deque()
         self._unsettled: dict[str, Turn] = {}
@@ -333,49 +333,51 @@ class Conversation:
         if not text and message.limit == 0:
             text = "a limit is at least 1"
         if text:
-            self._said.append(answers.created(message.req_id, Status.BAD_REQUEST, text))
+            self._produced.append(answers.created(message.req_id, Status.BAD_REQUEST, text))
             return
         try:
             yield CreateOperation(message.name, message.limit, message.data)
         # An ephemeral one exists: everything else has been checked.
         except InvalidArgument as error:
-            self._said.append(
+            self._produced.append(
                 answers.created(message.req_id, Status.PRECONDITION_FAILED, str(error))
             )
         except TenureError as error:
-            self._said.append(answers.created(message.req_id, status_of(error), str(error)))
+            self._produced.append(answers.created(message.req_id, status_of(error), str(error)))
         else:
-            self._said.append(answers.created(message.req_id))
+            self._produced.append(answers.created(message.req_id))
 
     def _update(self, message: Any) -> Script:
         text = what_is_wrong(message.name, message.data, self._node, self._limits)
         if text and message.name:  # the empty name does not exist
-            self._said.append(answers.updated(message.req_id, Status.BAD_REQUEST, text))
+            self._produced.append(answers.updated(message.req_id, Status.BAD_REQUEST, text))
             return
         if text := no_semaphore(message.name):
-            self._said.append(answers.updated(message.req_id, Status.NOT_FOUND, text))
+            self._produced.append(answers.updated(message.req_id, Status.NOT_FOUND, text))
             return
         try:
             yield UpdateOperation(message.name, message.data)
         except TenureError as error:
-            self._said.append(answers.updated(message.req_id, status_of(error), str(error)))
+            self._produced.append(answers.updated(message.req_id, status_of(error), str(error)))
         else:
-            self._said.append(answers.updated(message.req_id))
+            self._produced.append(answers.updated(message.req_id))
 
     def _delete(self, message: Any) -> Script:
         if text := no_semaphore(message.name):
-            self._said.append(answers.deleted(message.req_id, Status.NOT_FOUND, text))
+            self._produced.append(answers.deleted(message.req_id, Status.NOT_FOUND, text))
             return
         try:
             found: SemaphoreDescription = yield DescribeOperation(message.name)
             if found.ephemeral:
                 text = f"{message.name!r} is ephemeral: it disappears with its last request"
-                self._said.append(answers.deleted(message.req_id, Status.PRECONDITION_FAILED, text))
+                self._produced.append(
+                    answers.deleted(message.req_id, Status.PRECONDITION_FAILED, text)
+                )
                 return
             yield DeleteOperation(message.name, message.force)
         except TenureError as error:
-            self._said.append(answers.deleted(message.req_id, status_of(error), str(error)))
+            self._produced.append(answers.deleted(message.req_id, status_of(error), str(error)))
             return
         self._requests.deleted(message.name)
         self._watches.deleted(message.name)
-        self._said.append(answers.deleted(message.req_id))
+        self._produced.append(answers.deleted(message.req_id))

@@ -106,7 +106,7 @@ class YdbListener:
             **self._unary(_COORDINATION, "DropNode", coordination, self._on_nodes(nodes.drop)),
             **self._unary(_COORDINATION, "DescribeNode", coordination, self._read(nodes.describe)),
             **self._unary(_DISCOVERY, "ListEndpoints", discovery, self._list_endpoints),
-            **self._unary(_DISCOVERY, "WhoAmI", discovery, self._who_am_i),
+            **self._unary(_DISCOVERY, "WhoAmI", discovery, self._describe_caller),
         }
 
     # The listener
@@ -281,7 +281,7 @@ class YdbListener:
         result = discovery.ListEndpointsResult(endpoints=[endpoint])
         return operation(Status.SUCCESS, result=result)
 
-    async def _who_am_i(self, _: Any, call: GrpcCall, __: GrpcConnection) -> Any:
+    async def _describe_caller(self, _: Any, call: GrpcCall, __: GrpcConnection) -> Any:
         return operation(Status.SUCCESS, result=discovery.WhoAmIResult(user=call.identity.name))
 
 

@@ -25,16 +25,19 @@ class Pings:
 
     Args:
         conversation: the conversation to ping.
-        deaf: whether a pong may have come unread, or the ping may not have been read.
+        may_miss_pong: whether a pong may have come unread, or the ping may not have been read.
         pump: sends the conversation's messages.
     """
 
     def __init__(
-        self, conversation: Conversation, deaf: Callable[[], bool], pump: Callable[[], None]
+        self,
+        conversation: Conversation,
+        may_miss_pong: Callable[[], bool],
+        pump: Callable[[], None],
     ) -> None:
         """Start without a timer."""
         self._conversation = conversation
-        self._deaf = deaf
+        self._may_miss_pong = may_miss_pong
         self._pump = pump
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -73,7 +76,7 @@ class Pings:
                 self._sent = now
             elif late or now < self._sent + self._timeout:
                 return  # it has time left, or may have answered in time
-            elif self._deaf():
+            elif self._may_miss_pong():
                 self._sent = now  # it has time again after an answer
                 return
             self._conversation.tick(new_opaque())

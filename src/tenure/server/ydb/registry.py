@@ -149,7 +149,7 @@ class YdbSessionRegistry:
         heapq.heapify(self._ends)
 
     def over(self, node: str, number: int) -> None:
-        """Forget a session that is over."""
+        """Forget a session that has ended."""
         member = self._sessions.pop((node, number), None)
         if member is not None:
             self.returning.count_session(member.client, -1, detached=member.stream is None)

@@ -115,7 +115,7 @@ class SessionStream:
             context.limits,
             context.counts.semaphores,
             self._start_watch,
-            self._look,
+            self._schedule_report,
             registry.timeouts,
             registry.long_replies,
             self.engine.account,
@@ -129,9 +129,9 @@ class SessionStream:
         self._renewed = 0.0
         self._tasks: set[asyncio.Future[Any]] = set()
         self._counted = 0
-        self._pumping = self._looking = self._half_closed = False
+        self._pumping = self._report_scheduled = self._half_closed = False
         self._error: GrpcError | None = None
-        self._pings = Pings(self._conversation, self._is_deaf, self._pump)
+        self._pings = Pings(self._conversation, self._may_miss_pong, self._pump)
 
     async def run(self, start: Any) -> None:
         """Attach the session of `start`, and serve it until the stream has ended.
@@ -219,7 +219,7 @@ class SessionStream:
         """True while too many replies wait for the client."""
         return self._output.is_much
 
-    def _is_deaf(self) -> bool:
+    def _may_miss_pong(self) -> bool:
         """Return true if a pong may be unread here, or the ping unread at the client."""
         return self.choked or self._connection.overloaded or self._output.is_long
 
@@ -388,12 +388,12 @@ class SessionStream:
         assert self._session is not None
         return self._session.watch(name, data=data, owners=owners, changed=changed)
 
-    def _look(self) -> None:
-        if not self._looking:
-            self._looking = True
+    def _schedule_report(self) -> None:
+        if not self._report_scheduled:
+            self._report_scheduled = True
             self._loop.call_soon(self._report_changes)
 
     def _report_changes(self) -> None:
-        self._looking = False
+        self._report_scheduled = False
         self._conversation.report_changes()
         self._pump()

@@ -41,12 +41,12 @@ class Turns:
         replies: the messages to send, in order.
 
     Attributes:
-        said: replies of a running script, taken by `collect`.
+        produced: replies of a running script, taken by `collect`.
     """
 
     def __init__(self, replies: list[Any]) -> None:
         """Start without requests; replies go to `replies`."""
-        self.said: list[Any] = []
+        self.produced: list[Any] = []
         self._replies = replies
         self._open: deque[Turn] = deque()
 
@@ -64,21 +64,21 @@ class Turns:
 
     def collect(self, turn: Turn) -> None:
         """Take the replies of the script of `turn`."""
-        if self.said:
-            (self._replies if self._open[0] is turn else turn.replies).extend(self.said)
-            self.said.clear()
+        if self.produced:
+            (self._replies if self._open[0] is turn else turn.replies).extend(self.produced)
+            self.produced.clear()
 
     def collect_push(self) -> None:
         """Append replies to an event of the store: they come after all others."""
-        if not self.said:
+        if not self.produced:
             return
         if not self._open:
-            self._replies.extend(self.said)
+            self._replies.extend(self.produced)
         else:
             if self._open[-1].script is not None:
                 self._open.append(Turn("", None))
-            self._open[-1].replies.extend(self.said)
-        self.said.clear()
+            self._open[-1].replies.extend(self.produced)
+        self.produced.clear()
 
     def finish(self, turn: Turn) -> Turn | None:
         """Record that a request is answered; return a parked one that may continue, if any."""
@@ -100,4 +100,4 @@ class Turns:
     def clear(self) -> None:
         """Drop everything: nothing more is sent."""
         self._open.clear()
-        self.said.clear()
+        self.produced.clear()

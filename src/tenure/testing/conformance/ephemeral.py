@@ -10,7 +10,7 @@ from tenure.testing.program import raises
 from tenure.testing.stage import Stage
 
 
-async def _nothing_is_there(stage: Stage) -> bool:
+async def _is_empty(stage: Stage) -> bool:
     return not await stage.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True)
 
 
@@ -33,7 +33,7 @@ async def an_ephemeral_semaphore_goes_with_its_last_request(stage: Stage) -> Non
     await two.withdraw(waiting)
     with raises(SemaphoreNotFound):
         await one.describe("m")
-    assert await _nothing_is_there(stage)
+    assert await _is_empty(stage)
 
 
 @behaviour()
@@ -46,8 +46,8 @@ async def an_ephemeral_semaphore_goes_with_the_session_that_used_it(stage: Stage
     await stage.eye.end_session(DEFAULT_NODE, ended.id)
     await expired.ended()
     if not stage.capabilities.one_step:
-        await stage.until(lambda: _nothing_is_there(stage), "all of a session goes")
-    assert await _nothing_is_there(stage)
+        await stage.until(lambda: _is_empty(stage), "all of a session goes")
+    assert await _is_empty(stage)
 
 
 @behaviour()
@@ -60,7 +60,7 @@ async def an_ephemeral_semaphore_goes_although_a_waiter_was_the_last_to_leave(
     await waiter.withdraw(waiting)
     assert (await owner.describe("m")).ephemeral
     await owner.withdraw(held)
-    assert await _nothing_is_there(stage)
+    assert await _is_empty(stage)
 
 
 @behaviour()

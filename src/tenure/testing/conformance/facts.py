@@ -139,11 +139,11 @@ async def many_waiters_are_described_with_what_their_sessions_say(stage: Stage) 
     if not stage.capabilities.descriptions:
         return
     engine = await stage.engine()
-    said = [f"program {number}" for number in range(130)]
-    for each in said:
+    texts = [f"program {number}" for number in range(130)]
+    for each in texts:
         await (await stage.program(description=each, engine=engine)).lock("m")
     found = await stage.eye.describe_semaphore(DEFAULT_NODE, "m", owners=True, waiters=True)
-    assert [each.session_description for each in (*found.owners, *found.waiters)] == said
+    assert [each.session_description for each in (*found.owners, *found.waiters)] == texts
 
 
 @behaviour()
@@ -189,18 +189,18 @@ async def an_owner_owns_since_its_grant_and_a_waiter_waits_since_it_came(stage: 
     waiting = await waiter.lock("m", timeout=30)
     await asyncio.sleep(3)
     found = await owner.describe("m")
-    _near(found.owners[0].since, 8)
-    _near(found.waiters[0].since, 3)
+    _check_about(found.owners[0].since, 8)
+    _check_about(found.waiters[0].since, 3)
     if stage.capabilities.waiter_timeout:
-        _near(found.waiters[0].timeout, 27)
+        _check_about(found.waiters[0].timeout, 27)
     await owner.withdraw(held)
     await waiting.granted()
     await asyncio.sleep(2)
     [owning] = (await owner.describe("m")).owners
-    _near(owning.since, 2)
+    _check_about(owning.since, 2)
     assert owning.timeout is None
 
 
-def _near(seconds: float | None, expected: float) -> None:
+def _check_about(seconds: float | None, expected: float) -> None:
     assert seconds is not None
     assert abs(seconds - expected) < 1e-3

@@ -53,11 +53,11 @@ async def a_resumed_session_is_its_new_program_s_and_keeps_its_own_text(stage: S
     successor = await stage.program(
         liveness="window", resume=former, description="[host=two pid=2 program=after.py]"
     )
-    said = "nightly [host=two pid=2 program=after.py]"
+    text = "nightly [host=two pid=2 program=after.py]"
     [session] = await stage.eye.list_sessions(DEFAULT_NODE)
-    assert session.description == said
+    assert session.description == text
     [owner] = (await successor.describe("m")).owners
-    assert owner.session_description in {said, None}
+    assert owner.session_description in {text, None}
     await successor.detach()
     await stage.program(liveness="window", resume=successor)
     [session] = await stage.eye.list_sessions(DEFAULT_NODE)
@@ -71,17 +71,17 @@ async def a_session_that_is_taken_over_can_get_another_window_and_description(
     former = await stage.program(liveness="window", window=30.0, description="first")
     lease = await former.lock("m")
     for window in (60.0, 20.0, 45.0):
-        said = f"for {window:g} s"
+        text = f"for {window:g} s"
         successor = await stage.program(
             liveness="window",
             window=window,
             resume=former,
-            description=said,
+            description=text,
             assume_dead=True,
             adopt=True,
         )
         [session] = await stage.eye.list_sessions(DEFAULT_NODE)
-        assert (session.description, session.recovery_window) == (said, window)
+        assert (session.description, session.recovery_window) == (text, window)
         assert successor.recovered("m").request_id == lease.request_id
         former = successor
     kept = await stage.program(liveness="window", window=9.0, resume=former, assume_dead=True)

@@ -274,7 +274,7 @@ class _Watch:
         self._session = session
         self._changed = changed
         self._stopped = False
-        self._on_its_way = False
+        self._scheduled = False
         self._stop_inner: Callable[[], None] | None = None
 
     def begin(self, name: str, data: bool, owners: bool) -> None:
@@ -286,12 +286,12 @@ class _Watch:
             return  # the program is notified of the end in any case
 
     def _happened(self) -> None:
-        if not self._on_its_way:
-            self._on_its_way = True
+        if not self._scheduled:
+            self._scheduled = True
             self._session.deliver(self._notify)
 
     def _notify(self) -> None:
-        self._on_its_way = False
+        self._scheduled = False
         if not self._stopped:
             self._changed()
 

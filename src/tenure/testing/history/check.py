@@ -139,7 +139,7 @@ def _order_of(
             }
             needed = entry.count + sum(other.least_count for other in before.values())
             if needed > max(each.requested.limit for each in (entry, *before.values())):
-                yield _out_of_turn(index, place, entry, [*before.values()], needed)
+                yield _out_of_order(index, place, entry, [*before.values()], needed)
         behind = first_behind[number + 1]
         ahead = [each for each in ahead if each[0] > behind]
         if entry.end - index.history.skew > behind:
@@ -148,7 +148,7 @@ def _order_of(
                 ahead.append((until, order_id, entry))
 
 
-def _out_of_turn(
+def _out_of_order(
     index: HistoryIndex, place: Place, entry: RequestEntry, before: list[RequestEntry], needed: int
 ) -> Violation:
     node, name = place
@@ -202,7 +202,7 @@ def _origin(index: HistoryIndex, entry: RequestEntry) -> str:
 
 def _never_again(index: HistoryIndex) -> Iterator[Violation]:
     for entry, record in index.again:
-        what = f"{listed([entry])} is held again after it had been withdrawn or was over"
+        what = f"{listed([entry])} is held again after it had been withdrawn or had ended"
         yield index.accuse("never again", entry.place, what, [entry], entry.ended_by, record)
     for (observer, place), shown in index.observed.items():
         was: set[int] = set()

@@ -29,7 +29,7 @@ def observers(index: HistoryIndex) -> Iterator[Violation]:
         if truth is None:
             continue
         before = [record for record in shown if record.at <= truth.at]  # later records do not count
-        if not before or _is_over(index, observer, before[-1].process, truth.at):
+        if not before or _has_stopped(index, observer, before[-1].process, truth.at):
             continue
         last = before[-1]
         true = truth.owners if isinstance(last.value, tuple) else truth.data
@@ -39,7 +39,7 @@ def observers(index: HistoryIndex) -> Iterator[Violation]:
             yield Violation("observers", *place, what, records, (last, truth))
 
 
-def _is_over(index: HistoryIndex, observer: str, process: str, at: float) -> bool:
+def _has_stopped(index: HistoryIndex, observer: str, process: str, at: float) -> bool:
     crashed = index.crashed.get(process)
     return index.unobserved.get((process, observer), inf) <= at or (
         crashed is not None and crashed.at <= at
@@ -58,7 +58,7 @@ def _unwritten(
     for record in shown:
         known = record.at + index.history.skew
         if isinstance(record.value, bytes) and written.get(record.value, inf) > known:
-            what = f"{observer} was shown what was never written to {place[1]!r}"
+            what = f"{observer} was shown data that was never written to {place[1]!r}"
             yield Violation("observers", *place, what, (record,), (record,))
 
 
@@ -68,7 +68,7 @@ def end(index: HistoryIndex) -> Iterator[Violation]:
         place = truth.node, truth.name
         entries = index.places.get(place, [])
         yield from _missing(index, place, entries, truth)
-        yield from _left_over(index, place, entries, truth)
+        yield from _unexpected(index, place, entries, truth)
         yield from _ungranted(index, place, entries, truth)
 
 
@@ -92,7 +92,7 @@ def _missing(
             yield index.accuse("end", place, what, [entry], truth)
 
 
-def _left_over(
+def _unexpected(
     index: HistoryIndex, place: Place, entries: list[RequestEntry], truth: Truth
 ) -> Iterator[Violation]:
     """Check that the queue has no ended request, and none that was never made."""
@@ -109,7 +109,7 @@ def _left_over(
         if those is None:
             strangers.append(order_id)
         elif all(_is_out(entry, truth.at) for entry in those):
-            what = f"{listed(those)} is over, and still stands in the queue of {place[1]!r}"
+            what = f"{listed(those)} has ended, but is still in the queue of {place[1]!r}"
             yield index.accuse("end", place, what, those, truth)
     if len(strangers) > nameless:
         ids = ", ".join(str(order_id) for order_id in strangers)

@@ -84,15 +84,15 @@ def step(call: Operated, state: State) -> State | Literal[False]:
 
 def is_linearizable(calls: Iterable[Operated], start: State = ABSENT) -> bool:
     """Return true if some order of the calls explains the outcome of every call."""
-    certain, perhaps = _sorted_out(calls)
-    first: Configuration = (0, 0, start, (0,) * len(perhaps))
+    certain, uncertain = _sorted_out(calls)
+    first: Configuration = (0, 0, start, (0,) * len(uncertain))
     tried = {first}
     to_try = [first]
     while to_try:
         situation = to_try.pop()
         if situation[0] == len(certain):
             return True
-        for following in _turns(situation, certain, perhaps):
+        for following in _turns(situation, certain, uncertain):
             if following not in tried:
                 tried.add(following)
                 to_try.append(following)
@@ -100,7 +100,7 @@ def is_linearizable(calls: Iterable[Operated], start: State = ABSENT) -> bool:
 
 
 def _turns(
-    situation: Configuration, certain: Sequence[Operated], perhaps: Sequence[Sequence[Operated]]
+    situation: Configuration, certain: Sequence[Operated], uncertain: Sequence[Sequence[Operated]]
 ) -> Iterator[Configuration]:
     """Yield the situations after placing one more call, the most promising one last."""
     first, done, state, used = situation
@@ -120,7 +120,7 @@ def _turns(
             yield _after(situation, offset, state)
             return
         turns.append((call.end, offset, after))
-    for kind, each in enumerate(perhaps):
+    for kind, each in enumerate(uncertain):
         count = used[kind]
         if count < len(each) and each[count].start <= horizon:
             after = step(each[count], state)
@@ -149,23 +149,23 @@ def _sorted_out(calls: Iterable[Operated]) -> tuple[list[Operated], list[list[Op
             read[call.result] = min(call.end, read.get(call.result, inf))
     writers = Counter(call.argument for call in calls if call.op in ("create", "ensure", "update"))
     certain: list[Operated] = []
-    perhaps: dict[tuple[Operation, bytes | None], list[Operated]] = {}
+    uncertain: dict[tuple[Operation, bytes | None], list[Operated]] = {}
     for call in sorted(calls, key=lambda call: call.start):
         if call.outcome != "unknown":
             certain.append(call)
         elif call.op == "delete":
-            perhaps.setdefault(("delete", None), []).append(replace(call, outcome="ok"))
+            uncertain.setdefault(("delete", None), []).append(replace(call, outcome="ok"))
         elif call.op != "read":
             op: Operation = "update" if call.op == "update" else "create"
             done = replace(call, op=op, outcome="ok")
             if call.argument not in read:
                 if op == "create":
-                    perhaps.setdefault((op, None), []).append(replace(done, argument=None))
+                    uncertain.setdefault((op, None), []).append(replace(done, argument=None))
             elif writers[call.argument] == 1:
                 certain.append(replace(done, end=max(call.start, read[call.argument])))
             else:
-                perhaps.setdefault((op, call.argument), []).append(done)
-    return certain, list(perhaps.values())
+                uncertain.setdefault((op, call.argument), []).append(done)
+    return certain, list(uncertain.values())
 
 
 def shortest_contradiction(calls: Sequence[Operated]) -> list[Operated]:

@@ -79,10 +79,10 @@ class Violation:
         start = records[0].at
         processes = _processes(records)
         marked = {id(record) for record in self.conflict}
-        width = max((len(who) for who in processes.values()), default=1)
+        width = max((len(name) for name in processes.values()), default=1)
         lines = [
             f"{'>' if id(record) in marked else ' '} {record.at - start:11.6f} s  "
-            f"{_who(record, processes):{width}}  {_describe(record, start)}"
+            f"{_process_of(record, processes):{width}}  {_describe(record, start)}"
             for record in records
         ]
         return [head, *_shortened(lines)]
@@ -121,7 +121,7 @@ def _processes(records: Iterable[Record]) -> dict[str, str]:
     return known
 
 
-def _who(record: Record, processes: dict[str, str]) -> str:
+def _process_of(record: Record, processes: dict[str, str]) -> str:
     if isinstance(record, Returned):
         return processes.get(record.call, "")
     if isinstance(record, Queued | Granted | Held | Shrinks | Leaves | Gone):
@@ -169,7 +169,7 @@ def _describe(record: Record, start: float) -> str:
         case Observed():
             return f"{record.observer} is shown {_shown(record.value)}"
         case Unobserved():
-            return f"{record.observer} is over"
+            return f"{record.observer} has ended"
         case Truth():
             return (
                 f"in the store {record.name!r} has{_data(record.data) or ' no data'}, "
@@ -188,7 +188,7 @@ def _limit(record: Requested) -> str:
 
 
 def _former(recovers: str | None) -> str:
-    return "" if recovers is None else f", continuing {recovers or 'what it had'}"
+    return "" if recovers is None else f", continuing {recovers or 'a former request'}"
 
 
 def _until(deadline: float, start: float) -> str:
@@ -198,7 +198,7 @@ def _until(deadline: float, start: float) -> str:
 def _revoked(record: Revokes) -> str:
     parts = [
         *([] if record.request is None else [record.request]),
-        *([] if record.session_of is None else [f"what {record.session_of} has"]),
+        *([] if record.session_of is None else [f"the requests of {record.session_of}"]),
         *([] if record.name is None else [repr(record.name)]),
     ]
     return " of ".join(parts) or "everything"

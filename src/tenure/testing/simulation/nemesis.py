@@ -259,8 +259,8 @@ class Nemesis:
 
     def _revoke(self, session_id: int, name: str | None) -> None:
         sessions = at_once(self._world.eye.list_sessions(DEFAULT_NODE))
-        [whose] = [each.description for each in sessions if each.id == session_id]
-        number = whose.removeprefix("p").partition(".")[0]
+        [description] = [each.description for each in sessions if each.id == session_id]
+        number = description.removeprefix("p").partition(".")[0]
         for process in self._world.processes:
             if str(process.number) == number:  # any incarnation may have resumed the session
                 for life in (*process.former, process.now):

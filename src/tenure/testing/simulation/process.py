@@ -101,7 +101,7 @@ class Surroundings(Protocol):
         """Report an event that must not happen, under any faults."""
 
     def look_whether_done(self) -> None:
-        """End the history if all faults are over and all processes are done."""
+        """End the history if all faults have ended and all processes are done."""
 
 
 class SimulatedProcess:
@@ -303,7 +303,7 @@ class Incarnation:
             mutex = session.mutex(step.name)
             with self._recorded(number, mutex, step) as request:
                 if step.kind == "try":
-                    await self._hold_loosely(request, await mutex.try_lock(), step)
+                    await self._hold_without_block(request, await mutex.try_lock(), step)
                 else:
                     await self._hold(request, mutex.lock(timeout=step.timeout), step)
         elif step.kind == "campaign":
@@ -347,7 +347,7 @@ class Incarnation:
     async def _hold(self, request: Request, acquiring: Once[AnyLease], step: Step) -> None:
         """Hold a lease in its block, whose body is cancelled on a loss, or without a block."""
         if not step.enter:
-            await self._hold_loosely(request, await acquiring, step)
+            await self._hold_without_block(request, await acquiring, step)
             return
         async with acquiring as lease:
             with request.holds(lease):
@@ -357,7 +357,7 @@ class Incarnation:
                 else:
                     await asyncio.sleep(step.hold)
 
-    async def _hold_loosely(self, request: Request, lease: Lease | None, step: Step) -> None:
+    async def _hold_without_block(self, request: Request, lease: Lease | None, step: Step) -> None:
         if lease is None:
             request.gone("refused")
             return

@@ -156,11 +156,11 @@ class World:
             scheduler.run(HORIZON + 2 * SETTLED)
         except OutOfTime as error:
             self.complain("everybody", f"{error}; not done: {self._not_done()}")
-        self._say_the_truth()
+        self._record_truth()
         self._look_for_failures()
 
     def look_whether_done(self) -> None:
-        """Stop the scheduler if all faults are over and all processes are done."""
+        """Stop the scheduler if all faults have ended and all processes are done."""
         if self.nemesis.idle and all(process.now.done for process in self.processes):
             self.scheduler.stop()
 
@@ -218,7 +218,7 @@ class World:
 
     # The end
 
-    def _say_the_truth(self) -> None:
+    def _record_truth(self) -> None:
         found = at_once(self.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True))
         known = {each.name: each for each in found}
         for name in sorted({*known, "a", "b", "pool", "leader", "config", "other"}):

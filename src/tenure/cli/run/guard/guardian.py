@@ -95,7 +95,7 @@ class Guardian:
         self.cgroup = cgroup
         self.child = 0
         self.status: int | None = None  # of the command, once it has ended
-        self.guarded: set[int] = set()  # what has got a signal to end, as long as it lives
+        self.guarded: set[int] = set()  # processes that received a signal to end, until they exit
         self.lost = False
         self.kill_at = float("inf")  # set when the command has ended, or must end
         self.terminated = False  # SIGTERM has been sent
@@ -139,14 +139,14 @@ class Guardian:
             os.setpgid(self.child, self.child)
         # Closed by the exec. (An exec from a dead network mount blocks here: no command runs yet.)
         with open(report, encoding="ascii") as lines:
-            said = dict(line.split() for line in lines)
-        if "cgroup" in said:
+            received = dict(line.split() for line in lines)
+        if "cgroup" in received:
             self._close_cgroup()
             self.cgroup = None
-            self.say(f"cgroup {said['cgroup']}")
-        if "failed" not in said:
+            self.say(f"cgroup {received['cgroup']}")
+        if "failed" not in received:
             self.deadline.group = self.child
-        return int(said.get("failed", 0))
+        return int(received.get("failed", 0))
 
     def _prepare(self, original: Signals, parent: int, reports: int) -> None:
         """Prepare the child for becoming the command."""
@@ -223,14 +223,14 @@ class Guardian:
         """Receive lines from `tenure run`; the end of the stream means that it has exited."""
         assert self.received is not None
         try:
-            said = self.control.recv(4096)
+            received = self.control.recv(4096)
         except OSError:
-            said = b""
-        if not said:
+            received = b""
+        if not received:
             self.received = None
             self.lose()
             return
-        *lines, self.received = (self.received + said).split(b"\n")
+        *lines, self.received = (self.received + received).split(b"\n")
         for line in lines:
             word, _, value = line.decode().partition(" ")
             if word == "deadline" and not self.lost:

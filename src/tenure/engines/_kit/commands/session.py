@@ -233,7 +233,7 @@ class CommandSession(CommandAttachment):
             operation.settle(Enqueued(Place.WAITING, reply[0]))
             self._push_ahead(request_id)
         elif first_word(reply) == "quarantined":
-            self._hold_up(operation, reply[1] * self.time_unit)
+            self._retry_after_quarantine(operation, reply[1] * self.time_unit)
         else:
             self._drop(request_id)
             self.names.pop(request_id, None)
@@ -246,7 +246,7 @@ class CommandSession(CommandAttachment):
         self.names.pop(operation.request_id, None)
         operation.settle(_REFUSED)  # in a quarantine, `Engine.trouble` has the reason
 
-    def _hold_up(self, operation: EnqueueOperation, left: float) -> None:
+    def _retry_after_quarantine(self, operation: EnqueueOperation, left: float) -> None:
         """Retry a request with timeout 0 at the end of the quarantine, if that is soon."""
         if left <= _SOON and not self.over:
             self._engine.quarantined(left)
