@@ -694,6 +694,7 @@ pieces = st.lists(
 @settings(max_examples=60)
 @given(pieces, st.booleans())
 @example([b"PRI "], False)
+@example([b"\n\n\n", b"\x16\x03"], False)
 def test_random_bytes_harm_nobody(sent: list[bytes], later: bool) -> None:
     clock = VirtualClock()
 

@@ -95,7 +95,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._unread = bytearray()  # arrived behind them
         self._reading = True
         self._special = True  # it is greeting or leaving
-        self._fresh = True  # nothing has come but single requests
+        self._fresh = True  # nothing has been received
         self._over = False  # its client says nothing more
         self._received_at = self._now()
         self._lines = 0
@@ -178,6 +178,7 @@ class DflockdServerStream(asyncio.Protocol):
                 self._share.end()
                 return
             # The common case, with the same result as `_take`.
+            self._fresh = False
             self._received_at = now = clock()
             self._lines = -1
             name, key, argument = self._request = request
