@@ -253,22 +253,21 @@ END $$;
 
 -- The operations of sessions, in order.
 --   sessions, tokens: in the order of the sessions' ids
--- One of each for each operation:
---   origins: the place of its session in `sessions`
---   kinds: "m" a mutex; "e" enqueue; "E" enqueue, sent before; "w" withdraw
---   numbers, names: of its request and its semaphore
---   counts, contents, waits, ephemeral: of "e" and "E"; null is all of the limit, no data, for ever, and
---     an ephemeral semaphore. Data are in base64, times in microseconds. The lists may be empty.
--- fresh: the places of operations on ephemeral semaphores that may have no row yet
--- judged: the sessions that were reported as expired have been ended, as far as that is possible
+--   origins, kinds, numbers, names: for each operation, the place of its session in these; "m" a mutex,
+--     "e" enqueue, "E" enqueue, sent before, "w" withdraw; the number of its request; its semaphore
+--   counts, contents, waits, ephemeral: empty, or for each operation the count, or null for all of the
+--     limit; the data in base64; microseconds to wait, or null; whether the semaphore is ephemeral
+--   fresh: the places of operations on ephemeral semaphores that may have no row yet
+--   judged: the sessions that were reported as expired have been ended, as far as that is possible
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
 -- the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there was
 -- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
 -- of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
     caller text, highest bigint, relaxed boolean, sessions bigint[], tokens text[],
-    origins integer[], kinds "char"[], numbers bigint[], names text[], counts numeric[],
-    contents text[], waits bigint[], ephemeral boolean[], fresh integer[], judged boolean
+    origins integer[], kinds "char"[], numbers bigint[], names text[],
+    counts numeric[] DEFAULT '{}', contents text[] DEFAULT '{}', waits bigint[] DEFAULT '{}',
+    ephemeral boolean[] DEFAULT '{}', fresh integer[] DEFAULT '{}', judged boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET jit = off
@@ -526,7 +525,7 @@ BEGIN
             RETURNING x.id, x.last_owner INTO its_queue, latest;
         IF NOT FOUND THEN
             RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-                '{1}', '{m}', ARRAY[number], ARRAY[its_name], '{}', '{}', '{}', '{}', '{}', false);
+                '{1}', '{m}', ARRAY[number], ARRAY[its_name]);
         END IF;
         answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
     END IF;
@@ -580,7 +579,7 @@ BEGIN
             '{1,1}', CASE WHEN again IS NULL THEN '{w}'::"char"[]
                 WHEN before THEN '{m,w}' ELSE '{w,m}' END,
             CASE WHEN before THEN ARRAY[again, number] ELSE ARRAY[number, again] END,
-            ARRAY[its_name, its_name], '{}', '{}', '{}', '{}', '{}', false);
+            ARRAY[its_name, its_name]);
     END IF;
     DELETE FROM SCHEMA.requests WHERE ctid = its_row;
     IF waiting = 0 THEN
