@@ -121,10 +121,13 @@ class Actor:
         )
         return answer
 
-    async def release(self, name: str, number: int, again: int | None = None) -> list[Any]:
+    async def release(
+        self, name: str, number: int, again: int | None = None, *, before: bool = False
+    ) -> list[Any]:
         """Release a lease, by the function for that; return the answers."""
         found: list[Any] = await self.call(
-            *("release", self.channel, 0, False, self.session, self.token, number, name, again)
+            *("release", self.channel, 0, False, self.session, self.token),
+            *(number, name, again, before),
         )
         return found
 

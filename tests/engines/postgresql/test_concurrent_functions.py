@@ -214,12 +214,13 @@ class _Program:
         request = self.random.choice(world.requests[-30:])
         session, least = request.session, world.before(request.session, request.name)
         again = next(world.numbers) if self.random.random() < 0.5 else None
+        before = again is not None and self.random.random() < 0.5
         reply = await self.actor.call(
             *("release", self.actor.channel, 0, False, session.number, session.token),
-            *(request.number, request.name, again),
+            *(request.number, request.name, again, before),
         )
         if again is not None:
-            self._answered(request._replace(number=again), least, reply[1])
+            self._answered(request._replace(number=again), least, reply[not before])
 
     async def change(self) -> None:
         """Change a semaphore or a request."""

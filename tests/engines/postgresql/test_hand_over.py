@@ -9,17 +9,20 @@ import pytest
 from tests.engines.postgresql.stepping import a_store
 
 
-@pytest.mark.parametrize("again", [None, 7])
-async def test_the_first_waiter_is_granted(again: int | None) -> None:
+@pytest.mark.parametrize(("again", "before"), [(None, False), (7, False), (7, True)])
+async def test_the_first_waiter_is_granted(again: int | None, before: bool) -> None:
     async with a_store() as store:
         one, other = await store.actor(), await store.actor()
         owner = await one.lock("m")
         (first,), (second,) = await one.acquire("m"), await other.acquire("m")
-        answers = await one.release("m", 1, again)
-        place = [] if again is None else [answers[1]]
-        assert answers == [0, *place, f"g {one.session} 2 {first}"]
+        *answers, event = await one.release("m", 1, again, before=before)
+        assert event == f"g {one.session} 2 {first}"
         assert owner < first < second
-        assert place < [[second]] if again is None else place > [[second]]
+        if again is None:
+            assert answers == [0]
+        else:
+            assert answers[before] == 0
+            assert answers[not before] > [second]
         assert await store.owner("m") == one.session
         await store.check()
         answers = await one.release("m", 2)  # whose event goes to the other channel
@@ -28,11 +31,17 @@ async def test_the_first_waiter_is_granted(again: int | None) -> None:
         await store.check()
 
 
-async def test_a_session_that_is_alone_owns_it_again() -> None:
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_session_that_is_alone_owns_it_again(before: bool) -> None:
     async with a_store() as store:
         one = await store.actor()
         owner = await one.lock("m")
-        zero, token = await one.release("m", 1, 7)
+        answers = await one.release("m", 1, 7, before=before)
+        if before:  # it waits for itself
+            (token,), zero, event = answers
+            assert event == f"g {one.session} 7 {token}"
+        else:
+            zero, token = answers
         assert zero == 0
         assert token > owner
         await store.check()
@@ -70,8 +79,8 @@ async def test_a_waiter_that_has_timed_out_is_passed_over() -> None:
         await one.lock("m")
         await other.operate([1, "e", 1, "m", "", "", "20000", "1"])
         await asyncio.sleep(0.03)
-        zero, (place,), event = await one.release("m", 1, 7)
-        assert (zero, event) == (0, f"g {one.session} 7 {place}")
+        zero, token = await one.release("m", 1, 7)
+        assert (zero, isinstance(token, int)) == (0, True)
         assert await one.execute("SELECT session, reason FROM SCHEMA.removals") == [
             (other.session, "t")
         ]

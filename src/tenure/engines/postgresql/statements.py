@@ -25,7 +25,7 @@ __all__ = [
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 
 _ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7)"
-_RELEASE = "release($1,$2,$3,$4,$5,$6,$7,$8)"
+_RELEASE = "release($1,$2,$3,$4,$5,$6,$7,$8,$9)"
 _OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
 DROPPED = "3F000"
 """Code of a store that does not exist any more."""
@@ -323,11 +323,12 @@ class Batch(Statement):
     def _packed_alone(self) -> tuple[str, list[bytes | None]] | None:
         """Return the call for operations that have a function of their own.
 
-        These are one on a mutex, and a release together with the next request of its session for
-        the same mutex. Such two have the same result in either order.
+        These are one on a mutex, and a release together with another request of its session for
+        the same mutex, in either order.
         """
         first, *more = self.operations
-        if more and first.words[0] == "m":
+        before = bool(more) and first.words[0] == "m"
+        if before:
             first, *more = more[0], first
         session, words = first.session, first.words
         if len(words) != 3:
@@ -338,7 +339,7 @@ class Batch(Statement):
             *(b"%d" % request_id, name.encode()),
         ]
         if kind == "w" and not more:
-            return _RELEASE, [*args, None]
+            return _RELEASE, [*args, None, b"f"]
         if (session.path, name) not in self._known:
             return None
         if not more:
@@ -348,8 +349,7 @@ class Batch(Statement):
             return None
         if more[0].session is not session:
             return None
-        self.operations = [first, *more]
-        return _RELEASE, [*args, b"%d" % again]
+        return _RELEASE, [*args, b"%d" % again, b"t" if before else b"f"]
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply."""

@@ -253,22 +253,21 @@ END $$;
 
 -- The operations of sessions, in order.
 --   sessions, tokens: in the order of the sessions' ids
--- One of each for each operation:
---   origins: the place of its session in `sessions`
---   kinds: "m" a mutex; "e" enqueue; "E" enqueue, sent before; "w" withdraw
---   numbers, names: of its request and its semaphore
---   counts, contents, waits, ephemeral: of "e" and "E"; null is all of the limit, no data, for ever, and
---     an ephemeral semaphore. Data are in base64, times in microseconds. The lists may be empty.
--- fresh: the places of operations on ephemeral semaphores that may have no row yet
--- judged: the sessions that were reported as expired have been ended, as far as that is possible
+--   origins, kinds, numbers, names: for each operation, the place of its session in these; "m" a mutex,
+--     "e" enqueue, "E" enqueue, sent before, "w" withdraw; the number of its request; its semaphore
+--   counts, contents, waits, ephemeral: empty, or for each operation the count, or null for all of the
+--     limit; the data in base64; microseconds to wait, or null; whether the semaphore is ephemeral
+--   fresh: the places of operations on ephemeral semaphores that may have no row yet
+--   judged: the sessions that were reported as expired have been ended, as far as that is possible
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
 -- the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there was
 -- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
 -- of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
     caller text, highest bigint, relaxed boolean, sessions bigint[], tokens text[],
-    origins integer[], kinds "char"[], numbers bigint[], names text[], counts numeric[],
-    contents text[], waits bigint[], ephemeral boolean[], fresh integer[], judged boolean
+    origins integer[], kinds "char"[], numbers bigint[], names text[],
+    counts numeric[] DEFAULT '{}', contents text[] DEFAULT '{}', waits bigint[] DEFAULT '{}',
+    ephemeral boolean[] DEFAULT '{}', fresh integer[] DEFAULT '{}', judged boolean DEFAULT false
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET jit = off
@@ -282,10 +281,12 @@ DECLARE
     locked bigint[];  -- the locked rows; a row that appears later is not used
     q SCHEMA.queues;  -- the row in use, with changes that `settle` has yet to save
     changed text;  -- what they are; null if there are none
+    vacated boolean := false;  -- among them, a request has left
     r SCHEMA.requests;
     its_node integer;
     its_session bigint;
     number bigint;
+    top numeric;
     near boolean;
     places bigint[];
     queues bigint[];
@@ -392,10 +393,12 @@ BEGIN
                 THEN '["taken"]' ELSE '["gone"]' END;
             CONTINUE;
         END IF;
-        IF q.id IS DISTINCT FROM locked[at] OR changed IS NOT NULL AND q.owners + q.waiters = 0 THEN
+        IF q.id IS DISTINCT FROM locked[at]
+                OR vacated AND (q.owners + q.waiters = 0 OR kinds[at] = 'E') THEN
             IF changed IS NOT NULL THEN
                 events := events || SCHEMA.settle(q, changed, frozen, caller);
                 changed := NULL;
+                vacated := false;
             END IF;
             SELECT * INTO q FROM SCHEMA.queues WHERE id = locked[at];
         END IF;
@@ -408,6 +411,7 @@ BEGIN
             IF FOUND THEN
                 changed := CASE WHEN r.order_id > q.last_owner THEN coalesce(changed, '')
                     WHEN changed = 'b' THEN 'b' ELSE 'o' END;
+                vacated := true;
                 q := SCHEMA.without(q, r);
                 answers[at] := '0';
             ELSE
@@ -432,30 +436,31 @@ BEGIN
             RAISE 'the semaphore has no row' USING ERRCODE = 'TN001';  -- sent again, as a fresh one
         END IF;
         wanted := coalesce(counts[at], everything);
+        top := coalesce(q.max_count, everything);
         there := q.max_count IS NOT NULL OR q.owners + q.waiters > 0;
         answers[at] := CASE
             WHEN there IS NOT TRUE AND ephemeral[at] IS FALSE THEN '["missing"]'
             WHEN there AND (ephemeral[at] IS FALSE) = (q.max_count IS NULL)
                 THEN '["kind",' || (q.max_count IS NULL)::integer || ']'
-            WHEN wanted < 1 OR wanted > coalesce(q.max_count, everything)
-                    OR wanted > 9007199254740991 AND wanted <> coalesce(q.max_count, everything)
-                THEN '["count",' || coalesce(q.max_count, everything) || ']' END;
+            WHEN wanted < 1 OR wanted > top OR wanted > 9007199254740991 AND wanted <> top
+                THEN '["count",' || top || ']' END;
         CONTINUE WHEN answers[at] IS NOT NULL;
         done := NOT frozen AND q.waiters = 0 AND SCHEMA.fits(q, wanted);
-        IF NOT done AND waits[at] = 0 THEN
-            IF NOT frozen AND (changed IS NOT NULL OR EXISTS (
-                    SELECT FROM SCHEMA.requests y WHERE y.queue = q.id
-                        AND y.order_id > q.last_owner AND y.deadline <= clock_timestamp())) THEN
+        IF NOT done AND NOT frozen AND (vacated OR waits[at] = 0) THEN  -- is it free after `settle`?
+            IF vacated AND wanted < top OR EXISTS (SELECT FROM SCHEMA.requests y
+                    WHERE y.queue = q.id AND y.order_id > q.last_owner
+                        AND y.deadline <= clock_timestamp()) THEN
                 events := events || SCHEMA.settle(q, coalesce(changed, ''), frozen, caller);
                 changed := NULL;
+                vacated := false;
                 SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
                 done := q.waiters = 0 AND SCHEMA.fits(q, wanted);
             END IF;
-            IF NOT done THEN
-                answers[at] := CASE WHEN frozen
-                    THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END;
-                CONTINUE;
-            END IF;
+        END IF;
+        IF NOT done AND waits[at] = 0 THEN
+            answers[at] := CASE WHEN frozen
+                THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END;
+            CONTINUE;
         END IF;
         r.order_id := SCHEMA.next_order_id(greatest(highest, q.last_owner));
         INSERT INTO SCHEMA.requests VALUES (
@@ -465,7 +470,7 @@ BEGIN
             CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => waits[at] / 1e6) END);
         IF done THEN
             q.held := q.held + wanted;
-            q.whole := wanted = coalesce(q.max_count, everything);
+            q.whole := wanted = top;
             q.owners := q.owners + 1;
             q.last_owner := r.order_id;
             answers[at] := r.order_id;
@@ -520,7 +525,7 @@ BEGIN
             RETURNING x.id, x.last_owner INTO its_queue, latest;
         IF NOT FOUND THEN
             RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-                '{1}', '{m}', ARRAY[number], ARRAY[its_name], '{}', '{}', '{}', '{}', '{}', false);
+                '{1}', '{m}', ARRAY[number], ARRAY[its_name]);
         END IF;
         answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
     END IF;
@@ -530,28 +535,29 @@ BEGIN
 END $$;
 
 -- Release one lease in the same way, if no request waits for it, or if it is a mutex of which the first
--- waiter is to be the owner. Then the session may queue up `again`, with another request.
+-- waiter is to be the owner. The session may queue up `again` with another request, before or after.
 CREATE OR REPLACE FUNCTION SCHEMA.release(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
-    number bigint, its_name text, again bigint
+    number bigint, its_name text, again bigint, before boolean
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its_queue bigint;
     waiting integer;
     latest bigint;
-    its_place tid;
+    its_row tid;
     its_count numeric;
     next_session bigint;
     next_number bigint;
     events text[];
     answer bigint;
+    its_place text;
 BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     SELECT x.id, x.waiters, x.last_owner, y.ctid, y.count
-        INTO its_queue, waiting, latest, its_place, its_count
+        INTO its_queue, waiting, latest, its_row, its_count
         FROM SCHEMA.calm, SCHEMA.sessions s
         JOIN SCHEMA.queues x ON x.node = s.node AND x.name = its_name
         JOIN SCHEMA.requests y ON y.session = s.id AND y.request_id = number AND y.queue = x.id
@@ -570,10 +576,12 @@ BEGIN
     END IF;
     IF NOT FOUND THEN
         RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-            '{1,1}', CASE WHEN again IS NULL THEN '{w}'::"char"[] ELSE '{w,m}' END,
-            ARRAY[number, again], ARRAY[its_name, its_name], '{}', '{}', '{}', '{}', '{}', false);
+            '{1,1}', CASE WHEN again IS NULL THEN '{w}'::"char"[]
+                WHEN before THEN '{m,w}' ELSE '{w,m}' END,
+            CASE WHEN before THEN ARRAY[again, number] ELSE ARRAY[number, again] END,
+            ARRAY[its_name, its_name]);
     END IF;
-    DELETE FROM SCHEMA.requests WHERE ctid = its_place;
+    DELETE FROM SCHEMA.requests WHERE ctid = its_row;
     IF waiting = 0 THEN
         UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
             owners = x.owners - 1, data_changes = x.data_changes + 1,
@@ -590,9 +598,10 @@ BEGIN
         answer := SCHEMA.next_order_id(greatest(highest, latest));
         INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, again,
             18446744073709551615, '', clock_timestamp(), NULL, NULL);
+        its_place := '[' || answer || ']';
     END IF;
-    RETURN '[' || array_to_string(ARRAY['0', '[' || answer || ']', '"' || events[1] || '"'], ',')
-        || ']';
+    RETURN '[' || array_to_string(ARRAY[CASE WHEN before THEN its_place END, '0',
+        CASE WHEN NOT before THEN its_place END, '"' || events[1] || '"'], ',') || ']';
 END $$;
 
 -- Renew sessions, [session, token] each; answers the ids of those that live, or null if data were
