@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tenure.engines._kit.commands.operations import Operation, OrderIds
-from tenure.engines.postgresql.statements import Batch
+from tenure.engines.postgresql.batch import Batch
 from tests.engines.postgresql.helpers import SessionOfStatements
 
 ONE, OTHER = SessionOfStatements(1), SessionOfStatements(2)

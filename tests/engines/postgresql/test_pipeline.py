@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.engines._kit.commands.operations import Operation, OrderIds
+from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.pipeline import StatementPipeline
-from tenure.engines.postgresql.statements import Batch, Call, ExpireCall, Statement
+from tenure.engines.postgresql.statements import Call, ExpireCall, Statement
 from tests.engines.postgresql.helpers import SessionOfStatements as Session
 
 

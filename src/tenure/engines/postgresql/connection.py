@@ -28,9 +28,10 @@ from psycopg import pq
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.operations import Operation
+from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.prepared import StatementSender
-from tenure.engines.postgresql.statements import Batch, Refusal, Statement
+from tenure.engines.postgresql.statements import Refusal, Statement
 
 __all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
 

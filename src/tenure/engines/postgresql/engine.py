@@ -17,6 +17,7 @@ from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql.administration import PostgresAdministration
 from tenure.engines.postgresql.attaching import PostgresAttaching
+from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
@@ -33,13 +34,7 @@ from tenure.engines.postgresql.quarantine import PostgresQuarantine
 from tenure.engines.postgresql.reattaching import reattach
 from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import (
-    Batch,
-    ExpireCall,
-    Refusal,
-    Sql,
-    Statement,
-)
+from tenure.engines.postgresql.statements import ExpireCall, Refusal, Sql, Statement
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.engines.postgresql.watches import PostgresWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError

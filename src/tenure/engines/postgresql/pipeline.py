@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tenure.engines._kit.commands.operations import Operation
-from tenure.engines.postgresql.statements import Batch, Statement
+from tenure.engines.postgresql.batch import Batch
+from tenure.engines.postgresql.statements import Statement
 
 __all__ = ["StatementPipeline"]
 

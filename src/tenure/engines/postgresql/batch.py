@@ -1,0 +1,225 @@
+"""Batches: operations of sessions as one statement, in the form that the functions take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from operator import attrgetter
+from typing import Any
+
+from tenure.engines._kit.commands.operations import Operation, OrderIds
+from tenure.engines.postgresql.statements import Refusal, Statement
+
+__all__ = ["Batch"]
+
+_ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7)"
+_RELEASE = "release($1,$2,$3,$4,$5,$6,$7,$8,$9)"
+_OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
+
+_NO_MORE = ("", "", "", "1")
+"""Words of an operation that has only three, as far as it has no more."""
+_MOST_OPERATIONS = 1000
+_MOST_TEXT = 1024 * 1024
+"""Characters of data in one batch, unless one operation has more."""
+
+
+class Batch(Statement):
+    """Operations of sessions, in order.
+
+    One that the database refuses does not fail the others: the batch is sent again in parts.
+
+    Args:
+        caller: the channel of the engine.
+        order_ids: those that the program has seen.
+        known: node and name of ephemeral semaphores that have a row in the store.
+        relaxed: commit without the disk.
+        pushed: called with events of the engine's sessions.
+    """
+
+    __slots__ = (
+        *("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed", "_room"),
+        *("holds", "operations", "shares"),
+    )
+
+    holds: set[object]
+    shares: set[object]
+
+    def __init__(
+        self,
+        caller: str,
+        order_ids: OrderIds,
+        known: set[tuple[str, str]],
+        *,
+        relaxed: bool,
+        pushed: Callable[[list[str]], None],
+    ) -> None:
+        """Start empty."""
+        self._clear()
+        self._caller = caller
+        self._order_ids = order_ids
+        self._judged = False
+        self._known = known
+        self._relaxed = relaxed
+        self._pushed = pushed
+
+    def _clear(self) -> None:
+        self.operations: list[Operation[Any]] = []
+        self.holds = set()  # the names
+        self.shares = set()  # the sessions
+        self._room = _MOST_TEXT
+
+    def add(self, operation: Operation[Any]) -> bool:
+        """Add an operation; return false if there is no room for it."""
+        operations, size = self.operations, _size(operation)
+        if operations and (size > self._room or len(operations) >= _MOST_OPERATIONS):
+            return False
+        self._room -= size
+        operations.append(operation)
+        self.holds.add(_place(operation))
+        self.shares.add(operation.session)
+        return True
+
+    def take(self, most: int, held: Container[object]) -> Batch:
+        """Remove operations, the first ones on names that are not held; return a batch of them."""
+        taken, operations = self._like(), self.operations
+        self._clear()
+        for each in operations:
+            free = len(taken.operations) < most and _place(each) not in held
+            (taken if free else self).add(each)
+        return taken
+
+    def parts(self) -> list[Statement]:
+        """Return the two halves of the batch."""
+        middle = len(self.operations) // 2
+        if not middle:
+            return []
+        halves = self._like(), self._like()
+        for at, each in enumerate(self.operations):
+            halves[at >= middle].add(each)
+        return [*halves]
+
+    def _like(self) -> Batch:
+        place = self._caller, self._order_ids, self._known
+        batch = Batch(*place, relaxed=self._relaxed, pushed=self._pushed)
+        batch._judged = self._judged
+        return batch
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        """Return the SQL and its parameters."""
+        alone = self._packed_alone() if len(self.operations) < 3 else None
+        function, args = alone or (_OPERATE, self._packed_all())
+        return f"SELECT {schema}.{function}".encode(), [
+            self._caller.encode(),
+            b"%d" % self._order_ids.highest,
+            b"t" if self._relaxed else b"f",
+            *args,
+        ]
+
+    def _packed_all(self) -> list[bytes | None]:
+        words = [each.words for each in self.operations]
+        sessions = sorted({each.session for each in self.operations}, key=attrgetter("id"))
+        origins = {session: at for at, session in enumerate(sessions, 1)}
+        fresh = []
+        for at, each in enumerate(self.operations, 1):
+            kind, _, name, *more = each.words
+            place = each.session.path, name
+            if kind != "w" and (not more or more[-1] == "1") and place not in self._known:
+                fresh.append(at)
+                self._known.add(place)
+        lists = [
+            *(_array([each.id for each in sessions]), _texts([each.token for each in sessions])),
+            _array([origins[each.session] for each in self.operations]),
+            *(_array([each[0] for each in words]), _array([each[1] for each in words])),
+            _texts([each[2] for each in words]),
+        ]
+        if any(len(each) > 3 for each in words):
+            more = [each[3:] or _NO_MORE for each in words]
+            lists += [
+                *(_array([each[0] or "NULL" for each in more]), _texts([each[1] for each in more])),
+                *(_array([each[2] or "NULL" for each in more]), _array([each[3] for each in more])),
+            ]
+        else:
+            lists += [b"{}"] * 4
+        return [*lists, _array(fresh), b"t" if self._judged else b"f"]
+
+    def _packed_alone(self) -> tuple[str, list[bytes | None]] | None:
+        """Return the call for operations that have a function of their own.
+
+        These are one on a mutex, and a release together with another request of its session for
+        the same mutex, in either order.
+        """
+        first, *more = self.operations
+        before = bool(more) and first.words[0] == "m"
+        if before:
+            first, *more = more[0], first
+        session, words = first.session, first.words
+        if len(words) != 3:
+            return None
+        kind, request_id, name = words
+        args: list[bytes | None] = [
+            *(b"%d" % session.id, session.token.encode()),
+            *(b"%d" % request_id, name.encode()),
+        ]
+        if kind == "w" and not more:
+            return _RELEASE, [*args, None, b"f"]
+        if (session.path, name) not in self._known:
+            return None
+        if not more:
+            return _ACQUIRE, args
+        again = more[0].words[1]
+        if (kind, *more[0].words) != ("w", "m", again, name) or again == request_id:
+            return None
+        if more[0].session is not session:
+            return None
+        return _RELEASE, [*args, b"%d" % again, b"t" if before else b"f"]
+
+    def answered(self, reply: Any) -> None:
+        """Give each operation its part of the reply."""
+        operations = self.operations
+        if isinstance(reply, Refusal):
+            for operation in operations:
+                operation.answered(reply)
+            return
+        for operation, each in zip(operations, reply, strict=False):
+            operation.answered(each)
+        if len(reply) > len(operations):
+            self._pushed(reply[len(operations) :])
+
+    def judged(self) -> None:
+        """Report no expired session again: a transaction may guard what it has."""
+        self._judged = True
+
+    def rolled_back(self) -> None:
+        """Assume nothing of the rows: other programs remove those that are not used."""
+        self._known.clear()
+
+    def lost(self) -> bool:
+        """Have the operations looked up first."""
+        for operation in self.operations:
+            operation.again()
+        return True
+
+    def dropped(self, why: str) -> None:  # noqa: ARG002  the sessions have the reason
+        """Fail, because the sessions ended with the store."""
+        for operation in self.operations:
+            operation.answered(["gone"])
+
+
+def _place(operation: Operation[Any]) -> tuple[str, object]:
+    """Return the node and the name of an operation."""
+    return operation.session.path, operation.words[2]
+
+
+def _size(operation: Operation[Any]) -> int:
+    words = operation.words
+    return len(str(words[4])) if len(words) > 4 else 0
+
+
+def _array(values: Iterable[object]) -> bytes:
+    return ("{" + ",".join(map(str, values)) + "}").encode()
+
+
+def _texts(values: list[str]) -> bytes:
+    together = "".join(values)
+    if '"' in together or "\\" in together:
+        values = [each.replace("\\", "\\\\").replace('"', '\\"') for each in values]
+    return ('{"' + '","'.join(values) + '"}').encode()
