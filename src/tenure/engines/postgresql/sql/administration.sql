@@ -5,6 +5,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     left_of_it double precision;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.witness, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     DELETE FROM SCHEMA.witness WHERE (SELECT server FROM SCHEMA.meta) <> SCHEMA.server_name();
     left_of_it := SCHEMA.quarantine();
     UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
@@ -55,6 +56,8 @@ DECLARE
     events text[];
     q SCHEMA.queues;
 BEGIN
+    LOCK TABLE SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests,
+        SCHEMA.removals IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR UPDATE;
     IF NOT FOUND THEN
@@ -142,6 +145,8 @@ BEGIN
         RETURN '["no node"]';
     END IF;
     ids := SCHEMA.page(its_node, its_name, after, most, included);
+    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
+        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM SCHEMA.requests r JOIN SCHEMA.sessions s ON s.id = r.session
             WHERE r.queue = ANY (ids)
                 AND (SCHEMA.expired(s) OR r.deadline <= clock_timestamp())) THEN
@@ -179,6 +184,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number AND node = its_node FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["ok",false,[]]';
@@ -206,6 +213,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     SELECT * INTO q FROM SCHEMA.queues WHERE node = its_node AND name = its_name FOR NO KEY UPDATE;
     IF q.id IS NULL OR q.max_count IS NULL AND q.owners + q.waiters = 0 THEN
         RETURN '["missing"]';

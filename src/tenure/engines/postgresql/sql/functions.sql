@@ -7,7 +7,13 @@
 --     statement that has to wait for a lock uses what the row contains then. Of other rows it sees
 --     what was committed before; so it may use those of the caller's own requests alone.
 --   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
---     The end of a session and a new attachment hold FOR UPDATE.
+--     The end of a session and a new attachment hold FOR UPDATE, which a renewal skips: it must not
+--     wait for what they wait for.
+--   * The tables that may be written, or that are read after the lock of a row, are locked before all
+--     rows. So a transaction that waits for VACUUM FULL holds no row. And REINDEX keeps out the writers
+--     of a table while it waits for its readers: one that reads first and writes later would be in a
+--     deadlock with it. The beginning of a quarantine is the exception.
+--   * INSERT ... ON CONFLICT names no index, so that those of REINDEX CONCURRENTLY count too.
 --   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
 --   * Statements over lists look expensive to the planner, which knows no statistics of a list. They
 --     are not compiled, and the frequent ones use indexes, behind a pooler too. They are not planned
@@ -106,6 +112,7 @@ END $$;
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
 CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
 LANGUAGE sql AS $$
+    LOCK TABLE SCHEMA.meta, SCHEMA.witness IN ROW EXCLUSIVE MODE;
     UPDATE SCHEMA.meta SET server = '';
     DELETE FROM SCHEMA.witness;
 $$;
@@ -297,6 +304,8 @@ DECLARE
     answers text[];
     events text[] := '{}';
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -498,6 +507,8 @@ DECLARE
     latest bigint;
     answer bigint := nextval('SCHEMA.order_ids');
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -547,6 +558,8 @@ DECLARE
     events text[];
     answer bigint;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -602,7 +615,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     alive bigint[];
 BEGIN
-    PERFORM set_config('lock_timeout', '1500ms', true);  -- rather than a process that waits on
+    LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -696,6 +709,8 @@ BEGIN
     IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
             LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
         PERFORM FROM SCHEMA.nodes WHERE path IN (
+    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
+        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
             SELECT w ->> 0 FROM jsonb_array_elements(watched) w) ORDER BY id FOR KEY SHARE;
         INSERT INTO SCHEMA.queues (node, name)
             SELECT DISTINCT n.id, w ->> 1 FROM jsonb_array_elements(watched) w
@@ -800,6 +815,7 @@ BEGIN
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues IN ROW EXCLUSIVE MODE;
     ELSIF s.token <> its_token THEN
         RETURN '["taken"]';
     END IF;

@@ -9,6 +9,7 @@ DECLARE
     its_node integer;
     number bigint;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -46,8 +47,13 @@ DECLARE
 BEGIN
     PERFORM SCHEMA.quarantine();
     SELECT epoch INTO now_epoch FROM SCHEMA.meta;
+    LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     FOR each IN
         SELECT w.at, w.v, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
+    IF now_epoch <> its_epoch THEN
+        LOCK TABLE SCHEMA.queues, SCHEMA.requests IN ROW EXCLUSIVE MODE;
+    END IF;
+    PERFORM set_config('lock_timeout', '200ms', true);
             JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
         ORDER BY s.id FOR UPDATE OF s
     LOOP
@@ -81,6 +87,7 @@ DECLARE
 BEGIN
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
@@ -126,6 +133,7 @@ DECLARE
 BEGIN
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
         RETURN '["gone"]';
     ELSIF s.token <> its_token THEN
         RETURN '["taken"]';
@@ -146,7 +154,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s SCHEMA.sessions;
 BEGIN
-    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR KEY SHARE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
     ELSIF s.token <> its_token THEN
@@ -185,6 +195,7 @@ CREATE OR REPLACE FUNCTION SCHEMA.leave(
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     s SCHEMA.sessions;
     events text[];
 BEGIN
@@ -205,6 +216,8 @@ BEGIN
     IF EXISTS (SELECT FROM SCHEMA.sessions WHERE id = number) THEN
         RETURN array_to_json(ARRAY['guarded'] || events)::text;
     END IF;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     RETURN array_to_json(ARRAY['ok'] || events)::text;
 END $$;
 
@@ -242,6 +255,8 @@ BEGIN
     END IF;
     SELECT * INTO q FROM SCHEMA.queues WHERE node = s.node AND name = args ->> 0
         FOR NO KEY UPDATE;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     answer := CASE kind
         WHEN 'create' THEN SCHEMA.create_semaphore(q, args)
         WHEN 'update' THEN SCHEMA.update_semaphore(q, args)
@@ -375,3 +390,5 @@ BEGIN
         array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c)),
         'it expired', caller))::text;
 END $$;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
