@@ -819,11 +819,12 @@ BEGIN
     ELSIF s.token <> its_token THEN
         RETURN '["taken"]';
     END IF;
-    INSERT INTO SCHEMA.queues AS x (node, name, watched_until, watch_channel)
-        VALUES (s.node, its_name, clock_timestamp() + interval '90 seconds', its_channel)
-        ON CONFLICT (node, name) DO UPDATE
-            SET watched_until = EXCLUDED.watched_until, watch_channel = EXCLUDED.watch_channel
-        RETURNING * INTO q;
+    INSERT INTO SCHEMA.queues (node, name) VALUES (s.node, its_name) ON CONFLICT DO NOTHING;
+    UPDATE SCHEMA.queues SET watched_until = clock_timestamp() + interval '90 seconds',
+        watch_channel = its_channel WHERE node = s.node AND name = its_name RETURNING * INTO q;
+    IF NOT FOUND THEN
+        RAISE 'the semaphore has no row' USING ERRCODE = 'TN001';  -- sent again
+    END IF;
     RETURN json_build_array(q.id, q.data_changes, q.owner_changes)::text;
 END $$;
 

@@ -26,9 +26,9 @@ BEGIN
             (id, node, token, channel, seen, recovery_window, liveness, key, description)
         VALUES (nextval('SCHEMA.session_ids'), its_node, its_token, its_channel, clock_timestamp(),
             its_window, its_liveness, decode(its_key, 'hex'), its_description)
-        ON CONFLICT (token) DO NOTHING RETURNING id INTO number;
+        ON CONFLICT DO NOTHING RETURNING id INTO number;
     IF NOT FOUND THEN  -- sent before, and committed only now
-        SELECT id INTO number FROM SCHEMA.sessions WHERE token = its_token;
+        SELECT id INTO STRICT number FROM SCHEMA.sessions WHERE token = its_token;
         RETURN json_build_array('ok', number)::text;
     END IF;
     UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
