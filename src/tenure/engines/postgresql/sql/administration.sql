@@ -250,3 +250,10 @@ BEGIN
             USING ERRCODE = 'TN002', HINT = 'Roll back: another program may own it now.';
     END IF;
 END $$;
+    -- VACUUM FULL and CLUSTER forget of a deleted row that it was deleted, and not just changed. So a
+    -- transaction with an older snapshot could lock it.
+    IF pg_relation_filenode('SCHEMA.requests'::regclass) <> (
+            SELECT relfilenode FROM pg_class WHERE oid = 'SCHEMA.requests'::regclass) THEN
+        RAISE 'could not serialize access, because the table of requests was rewritten'
+            USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
+    END IF;
