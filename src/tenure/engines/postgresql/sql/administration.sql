@@ -63,6 +63,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
+    SELECT count(*) INTO attached FROM SCHEMA.sessions s
+        WHERE s.node = its_node AND s.channel <> '' AND NOT SCHEMA.expired(s);
+    IF attached > 0 AND NOT force THEN  -- without locks, which would hold up their renewals
+        RETURN json_build_array('busy', attached)::text;
+    END IF;
     PERFORM FROM SCHEMA.sessions WHERE node = its_node ORDER BY id FOR UPDATE;
     SELECT array_agg(s.id), count(*) FILTER (WHERE s.channel <> '' AND NOT SCHEMA.expired(s))
         INTO ids, attached FROM SCHEMA.sessions s WHERE s.node = its_node;
@@ -140,13 +145,13 @@ DECLARE
     its_node integer;
     ids bigint[];
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
+        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
     ids := SCHEMA.page(its_node, its_name, after, most, included);
-    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
-        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM SCHEMA.requests r JOIN SCHEMA.sessions s ON s.id = r.session
             WHERE r.queue = ANY (ids)
                 AND (SCHEMA.expired(s) OR r.deadline <= clock_timestamp())) THEN
@@ -179,13 +184,13 @@ DECLARE
     s SCHEMA.sessions;
     events text[];
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
-    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number AND node = its_node FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["ok",false,[]]';
@@ -208,13 +213,13 @@ DECLARE
     events text[];
     owned boolean;
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
-    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
     SELECT * INTO q FROM SCHEMA.queues WHERE node = its_node AND name = its_name FOR NO KEY UPDATE;
     IF q.id IS NULL OR q.max_count IS NULL AND q.owners + q.waiters = 0 THEN
         RETURN '["missing"]';
@@ -245,11 +250,6 @@ BEGIN
         JOIN SCHEMA.nodes n ON n.id = x.node AND n.path = guard.node
         JOIN SCHEMA.sessions z ON z.id = y.session
         WHERE y.order_id = guard.token FOR KEY SHARE OF y;
-    IF s.id IS NULL OR SCHEMA.expired(s) THEN
-        RAISE 'the lease of % on % with token % is not held any more', name, node, token
-            USING ERRCODE = 'TN002', HINT = 'Roll back: another program may own it now.';
-    END IF;
-END $$;
     -- VACUUM FULL and CLUSTER forget of a deleted row that it was deleted, and not just changed. So a
     -- transaction with an older snapshot could lock it.
     IF pg_relation_filenode('SCHEMA.requests'::regclass) <> (
@@ -257,3 +257,8 @@ END $$;
         RAISE 'could not serialize access, because the table of requests was rewritten'
             USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
     END IF;
+    IF s.id IS NULL OR SCHEMA.expired(s) THEN
+        RAISE 'the lease of % on % with token % is not held any more', name, node, token
+            USING ERRCODE = 'TN002', HINT = 'Roll back: another program may own it now.';
+    END IF;
+END $$;

@@ -608,11 +608,13 @@ BEGIN
         || ']';
 END $$;
 
--- Renew sessions, [session, token] each; answers the ids of those that live, or null if data were
--- lost since an epoch: then the sessions may have lost leases, and must be attached again.
+-- Renew sessions, [session, token] each; answers the ids of those that live, without those whose rows
+-- are locked, or null if data were lost since an epoch: then the sessions may have lost leases, and
+-- must be attached again.
 CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    locked bigint[];
     alive bigint[];
 BEGIN
     LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
@@ -623,12 +625,13 @@ BEGIN
     IF NOT EXISTS (SELECT FROM SCHEMA.meta WHERE epoch = its_epoch) THEN
         RETURN NULL;
     END IF;
-    PERFORM FROM SCHEMA.sessions s WHERE s.id IN (
+    locked := array(SELECT s.id FROM SCHEMA.sessions s WHERE s.id IN (
             SELECT (w ->> 0)::bigint FROM jsonb_array_elements(who) w)
-        ORDER BY s.id FOR NO KEY UPDATE;
+        FOR NO KEY UPDATE SKIP LOCKED);
     WITH renewed AS (
         UPDATE SCHEMA.sessions s SET seen = clock_timestamp() FROM jsonb_array_elements(who) w
-            WHERE s.id = (w ->> 0)::bigint AND s.token = w ->> 1 AND NOT SCHEMA.expired(s)
+            WHERE s.id = (w ->> 0)::bigint AND s.id = ANY (locked) AND s.token = w ->> 1
+                AND NOT SCHEMA.expired(s)
             RETURNING s.id
     ) SELECT array_agg(id) INTO alive FROM renewed;
     RETURN coalesce(array_to_json(alive)::text, '[]');
@@ -706,11 +709,11 @@ DECLARE
     wanted bigint[];
     pollers jsonb;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
+        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
             LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
         PERFORM FROM SCHEMA.nodes WHERE path IN (
-    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
-        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
             SELECT w ->> 0 FROM jsonb_array_elements(watched) w) ORDER BY id FOR KEY SHARE;
         INSERT INTO SCHEMA.queues (node, name)
             SELECT DISTINCT n.id, w ->> 1 FROM jsonb_array_elements(watched) w
@@ -812,10 +815,10 @@ DECLARE
     s SCHEMA.sessions;
     q SCHEMA.queues;
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues IN ROW EXCLUSIVE MODE;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
-    LOCK TABLE SCHEMA.sessions, SCHEMA.queues IN ROW EXCLUSIVE MODE;
     ELSIF s.token <> its_token THEN
         RETURN '["taken"]';
     END IF;
