@@ -70,6 +70,11 @@ class PostgresServer:
         port = f"&port={self.port}" if self.port != 5432 else ""
         return f"postgresql://tenure@/postgres?host={self.folder}{port}"
 
+    @property
+    def major(self) -> int:
+        """Major version of its PostgreSQL."""
+        return int((self.data / "PG_VERSION").read_text())
+
     def create(self, *options: str) -> None:
         """Make an empty database cluster."""
         self.run(

@@ -19,9 +19,20 @@ from tenure.engines.postgresql import schema
 from tests.engines.postgresql.helpers import PATIENCE
 from tests.engines.postgresql.servers import new_name, shared
 
-__all__ = ["Actor", "Store", "a_store", "arguments"]
+__all__ = ["NODE", "TABLES", "Actor", "Store", "a_store", "arguments", "maintenance"]
 
 NODE = "/default"
+TABLES = ("meta", "witness", "nodes", "sessions", "former", "queues", "requests", "removals")
+
+
+def maintenance(schema_name: str, table: str) -> list[str]:
+    """Return what an administrator may do with a table while programs use the store."""
+    name = f"{schema_name}.{table}"
+    commands = "VACUUM FULL", "REINDEX TABLE", "REINDEX TABLE CONCURRENTLY", "VACUUM", "ANALYZE"
+    found = [f"{command} {name}" for command in commands]
+    if table != "witness":  # it has no index
+        found.append(f"CLUSTER {name} USING {table}_pkey")
+    return found
 
 
 def arguments(

@@ -49,6 +49,8 @@ def _a_locked_queue(server: PostgresServer, name: str) -> Iterator[None]:
 async def test_every_setting_of_the_account_leaves_locks_as_they_are(
     server: PostgresServer, setting: str
 ) -> None:
+    if setting.startswith("idle_session_timeout") and server.major < 14:
+        pytest.skip("PostgreSQL 13 has no idle_session_timeout")
     server.execute(f"ALTER ROLE tenure SET {setting}")
     inside: list[int] = []
     tokens: list[int] = []

@@ -6,12 +6,23 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
 
 import tenure
-from tests.engines.postgresql.helpers import PATIENCE, backends, queue_of, until
+from tenure.engines.contract import Attach, Enqueued, Place
+from tenure.engines.postgresql.engine import PostgresEngine
+from tenure.testing.recorder import Recorder
+from tests.engines.postgresql.helpers import (
+    PATIENCE,
+    an_engine,
+    backends,
+    enqueue,
+    queue_of,
+    until,
+)
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import PostgresServer
 from tests.guarantees import POSTGRESQL, guarantee
@@ -22,6 +33,9 @@ _WINDOW = 2.0
 _SOON = 2.0
 """Seconds for what is not measured, on a busy machine."""
 _ROW = "SELECT FROM tenure.queues WHERE name = 'blocked' FOR UPDATE"
+_WAITS = "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+_LIVING = f"""SELECT count(*) FROM tenure.sessions
+    WHERE recovery_window = {_WINDOW} AND clock_timestamp() - seen < interval '{_WINDOW} s'"""
 
 
 @contextmanager
@@ -38,7 +52,9 @@ def _wait_for_standbys(server: PostgresServer, names: str) -> None:
 
 
 @guarantee("cut off", "kept", on=POSTGRESQL)
-@pytest.mark.parametrize("locks", [_ROW, "LOCK TABLE tenure.queues", "LOCK TABLE tenure.requests"])
+@pytest.mark.parametrize(
+    "locks", [_ROW, *(f"LOCK TABLE tenure.{each}" for each in ("queues", "requests", "removals"))]
+)
 async def test_a_lease_outlives_a_lock_that_a_statement_of_its_program_waits_for(
     server: PostgresServer, locks: str
 ) -> None:
@@ -61,6 +77,85 @@ async def test_a_lease_outlives_a_lock_that_a_statement_of_its_program_waits_for
                 assert later.fencing_token > lease.fencing_token
             assert lease.held
             assert await queue_of(client, "m") == (1, 0)
+
+
+@guarantee("cut off", "kept", on=POSTGRESQL)
+@pytest.mark.parametrize("table", ["sessions", "meta", "witness"])
+async def test_a_lease_outlives_a_lock_on_a_table_of_the_sessions_that_ends_before_its_deadline(
+    server: PostgresServer, table: str
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        client.session(recovery_window=3 * _WINDOW) as session,
+        session.mutex("m").lock() as lease,
+    ):
+        (connection,) = backends(server)
+        with _locked(server, f"LOCK TABLE tenure.{table}"):
+            locking = asyncio.ensure_future(session.mutex("another").lock())
+            await until(lambda: client.clock.now() > lease.deadline - _SOON / 2)
+        deadline = lease.deadline
+        await until(lambda: lease.deadline > deadline or not lease.held)
+        assert lease.held
+        async with asyncio.timeout(PATIENCE), await locking:
+            assert connection in backends(server)
+
+
+@guarantee("cut off", "kept", on=POSTGRESQL)
+@pytest.mark.parametrize("operation", ["update", "end another session"])
+async def test_a_lease_outlives_a_lock_that_another_operation_on_its_sessions_waits_for(
+    server: PostgresServer, operation: str
+) -> None:
+    async with (
+        tenure.connect(server.url) as client,
+        tenure.connect(server.url) as other,
+        other.session(recovery_window=10 * _WINDOW),
+        client.session(recovery_window=_WINDOW) as session,
+    ):
+        await session.semaphore("blocked").create(limit=1)
+        ending = await client.session(recovery_window=_WINDOW)
+        await ending.semaphore("blocked").acquire()
+        async with session.mutex("m").lock() as lease:
+            with _locked(server, _ROW):
+                call: asyncio.Future[Any]
+                if operation == "update":
+                    call = asyncio.ensure_future(session.semaphore("blocked").update(b"data"))
+                else:
+                    call = asyncio.ensure_future(other.end_session("/default", ending.id))
+                await asyncio.wait([call], timeout=3 * _WINDOW)
+                assert not call.done()
+                assert lease.held
+            async with asyncio.timeout(PATIENCE):
+                await call
+            assert lease.held
+
+
+@guarantee("cut off", "kept", on=POSTGRESQL)
+async def test_leases_outlive_a_lock_that_the_last_statement_of_a_lost_connection_waits_for(
+    server: PostgresServer,
+) -> None:
+    if server.major >= 14:  # or else the server ends the statement
+        server.execute("ALTER ROLE tenure SET client_connection_check_interval = '1h'")
+    async with tenure.connect(server.url) as client, an_engine(server.url, client.clock) as engine:
+        async with client.mutex("blocked").lock():
+            pass
+        sessions = [await engine.attach(Attach("/default", _WINDOW), Recorder()) for _ in range(2)]
+        with _locked(server, _ROW):
+            locking = asyncio.ensure_future(enqueue(sessions[1], [("blocked", b"")]))
+            await until(lambda: server.execute(_WAITS) == [(True,)])
+            assert isinstance(engine, PostgresEngine)
+            assert engine.connection is not None
+            engine.connection.drop("cut by the test")
+            end = client.clock.now() + 3 * _WINDOW
+            while client.clock.now() < end:
+                await asyncio.sleep(_WINDOW / 8)
+                for session in sessions:
+                    session.renew()
+                assert server.execute(_LIVING) == [(2,)]
+            assert not locking.done()
+        (answer,) = await locking
+        assert isinstance(answer, Enqueued)
+        assert answer.place is Place.GRANTED
+        assert server.execute(_LIVING) == [(2,)]
 
 
 @guarantee("cut off", "kept", on=POSTGRESQL)
@@ -133,8 +228,7 @@ async def test_an_attempt_to_connect_is_abandoned_when_the_server_falls_silent(
     with _locked(server, "LOCK TABLE tenure.meta"):
         client = tenure.connect(f"{server.url}&connect_timeout=2")
         opening = asyncio.ensure_future(client.list_nodes())
-        waits = "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        await until(lambda: server.execute(waits) == [(True,)])
+        await until(lambda: server.execute(_WAITS) == [(True,)])
         server.signal(signal.SIGSTOP)
         try:
             begun = client.clock.now()

@@ -36,11 +36,12 @@ def _a_standby(server: PostgresServer) -> Iterator[PostgresServer]:
     folder = Path(tempfile.mkdtemp(prefix="tenure-"))
     with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
         standby = PostgresServer(folder)
-        standby.run(
-            *("pg_basebackup", "--pgdata", str(standby.data), "--write-recovery-conf"),
-            *("--checkpoint", "fast", "--no-sync", "--dbname"),
-            f"host={server.folder} user=tenure",
-        )
+        server.stop()  # a copy needs no pg_basebackup of the same version
+        standby.run("cp", "--recursive", str(server.data), str(standby.data))
+        server.start()
+        standby.run("touch", str(standby.data / "standby.signal"))
+        with (standby.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"primary_conninfo = 'host={server.folder} user=tenure'\n")
         standby.start()
         with clean_up_with(standby.end):
             yield standby

@@ -27,7 +27,7 @@ host all rejected 127.0.0.1/32 reject
 @pytest.fixture(scope="module")
 def strict() -> Iterator[PostgresServer]:
     """A server with accounts that may not log in, each for another reason."""
-    with a_server("fsync=off") as running:
+    with a_server("fsync=off", "password_encryption=scram-sha-256") as running:
         running.stop()
         (running.data / "pg_hba.conf").write_text(RULES)
         running.listen()

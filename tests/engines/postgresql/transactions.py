@@ -15,8 +15,10 @@ import asyncpg
 import django.db
 import psycopg
 import psycopg2
+import pytest
 import sqlalchemy
 from django.db import transaction
+from django.db.backends.postgresql.features import DatabaseFeatures
 from django.db.utils import ConnectionHandler
 from django.utils.connection import ConnectionProxy
 from sqlalchemy.ext.asyncio import (
@@ -239,6 +241,9 @@ def _sqlalchemy(driver: str, wrapper: str) -> Callable[[], AbstractContextManage
 @contextlib.contextmanager
 def _django(*, proxy: bool = False) -> Iterator[Transaction]:
     configure_django()
+    (oldest, *_) = DatabaseFeatures.minimum_database_version
+    if shared().major < oldest:
+        pytest.skip(f"this Django needs PostgreSQL {oldest}")
     settings = {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": "postgres",

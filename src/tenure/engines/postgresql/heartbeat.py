@@ -30,10 +30,15 @@ _ACTIVITY = b"""
     FROM pg_stat_activity
     WHERE pid = $1 AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'"""
 _RENEW = """
-    SELECT {}.renew($1, $2, $4) WHERE $1 OR NOT EXISTS (
+    SELECT {}.renew($1, $2, $4) FROM set_config('lock_timeout', '150ms', true)
+    WHERE $1 OR NOT EXISTS (
         SELECT FROM pg_stat_activity WHERE usename = session_user AND wait_event = 'SyncRep'
             AND (pid = $3 OR clock_timestamp() - query_start > interval '1 s'))"""
-"""Renews no session while commits wait for a synchronous standby: the renewal would wait too."""
+"""Renews no session while commits wait for a synchronous standby: the renewal would wait too.
+
+It waits for a lock no longer, because the thread examines the connection between two attempts.
+"""
+_LOCKED = b"55P03"
 
 
 class RenewedSession(Protocol):
@@ -101,7 +106,12 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
         who = json.dumps([(each.id, each.token) for each in sessions.values()])
         relaxed = b"t" if self._address.relaxed else b"f"
         sql = _RENEW.format(self._address.schema).encode()
-        result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch])
+        try:
+            result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch])
+        except psycopg.errors.LockNotAvailable:
+            for each in sessions.values():
+                self.renew(each)  # at once: the lock may end just before the sessions do
+            return
         if not result.ntuples:
             return
         alive = result.get_value(0, 0)
@@ -123,6 +133,8 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
                 connection.consume_input()
             result = connection.get_result()
             if result is None:
+                if found.error_field(pq.DiagnosticField.SQLSTATE) == _LOCKED:
+                    raise psycopg.errors.LockNotAvailable(found.get_error_message())
                 if found.status != pq.ExecStatus.TUPLES_OK:
                     raise psycopg.OperationalError(found.get_error_message())
                 return found

@@ -5,6 +5,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     left_of_it double precision;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.witness, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     DELETE FROM SCHEMA.witness WHERE (SELECT server FROM SCHEMA.meta) <> SCHEMA.server_name();
     left_of_it := SCHEMA.quarantine();
     UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
@@ -55,10 +56,17 @@ DECLARE
     events text[];
     q SCHEMA.queues;
 BEGIN
+    LOCK TABLE SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests,
+        SCHEMA.removals IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["no node"]';
+    END IF;
+    SELECT count(*) INTO attached FROM SCHEMA.sessions s
+        WHERE s.node = its_node AND s.channel <> '' AND NOT SCHEMA.expired(s);
+    IF attached > 0 AND NOT force THEN  -- without locks, which would hold up their renewals
+        RETURN json_build_array('busy', attached)::text;
     END IF;
     PERFORM FROM SCHEMA.sessions WHERE node = its_node ORDER BY id FOR UPDATE;
     SELECT array_agg(s.id), count(*) FILTER (WHERE s.channel <> '' AND NOT SCHEMA.expired(s))
@@ -137,6 +145,8 @@ DECLARE
     its_node integer;
     ids bigint[];
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
+        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
@@ -174,6 +184,8 @@ DECLARE
     s SCHEMA.sessions;
     events text[];
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
@@ -201,6 +213,8 @@ DECLARE
     events text[];
     owned boolean;
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
@@ -236,6 +250,13 @@ BEGIN
         JOIN SCHEMA.nodes n ON n.id = x.node AND n.path = guard.node
         JOIN SCHEMA.sessions z ON z.id = y.session
         WHERE y.order_id = guard.token FOR KEY SHARE OF y;
+    -- VACUUM FULL and CLUSTER forget of a deleted row that it was deleted, and not just changed. So a
+    -- transaction with an older snapshot could lock it.
+    IF pg_relation_filenode('SCHEMA.requests'::regclass) <> (
+            SELECT relfilenode FROM pg_class WHERE oid = 'SCHEMA.requests'::regclass) THEN
+        RAISE 'could not serialize access, because the table of requests was rewritten'
+            USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
+    END IF;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RAISE 'the lease of % on % with token % is not held any more', name, node, token
             USING ERRCODE = 'TN002', HINT = 'Roll back: another program may own it now.';

@@ -7,7 +7,13 @@
 --     statement that has to wait for a lock uses what the row contains then. Of other rows it sees
 --     what was committed before; so it may use those of the caller's own requests alone.
 --   * An operation of a session holds FOR KEY SHARE on its row, which a renewal does not wait for.
---     The end of a session and a new attachment hold FOR UPDATE.
+--     The end of a session and a new attachment hold FOR UPDATE, which a renewal skips: it must not
+--     wait for what they wait for.
+--   * The tables that may be written, or that are read after the lock of a row, are locked before all
+--     rows. So a transaction that waits for VACUUM FULL holds no row. And REINDEX keeps out the writers
+--     of a table while it waits for its readers: one that reads first and writes later would be in a
+--     deadlock with it. The beginning of a quarantine is the exception.
+--   * INSERT ... ON CONFLICT names no index, so that those of REINDEX CONCURRENTLY count too.
 --   * What another engine must know is sent with NOTIFY; what the caller must know is in the answer.
 --   * Statements over lists look expensive to the planner, which knows no statistics of a list. They
 --     are not compiled, and the frequent ones use indexes, behind a pooler too. They are not planned
@@ -106,6 +112,7 @@ END $$;
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
 CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
 LANGUAGE sql AS $$
+    LOCK TABLE SCHEMA.meta, SCHEMA.witness IN ROW EXCLUSIVE MODE;
     UPDATE SCHEMA.meta SET server = '';
     DELETE FROM SCHEMA.witness;
 $$;
@@ -298,6 +305,8 @@ DECLARE
     answers text[];
     events text[] := '{}';
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -503,6 +512,8 @@ DECLARE
     latest bigint;
     answer bigint := nextval('SCHEMA.order_ids');
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -553,6 +564,8 @@ DECLARE
     answer bigint;
     its_place text;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -604,14 +617,16 @@ BEGIN
         CASE WHEN NOT before THEN its_place END, '"' || events[1] || '"'], ',') || ']';
 END $$;
 
--- Renew sessions, [session, token] each; answers the ids of those that live, or null if data were
--- lost since an epoch: then the sessions may have lost leases, and must be attached again.
+-- Renew sessions, [session, token] each; answers the ids of those that live, without those whose rows
+-- are locked, or null if data were lost since an epoch: then the sessions may have lost leases, and
+-- must be attached again.
 CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    locked bigint[];
     alive bigint[];
 BEGIN
-    PERFORM set_config('lock_timeout', '1500ms', true);  -- rather than a process that waits on
+    LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
@@ -619,12 +634,13 @@ BEGIN
     IF NOT EXISTS (SELECT FROM SCHEMA.meta WHERE epoch = its_epoch) THEN
         RETURN NULL;
     END IF;
-    PERFORM FROM SCHEMA.sessions s WHERE s.id IN (
+    locked := array(SELECT s.id FROM SCHEMA.sessions s WHERE s.id IN (
             SELECT (w ->> 0)::bigint FROM jsonb_array_elements(who) w)
-        ORDER BY s.id FOR NO KEY UPDATE;
+        FOR NO KEY UPDATE SKIP LOCKED);
     WITH renewed AS (
         UPDATE SCHEMA.sessions s SET seen = clock_timestamp() FROM jsonb_array_elements(who) w
-            WHERE s.id = (w ->> 0)::bigint AND s.token = w ->> 1 AND NOT SCHEMA.expired(s)
+            WHERE s.id = (w ->> 0)::bigint AND s.id = ANY (locked) AND s.token = w ->> 1
+                AND NOT SCHEMA.expired(s)
             RETURNING s.id
     ) SELECT array_agg(id) INTO alive FROM renewed;
     RETURN coalesce(array_to_json(alive)::text, '[]');
@@ -702,6 +718,8 @@ DECLARE
     wanted bigint[];
     pollers jsonb;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
+        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
             LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
         PERFORM FROM SCHEMA.nodes WHERE path IN (
@@ -806,17 +824,19 @@ DECLARE
     s SCHEMA.sessions;
     q SCHEMA.queues;
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues IN ROW EXCLUSIVE MODE;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
     ELSIF s.token <> its_token THEN
         RETURN '["taken"]';
     END IF;
-    INSERT INTO SCHEMA.queues AS x (node, name, watched_until, watch_channel)
-        VALUES (s.node, its_name, clock_timestamp() + interval '90 seconds', its_channel)
-        ON CONFLICT (node, name) DO UPDATE
-            SET watched_until = EXCLUDED.watched_until, watch_channel = EXCLUDED.watch_channel
-        RETURNING * INTO q;
+    INSERT INTO SCHEMA.queues (node, name) VALUES (s.node, its_name) ON CONFLICT DO NOTHING;
+    UPDATE SCHEMA.queues SET watched_until = clock_timestamp() + interval '90 seconds',
+        watch_channel = its_channel WHERE node = s.node AND name = its_name RETURNING * INTO q;
+    IF NOT FOUND THEN
+        RAISE 'the semaphore has no row' USING ERRCODE = 'TN001';  -- sent again
+    END IF;
     RETURN json_build_array(q.id, q.data_changes, q.owner_changes)::text;
 END $$;
 

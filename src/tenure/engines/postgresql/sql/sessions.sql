@@ -9,6 +9,7 @@ DECLARE
     its_node integer;
     number bigint;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -25,9 +26,9 @@ BEGIN
             (id, node, token, channel, seen, recovery_window, liveness, key, description)
         VALUES (nextval('SCHEMA.session_ids'), its_node, its_token, its_channel, clock_timestamp(),
             its_window, its_liveness, decode(its_key, 'hex'), its_description)
-        ON CONFLICT (token) DO NOTHING RETURNING id INTO number;
+        ON CONFLICT DO NOTHING RETURNING id INTO number;
     IF NOT FOUND THEN  -- sent before, and committed only now
-        SELECT id INTO number FROM SCHEMA.sessions WHERE token = its_token;
+        SELECT id INTO STRICT number FROM SCHEMA.sessions WHERE token = its_token;
         RETURN json_build_array('ok', number)::text;
     END IF;
     UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
@@ -35,8 +36,10 @@ BEGIN
 END $$;
 
 -- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token]
--- each. Commands with an old token are refused then. Answers [epoch, [answer, ...]]: "taken", "gone",
--- "ok", or, if data were lost since an epoch, the requests: [request id, name, owns] each.
+-- each. Commands with an old token are refused then. This does not wait for long for one that is under
+-- way: sessions whose rows it has locked are not renewed meanwhile. Answers [epoch, [answer, ...]]:
+-- "taken", "gone", "ok", or, if data were lost since an epoch, the requests: [request id, name, owns]
+-- each.
 CREATE OR REPLACE FUNCTION SCHEMA.reattach(its_channel text, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -44,8 +47,13 @@ DECLARE
     answers jsonb[] := array_fill('"gone"'::jsonb, ARRAY[jsonb_array_length(who)]);
     now_epoch text;
 BEGIN
+    LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT epoch INTO now_epoch FROM SCHEMA.meta;
+    IF now_epoch <> its_epoch THEN
+        LOCK TABLE SCHEMA.queues, SCHEMA.requests IN ROW EXCLUSIVE MODE;
+    END IF;
+    PERFORM set_config('lock_timeout', '200ms', true);
     FOR each IN
         SELECT w.at, w.v, s FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
             JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint
@@ -79,6 +87,7 @@ DECLARE
     s SCHEMA.sessions;
     new_token text;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
@@ -124,6 +133,7 @@ DECLARE
     s SCHEMA.sessions;
     latest timestamptz;
 BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
@@ -138,6 +148,17 @@ BEGIN
         FROM SCHEMA.former WHERE session = number))::text;
 END $$;
 
+-- Lock the row of a session, which the transaction has FOR KEY SHARE, to write it. It comes after the
+-- locks of queues, and so must not wait: it is sent again where another transaction has the row.
+CREATE OR REPLACE FUNCTION SCHEMA.lock_own(number bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RAISE 'the session is being renewed' USING ERRCODE = 'TN001';
+    END IF;
+END $$;
+
 -- Complete a takeover; answers the requests of the session.
 CREATE OR REPLACE FUNCTION SCHEMA.begin_session(
     number bigint, its_token text, its_description text
@@ -146,7 +167,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s SCHEMA.sessions;
 BEGIN
-    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR KEY SHARE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
     ELSIF s.token <> its_token THEN
@@ -156,6 +179,7 @@ BEGIN
     PERFORM FROM SCHEMA.queues x
         WHERE x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = number)
         ORDER BY x.id FOR NO KEY UPDATE;
+    PERFORM SCHEMA.lock_own(number);
     UPDATE SCHEMA.sessions SET seen = clock_timestamp(), description = its_description,
         change_number = 0, change_answer = '' WHERE id = number;
     DELETE FROM SCHEMA.former WHERE session = number;
@@ -171,6 +195,7 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.acknowledge(number bigint, tokens jsonb, caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     DELETE FROM SCHEMA.former WHERE session = number AND tokens ? token;
     IF FOUND THEN
         RETURN to_json(SCHEMA.report(number, 'A ' || number, caller))::text;
@@ -191,6 +216,8 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
     IF s.id IS NULL THEN
@@ -228,8 +255,10 @@ BEGIN
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
-    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR NO KEY UPDATE;
+    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RETURN '["gone"]';
     ELSIF s.token <> its_token THEN
@@ -247,6 +276,7 @@ BEGIN
         WHEN 'update' THEN SCHEMA.update_semaphore(q, args)
         WHEN 'delete' THEN SCHEMA.delete_semaphore(q, args, caller)
         ELSE SCHEMA.alter_request(of_session, q, args, caller) END;
+    PERFORM SCHEMA.lock_own(of_session);
     UPDATE SCHEMA.sessions SET change_number = number, change_answer = answer
         WHERE id = of_session;
     RETURN answer;
@@ -370,6 +400,8 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.expire(candidates jsonb, caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
     RETURN to_json(SCHEMA.end_sessions(SCHEMA.lock_expired(
         array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c)),
