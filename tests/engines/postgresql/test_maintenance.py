@@ -146,7 +146,7 @@ _CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
         False,
     ),
     "reattach": lambda s: (s.owner.channel, [[s.owner.session, [s.owner.token], "1.again"]], "x"),
-    "release": lambda s: (*_single(s.owner, 1, "m"), 2),
+    "release": lambda s: (*_single(s.owner, 1, "m"), 2, False),
     "remaining": lambda s: (s.taken.session, s.taken.token),
     "renew": lambda s: (False, [[s.owner.session, s.owner.token]], s.epoch),
     "store_time": lambda s: (),
