@@ -623,7 +623,6 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    locked bigint[];
     alive bigint[];
 BEGIN
     LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
@@ -634,13 +633,13 @@ BEGIN
     IF NOT EXISTS (SELECT FROM SCHEMA.meta WHERE epoch = its_epoch) THEN
         RETURN NULL;
     END IF;
-    locked := array(SELECT s.id FROM SCHEMA.sessions s WHERE s.id IN (
-            SELECT (w ->> 0)::bigint FROM jsonb_array_elements(who) w)
-        FOR NO KEY UPDATE SKIP LOCKED);
-    WITH renewed AS (
-        UPDATE SCHEMA.sessions s SET seen = clock_timestamp() FROM jsonb_array_elements(who) w
-            WHERE s.id = (w ->> 0)::bigint AND s.id = ANY (locked) AND s.token = w ->> 1
-                AND NOT SCHEMA.expired(s)
+    WITH locked AS MATERIALIZED (
+        SELECT s.id FROM jsonb_array_elements(who) w JOIN SCHEMA.sessions s
+            ON s.id = (w ->> 0)::bigint AND s.token = w ->> 1
+        FOR NO KEY UPDATE OF s SKIP LOCKED
+    ), renewed AS (
+        UPDATE SCHEMA.sessions s SET seen = clock_timestamp() FROM locked
+            WHERE s.id = locked.id AND NOT SCHEMA.expired(s)
             RETURNING s.id
     ) SELECT array_agg(id) INTO alive FROM renewed;
     RETURN coalesce(array_to_json(alive)::text, '[]');
