@@ -43,6 +43,8 @@ async def acquire(source: SessionSource, options: RequestOptions[L], timeout: fl
             request = await _in_time(source, options, timeout, request)
         else:
             request = request or _send(await source.obtain(), options, None)
+            # Only a task that is inside a block can be in a deadlock with itself.
+            request.patient = next(entered_scopes(asyncio.current_task()), None) is None
             try:
                 while request.state is SENT:
                     await request.change()

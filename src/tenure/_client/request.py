@@ -73,6 +73,7 @@ class Request:
         id: its number within the session.
         options: as sent.
         name: the name of the mutex, semaphore or election.
+        patient: no task needs to know that it waits, only whether it is granted.
         count: the number of tokens that it takes now.
         sent_at, granted_at: times on the client's clock; 0 before.
         order_id: its place in the store's order, once it is known.
@@ -92,6 +93,7 @@ class Request:
         "name",
         "options",
         "order_id",
+        "patient",
         "scope",
         "sent_at",
         "session",
@@ -116,6 +118,7 @@ class Request:
         self.count = options.count
         self.sent_at = self.granted_at = 0.0
         self.state = SENT
+        self.patient = False
         self.order_id = self.scope = self.slots = self.loss = self.why_gone = None
         self._waiters: tuple[asyncio.Future[None], ...] = ()
 
@@ -240,7 +243,8 @@ class Request:
                 self.order_id = order_id
             if self.state in QUEUED:
                 self.state = QUEUED[self.state]
-                self.wake()
+                if not self.patient:
+                    self.wake()
 
     def grant(self, order_id: int | None) -> None:
         """Make the request an owner. The order id may follow in a second call."""

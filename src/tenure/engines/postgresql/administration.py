@@ -60,6 +60,7 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
 
     Attributes:
         channel: names this engine to others.
+        guarded: the tokens of leases that were guarded, while these are held.
         reconnector: keeps the connection to the server.
     """
 
@@ -71,6 +72,7 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
         timeout = address.connect_timeout + address.socket_timeout
         super().__init__(address.url, timeout, values, clock)
         self._address = address
+        self.guarded: set[int] = set()
 
     @abstractmethod
     def send(self, statement: Statement) -> None:
@@ -82,6 +84,7 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the statement that guards a lease in a transaction of a caller."""
+        self.guarded.add(token)
         return GuardStatement(
             f"SELECT {self._address.schema}.guard(?::text, ?::text, ?::bigint)",
             (values.to_text(node), values.to_text(name), token),

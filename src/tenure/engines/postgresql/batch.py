@@ -12,7 +12,8 @@ from tenure.engines.postgresql.statements import Refusal, Statement
 __all__ = ["Batch"]
 
 _ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7)"
-_RELEASE = "release($1,$2,$3,$4,$5,$6,$7,$8,$9)"
+_RELEASE = "release($1,$2,$3,$4,$5,$6,$7)"
+_TURN_OVER = "turn_over($1,$2,$3,$4,$5,$6,$7,$8)"
 _OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
 
 _NO_MORE = ("", "", "", "1")
@@ -83,8 +84,9 @@ class Batch(Statement):
         taken, operations = self._like(), self.operations
         self._clear()
         for each in operations:
-            free = len(taken.operations) < most and _place(each) not in held
-            (taken if free else self).add(each)
+            place = _place(each)
+            free = len(taken.operations) < most or place in taken.holds
+            (taken if free and place not in held else self).add(each)
         return taken
 
     def parts(self) -> list[Statement]:
@@ -105,8 +107,9 @@ class Batch(Statement):
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
-        alone = self._packed_alone() if len(self.operations) < 3 else None
-        function, args = alone or (_OPERATE, self._packed_all())
+        one_place = len(self.shares) == len(self.holds) == 1
+        short = self._packed_short() if one_place else None
+        function, args = short or (_OPERATE, self._packed_all())
         return f"SELECT {schema}.{function}".encode(), [
             self._caller.encode(),
             b"%d" % self._order_ids.highest,
@@ -141,36 +144,28 @@ class Batch(Statement):
             lists += [b"{}"] * 4
         return [*lists, _array(fresh), b"t" if self._judged else b"f"]
 
-    def _packed_alone(self) -> tuple[str, list[bytes | None]] | None:
-        """Return the call for operations that have a function of their own.
+    def _packed_short(self) -> tuple[str, list[bytes | None]] | None:
+        """Return the call for operations of a session on a mutex, if there is a function for them.
 
-        These are one on a mutex, and a release together with another request of its session for
-        the same mutex, in either order.
+        Requests that leave come before others that join, as in the reply.
         """
-        first, *more = self.operations
-        before = bool(more) and first.words[0] == "m"
-        if before:
-            first, *more = more[0], first
-        session, words = first.session, first.words
-        if len(words) != 3:
+        operations = self.operations
+        if any(len(each.words) != 3 for each in operations):
             return None
-        kind, request_id, name = words
-        args: list[bytes | None] = [
-            *(b"%d" % session.id, session.token.encode()),
-            *(b"%d" % request_id, name.encode()),
-        ]
-        if kind == "w" and not more:
-            return _RELEASE, [*args, None, b"f"]
-        if (session.path, name) not in self._known:
+        session, name = operations[0].session, operations[0].words[2]
+        whose: list[bytes | None] = [b"%d" % session.id, session.token.encode()]
+        leaving = [each for each in operations if each.words[0] == "w"]
+        joining = [each for each in operations if each.words[0] == "m"]
+        if joining and (session.path, name) not in self._known:
             return None
-        if not more:
-            return _ACQUIRE, args
-        again = more[0].words[1]
-        if (kind, *more[0].words) != ("w", "m", again, name) or again == request_id:
+        if len(operations) == 1:
+            number = b"%d" % operations[0].words[1]
+            return _RELEASE if leaving else _ACQUIRE, [*whose, number, name.encode()]
+        numbers = [[each.words[1] for each in part] for part in (leaving, joining)]
+        if not leaving or len({*numbers[0], *numbers[1]}) < len(operations):
             return None
-        if more[0].session is not session:
-            return None
-        return _RELEASE, [*args, b"%d" % again, b"t" if before else b"f"]
+        self.operations = leaving + joining
+        return _TURN_OVER, [*whose, name.encode(), *map(_array, numbers)]
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply."""

@@ -12,7 +12,7 @@ import psycopg
 from tenure.background import BackgroundQueue
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
-from tenure.engines._kit.commands.operations import OWNS, WAITING, Operation
+from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, Operation
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql.administration import PostgresAdministration
@@ -230,7 +230,7 @@ class PostgresEngine(PostgresAdministration):
             connection.send(statement)
         for session in self.all_sessions():
             session.events.attached()
-            session.look_up((WAITING, OWNS))
+            session.look_up((WAITING, HANDED, OWNS))
         self._watches.all_changed()
         self._monitor.note_waiter()
 
@@ -331,6 +331,7 @@ class PostgresEngine(PostgresAdministration):
         if group:
             self._sessions[session.id] = group
         self._watches.forget(session)
+        self.guarded.difference_update(session.handoff.order_ids.values())
 
     def watch(
         self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]

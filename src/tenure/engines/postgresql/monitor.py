@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
-from tenure.engines._kit.commands.operations import OWNS, WAITING
+from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
@@ -156,7 +156,7 @@ class PostgresMonitor:
         if self._polls and now >= self._check_at:
             self._check_at = now + _NET
             for session in sessions:
-                session.look_up((WAITING, OWNS))
+                session.look_up((WAITING, HANDED, OWNS))
         elif self._polls and now >= self._polling.at:
             self._polling.poll(sessions)
         if now >= self._sweep_at:

@@ -54,6 +54,11 @@ class StatementPipeline:
         """True if a statement has not been sent."""
         return bool(self._waiting)
 
+    @property
+    def gathered(self) -> int:
+        """Number of operations in the batch that others may join."""
+        return 0 if self._batch is None else len(self._batch.operations)
+
     def add(self, statement: Statement) -> None:
         """Add a statement behind all others."""
         self._batch = None
@@ -95,15 +100,16 @@ class StatementPipeline:
 
     def _portion(self, batch: Batch) -> Batch | None:
         """Take what may be sent of the first batch that waits."""
-        if self._batches >= _BATCHES or not self._held.isdisjoint(batch.shares):
+        held = self._held
+        if self._batches >= _BATCHES or not held.isdisjoint(batch.shares) or held >= batch.holds:
             return None
         most = max(_FEW, (len(batch.operations) + self._operations + 1) // 2)
-        if len(batch.operations) > most or not self._held.isdisjoint(batch.holds):
-            portion = batch.take(most, self._held)
+        portion = batch
+        if len(batch.operations) > most or not held.isdisjoint(batch.holds):
+            portion = batch.take(most, held)
             if not portion.operations:
                 return None
-        else:
-            portion = batch
+        if portion is batch or not batch.operations:  # it was taken as a whole
             self._waiting.popleft()
             if batch is self._batch:
                 self._batch = None

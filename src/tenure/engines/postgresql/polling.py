@@ -93,7 +93,7 @@ class PostgresPolling:
         for session in sessions:
             if session.early is not None or session.over:
                 continue  # a takeover is not complete, or it has ended
-            for request_id, order_id in session.waits.items():
+            for request_id, order_id in session.waits():
                 place = session.path, session.names[request_id]
                 if place not in first or order_id < first[place][0]:
                     first[place] = order_id, session, request_id

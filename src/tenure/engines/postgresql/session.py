@@ -7,9 +7,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.engines._kit.commands.attachment import CommandSender, CommandSessionEngine
-from tenure.engines._kit.commands.operations import OWNS, REMOVALS, SENT, WAITING
-from tenure.engines._kit.commands.session import (
-    CommandSession,
+from tenure.engines._kit.commands.handoff import HandoffSession
+from tenure.engines._kit.commands.operations import (
+    HANDED,
+    OWNS,
+    REMOVALS,
+    SENT,
+    WAITING,
     EnqueueOperation,
     WithdrawOperation,
 )
@@ -27,10 +31,15 @@ _GUARDED = -2
 
 
 class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
-    """The engine, as its sessions use it."""
+    """The engine, as its sessions use it.
+
+    Attributes:
+        guarded: the tokens of leases that were guarded, while these are held.
+    """
 
     heartbeat: PostgresHeartbeat
     channel: str
+    guarded: set[int]
 
     @property
     def relaxed(self) -> bool:
@@ -93,12 +102,11 @@ class PostgresWithdraw(WithdrawOperation):
         self.guarded: GuardedRelease | None = None
 
 
-class PostgresSession(CommandSession):
+class PostgresSession(HandoffSession):
     """An attached session, as the contract defines it.
 
     Attributes:
         proven_at: the time of its latest proof.
-        waits: the order ids of its requests that wait.
     """
 
     enqueuing = PostgresEnqueue
@@ -118,7 +126,6 @@ class PostgresSession(CommandSession):
         """Start attached, with the token that the store has."""
         super().__init__(engine, engine, how, events, number, token, window)
         self.proven_at = engine.clock.now()
-        self.waits: dict[int, int] = {}
 
     # Proof
 
@@ -173,13 +180,7 @@ class PostgresSession(CommandSession):
         self._engine.send(Call("describe", words, answered))
 
     def _send_begin(self, description: str, answered: Callable[[Any], None]) -> None:
-        def begun(reply: Any) -> None:
-            if isinstance(reply, list) and reply[0] == "ok":
-                found = values.recovered(reply[1])
-                self.waits = {each.request_id: each.order_id for each in found if not each.granted}
-            answered(reply)
-
-        self._call("begin_session", values.to_text(description), answered=begun)
+        self._call("begin_session", values.to_text(description), answered=answered)
 
     def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
         engine = self._engine
@@ -206,20 +207,15 @@ class PostgresSession(CommandSession):
 
     # Requests
 
-    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
-        """Handle the answer to a request."""
-        super().placed(operation, reply)
-        request_id = operation.request_id
-        if type(reply) is list and self.requests.get(request_id) == WAITING:
-            self.waits[request_id] = reply[0]
+    def _ahead_of(self, reply: list[Any]) -> int:
+        return int(reply[1]) if len(reply) > 1 else 0  # it was sent before, and was found
+
+    def _may_hand_on(self, request_id: int) -> bool:
+        return self.handoff.order_ids.get(request_id) not in self._engine.guarded
 
     def _drop(self, request_id: int) -> str:
-        self.waits.pop(request_id, None)
+        self._engine.guarded.discard(self.handoff.order_ids.get(request_id, 0))
         return super()._drop(request_id)
-
-    def _granted(self, request_id: int, order_id: int) -> None:
-        self.waits.pop(request_id, None)
-        super()._granted(request_id, order_id)
 
     def alter(
         self,
@@ -261,7 +257,8 @@ class PostgresSession(CommandSession):
         """
         owns = {request_id: granted for request_id, _, granted in found}
         for request_id, standing in list(self.requests.items()):
-            if standing == OWNS and not owns.get(request_id):
+            unknown = request_id not in owns
+            if (standing == OWNS and not owns.get(request_id)) or (standing == HANDED and unknown):
                 self._removed(request_id, Removal.LAPSED)
         if self.early is None:  # otherwise its requests are not known here yet
             for request_id, name, _ in found:
@@ -297,7 +294,7 @@ class PostgresSession(CommandSession):
                 else:
                     self._engine.note_ahead(place[0])
             elif isinstance(place, int):
-                if standing == WAITING:
+                if standing in (WAITING, HANDED):
                     self._granted(request_id, place)
                     granted = True
             else:

@@ -8,9 +8,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.engines._kit.commands.attachment import CommandSessionEngine
-from tenure.engines._kit.commands.operations import OWNS, REMOVALS, SENT, WAITING
+from tenure.engines._kit.commands.operations import (
+    OWNS,
+    REMOVALS,
+    SENT,
+    WAITING,
+    EnqueueOperation,
+)
 from tenure.engines._kit.commands.replies import ignore
-from tenure.engines._kit.commands.session import CommandSession, EnqueueOperation
+from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines.contract import Attach, Removal, SessionEvents
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
 from tenure.engines.redis.confirming import Confirmer

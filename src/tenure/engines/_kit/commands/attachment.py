@@ -59,6 +59,10 @@ class CommandSessionEngine(Protocol):
         """Return true on the thread of the engine's loop."""
         ...
 
+    def trouble(self) -> TenureError | None:
+        """Return the reason why the store currently grants nothing, if known."""
+        ...
+
     def quarantined(self, left: float) -> None:
         """Record the remaining seconds of a quarantine; 0 outside of one."""
 

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
-from tenure.engines.contract import Prompt, Removal
+from tenure.engines._kit.commands.values import WHOLE, count_text, microseconds
+from tenure.engines.contract import Enqueued, Prompt, Removal, Withdrawn
+from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["OWNS", "REMOVALS", "SENT", "WAITING", "Operation", "OrderIds"]
+__all__ = [
+    "HANDED",
+    "OWNS",
+    "REMOVALS",
+    "SENT",
+    "WAITING",
+    "EnqueueOperation",
+    "Operation",
+    "OrderIds",
+    "WithdrawOperation",
+]
 
 T = TypeVar("T")
 
-SENT, WAITING, OWNS = range(3)
-"""States of a request, as far as known here."""
+SENT, WAITING, HANDED, OWNS = range(4)
+"""States of a request, as far as known here.
+
+A request of which the session owns the mutex already, through the request ahead, is `HANDED`: it is
+granted here, and waits in the store until the release ahead has arrived there.
+"""
 
 REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
 """Reasons of the store for removing requests, by the kinds of the events."""
+
+
+_init = asyncio.Future.__init__
+"""Constructor of operations, called directly because it is on the hot path."""
+
+_LEFT = Withdrawn.LEFT
+_NOT_THERE = -1
+"""Answer to the withdrawal of a request that was in no queue."""
 
 
 class OrderIds:
@@ -60,3 +85,86 @@ class Operation(Prompt[T]):
 
     def again(self) -> None:
         """Record that it was sent, may have been executed, and is sent again."""
+
+
+class EnqueueOperation(Operation[Enqueued]):
+    """Operation that adds a request to a queue.
+
+    Attributes:
+        exclusive: it takes all tokens of an ephemeral semaphore, and has no timeout.
+    """
+
+    __slots__ = ("count", "exclusive", "name", "request_id")
+
+    def __init__(
+        self,
+        session: Any,
+        request_id: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> None:
+        """Set the arguments of the request."""
+        _init(self, loop=session.loop)
+        self.listeners = ()
+        self.session = session
+        self.request_id = request_id
+        self.name = name
+        self.count = count
+        self.exclusive = count == EPHEMERAL_LIMIT and ephemeral and timeout is None
+        if self.exclusive and not data:
+            self.words = ("m", request_id, name)
+        else:
+            flags = (microseconds(timeout), "1" if ephemeral else "0")
+            self.words = ("e", request_id, name, count_text(count), data, *flags)
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        self.session.placed(self, reply)
+
+    def again(self) -> None:
+        """Make the store look up an earlier sending first."""
+        if self.words[0] == "m":
+            self.words = ("E", *self.words[1:], WHOLE, b"", "", "1")
+        else:
+            self.words = ("E", *self.words[1:])
+
+
+class WithdrawOperation(Operation[Withdrawn]):
+    """Operation that takes a request out of its queue.
+
+    Attributes:
+        name: the name of the semaphore; empty if unknown here.
+        may_have_run: whether it was sent before, without an answer.
+        retried: whether the session retries it after a failure, because no caller waits for it.
+    """
+
+    __slots__ = ("may_have_run", "name", "request_id", "retried")
+
+    def __init__(self, session: Any, request_id: int, name: str, *, retried: bool = False) -> None:
+        """Set the arguments of the withdrawal."""
+        _init(self, loop=session.loop)
+        self.listeners = ()
+        self.session = session
+        self.request_id = request_id
+        self.name = name
+        self.words = ("w", request_id)
+        self.may_have_run = False
+        self.retried = retried
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        if reply == 0:
+            self.session.confirmed(self.request_id)
+            self.settle(_LEFT)
+        elif reply == _NOT_THERE:
+            self.session.confirmed(self.request_id)
+            self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
+        else:
+            self.session.not_withdrawn(self, reply)
+
+    def again(self) -> None:
+        """Record that a request that is missing now may have existed before."""
+        self.may_have_run = True

@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Collection
 from functools import partial
@@ -22,9 +21,17 @@ from tenure.engines._kit.commands.attachment import (
     CommandSender,
     CommandSessionEngine,
 )
-from tenure.engines._kit.commands.operations import OWNS, REMOVALS, SENT, WAITING, Operation
+from tenure.engines._kit.commands.operations import (
+    HANDED,
+    OWNS,
+    REMOVALS,
+    SENT,
+    WAITING,
+    EnqueueOperation,
+    WithdrawOperation,
+)
 from tenure.engines._kit.commands.replies import first_word
-from tenure.engines._kit.commands.values import WHOLE, count_text, microseconds
+from tenure.engines._kit.commands.values import count_text, microseconds
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -35,103 +42,14 @@ from tenure.engines.contract import (
     Withdrawn,
 )
 from tenure.errors import SessionExpired
-from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
+from tenure.model import UNCHANGED, Recovered, Unchanged
 
-__all__ = ["CommandSession", "EnqueueOperation", "WithdrawOperation"]
-
-_init = asyncio.Future.__init__
-"""Constructor of operations, called directly because it is on the hot path."""
+__all__ = ["CommandSession"]
 
 _GRANTED, _LEFT = Place.GRANTED, Withdrawn.LEFT
 _REFUSED = Enqueued(Place.REFUSED, None)
-_NOT_THERE = -1
-"""Answer to the withdrawal of a request that was in no queue."""
 _SOON = 4.5
 """Longest time that a request with timeout 0 waits for the end of a quarantine, in seconds."""
-
-
-class EnqueueOperation(Operation[Enqueued]):
-    """Operation that adds a request to a queue."""
-
-    __slots__ = ("count", "name", "request_id")
-
-    session: CommandSession
-
-    def __init__(
-        self,
-        session: CommandSession,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        timeout: float | None,
-        ephemeral: bool,
-    ) -> None:
-        """Set the arguments of the request."""
-        _init(self, loop=session.loop)
-        self.listeners = ()
-        self.session = session
-        self.request_id = request_id
-        self.name = name
-        self.count = count
-        if count == EPHEMERAL_LIMIT and ephemeral and timeout is None and not data:
-            self.words = ("m", request_id, name)
-        else:
-            flags = (microseconds(timeout), "1" if ephemeral else "0")
-            self.words = ("e", request_id, name, count_text(count), data, *flags)
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        self.session.placed(self, reply)
-
-    def again(self) -> None:
-        """Make the store look up an earlier sending first."""
-        if self.words[0] == "m":
-            self.words = ("E", *self.words[1:], WHOLE, b"", "", "1")
-        else:
-            self.words = ("E", *self.words[1:])
-
-
-class WithdrawOperation(Operation[Withdrawn]):
-    """Operation that takes a request out of its queue.
-
-    Attributes:
-        name: the name of the semaphore; empty if unknown here.
-        may_have_run: whether it was sent before, without an answer.
-        retried: whether the session retries it after a failure, because no caller waits for it.
-    """
-
-    __slots__ = ("may_have_run", "name", "request_id", "retried")
-
-    session: CommandSession
-
-    def __init__(
-        self, session: CommandSession, request_id: int, name: str, *, retried: bool = False
-    ) -> None:
-        """Set the arguments of the withdrawal."""
-        _init(self, loop=session.loop)
-        self.listeners = ()
-        self.session = session
-        self.request_id = request_id
-        self.name = name
-        self.words = ("w", request_id)
-        self.may_have_run = False
-        self.retried = retried
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        if reply == 0:
-            self.session.names.pop(self.request_id, None)
-            self.settle(_LEFT)
-        elif reply == _NOT_THERE:
-            self.session.names.pop(self.request_id, None)
-            self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
-        else:
-            self.session.not_withdrawn(self, reply)
-
-    def again(self) -> None:
-        """Record that a request that is missing now may have existed before."""
-        self.may_have_run = True
 
 
 class CommandSession(CommandAttachment):
@@ -299,6 +217,10 @@ class CommandSession(CommandAttachment):
         self._sender.operate(operation)
         return operation
 
+    def confirmed(self, request_id: int) -> None:
+        """Forget a request whose withdrawal the store has confirmed."""
+        self.names.pop(request_id, None)
+
     def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
         """Handle the error of a withdrawal."""
         error = self._wrong(reply)
@@ -355,7 +277,7 @@ class CommandSession(CommandAttachment):
                 self._ahead[request_id] = (kind, rest)
             elif standing is not None and kind != "g":
                 self._removed(request_id, REMOVALS[kind])
-            elif standing == WAITING:
+            elif standing in (WAITING, HANDED):
                 self._granted(request_id, order_id[0])
 
     def _granted(self, request_id: int, order_id: int) -> None:
@@ -390,11 +312,15 @@ class CommandSession(CommandAttachment):
             if self._wrong(reply) is None and not self.over:
                 found = self._engine.values.recovered(reply[1])
                 for each in found:
-                    self.order_ids.saw(each.order_id)
-                    self.requests[each.request_id] = OWNS if each.granted else WAITING
-                    self.names[each.request_id] = each.name
+                    self._recovered(each)
                 self._note_waiter(reply)
                 self.resume(found)
             answered(reply)
 
         await self._answer(send)
+
+    def _recovered(self, request: Recovered) -> None:
+        """Resume a request of a session that was taken over."""
+        self.order_ids.saw(request.order_id)
+        self.requests[request.request_id] = OWNS if request.granted else WAITING
+        self.names[request.request_id] = request.name

@@ -301,6 +301,7 @@ DECLARE
     wanted numeric;
     there boolean;
     done boolean;
+    ahead bigint;
     dead bigint[];
     answers text[];
     events text[] := '{}';
@@ -476,7 +477,9 @@ BEGIN
             q.id, r.order_id, its_session, number, wanted,
             decode(coalesce(contents[at], ''), 'base64'),
             clock_timestamp(), CASE WHEN done THEN clock_timestamp() END,
-            CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => waits[at] / 1e6) END);
+            CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => waits[at] / 1e6) END)
+            RETURNING (SELECT y.order_id FROM SCHEMA.requests y
+                WHERE y.queue = q.id ORDER BY y.order_id DESC LIMIT 1) INTO ahead;
         IF done THEN
             q.held := q.held + wanted;
             q.whole := wanted = top;
@@ -485,7 +488,7 @@ BEGIN
             answers[at] := r.order_id;
         ELSE
             q.waiters := q.waiters + 1;
-            answers[at] := '[' || r.order_id || ']';
+            answers[at] := '[' || r.order_id || ',' || coalesce(ahead, 0) || ']';
         END IF;
         changed := CASE WHEN NOT there OR changed = 'b' THEN 'b'
             WHEN done OR changed = 'o' THEN 'o' ELSE '' END;
@@ -510,6 +513,7 @@ DECLARE
     its_node integer;
     its_queue bigint;
     latest bigint;
+    ahead bigint;
     answer bigint := nextval('SCHEMA.order_ids');
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
@@ -541,15 +545,18 @@ BEGIN
         answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
     END IF;
     INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number, 18446744073709551615,
-        '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END, NULL);
-    RETURN CASE WHEN latest IS NULL THEN '[' || answer || ']' ELSE '[[' || answer || ']]' END;
+        '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END, NULL)
+        RETURNING CASE WHEN latest IS NOT NULL THEN (SELECT y.order_id FROM SCHEMA.requests y
+            WHERE y.queue = its_queue ORDER BY y.order_id DESC LIMIT 1) END INTO ahead;
+    RETURN CASE WHEN latest IS NULL THEN '[' || answer || ']'
+        ELSE '[[' || answer || ',' || coalesce(ahead, 0) || ']]' END;
 END $$;
 
 -- Release one lease in the same way, if no request waits for it, or if it is a mutex of which the first
--- waiter is to be the owner. The session may queue up `again` with another request, before or after.
+-- waiter is to be the owner.
 CREATE OR REPLACE FUNCTION SCHEMA.release(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
-    number bigint, its_name text, again bigint, before boolean
+    number bigint, its_name text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -561,8 +568,6 @@ DECLARE
     next_session bigint;
     next_number bigint;
     events text[];
-    answer bigint;
-    its_place text;
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
         IN ROW EXCLUSIVE MODE;
@@ -577,7 +582,7 @@ BEGIN
             AND y.order_id <= x.last_owner
         WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
             AND x.data = '' AND x.watched_until < clock_timestamp()
-            AND CASE x.waiters WHEN 0 THEN again IS NULL ELSE x.whole AND x.max_count IS NULL END
+            AND (x.waiters = 0 OR x.whole AND x.max_count IS NULL)
         FOR KEY SHARE OF s FOR NO KEY UPDATE OF x FOR UPDATE OF y SKIP LOCKED;
     IF waiting > 0 THEN
         UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
@@ -589,10 +594,7 @@ BEGIN
     END IF;
     IF NOT FOUND THEN
         RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-            '{1,1}', CASE WHEN again IS NULL THEN '{w}'::"char"[]
-                WHEN before THEN '{m,w}' ELSE '{w,m}' END,
-            CASE WHEN before THEN ARRAY[again, number] ELSE ARRAY[number, again] END,
-            ARRAY[its_name, its_name]);
+            '{1}', '{w}', ARRAY[number], ARRAY[its_name]);
     END IF;
     DELETE FROM SCHEMA.requests WHERE ctid = its_row;
     IF waiting = 0 THEN
@@ -602,19 +604,106 @@ BEGIN
         WHERE x.id = its_queue;
         RETURN '[0]';
     END IF;
-    UPDATE SCHEMA.queues x SET waiters = x.waiters - (again IS NULL)::integer,
-        last_owner = latest, owner_changes = x.owner_changes + 1
+    UPDATE SCHEMA.queues x SET waiters = x.waiters - 1, last_owner = latest,
+        owner_changes = x.owner_changes + 1
     WHERE x.id = its_queue;
     events := SCHEMA.report(next_session,
         'g ' || next_session || ' ' || next_number || ' ' || latest, caller);
-    IF again IS NOT NULL THEN
-        answer := SCHEMA.next_order_id(greatest(highest, latest));
-        INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, again,
-            18446744073709551615, '', clock_timestamp(), NULL, NULL);
-        its_place := '[' || answer || ']';
+    IF events = '{}' THEN
+        RETURN '[0]';
     END IF;
-    RETURN '[' || array_to_string(ARRAY[CASE WHEN before THEN its_place END, '0',
-        CASE WHEN NOT before THEN its_place END, '"' || events[1] || '"'], ',') || ']';
+    RETURN '[0,"' || events[1] || '"]';
+END $$;
+
+-- Let requests of a session leave the queue of a mutex, of which it is the owner, and let others join
+-- it, all at once. The order of both does not matter, because they are other requests. Anything
+-- unusual is left to `operate`. Answers like it, first for all that leave.
+CREATE OR REPLACE FUNCTION SCHEMA.turn_over(
+    caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
+    its_name text, leaving bigint[], joining bigint[]
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    many CONSTANT integer := cardinality(leaving);
+    more CONSTANT integer := cardinality(joining);
+    q SCHEMA.queues;
+    rows tid[];
+    owned boolean;
+    next_session bigint;
+    next_number bigint;
+    latest bigint;
+    ahead bigint;
+    order_ids bigint[];
+    answers text := repeat(',0', many);
+    events text[];
+BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+        IN ROW EXCLUSIVE MODE;
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    SELECT x.* INTO q FROM SCHEMA.calm, SCHEMA.sessions s
+        JOIN SCHEMA.queues x ON x.node = s.node AND x.name = its_name
+        WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
+            AND x.whole AND x.max_count IS NULL
+        FOR KEY SHARE OF s FOR NO KEY UPDATE OF x;
+    IF nextval('SCHEMA.order_ids') > greatest(highest, q.last_owner,
+            extract(epoch FROM clock_timestamp()) * 1e6 - 1000000) THEN
+        SELECT array_agg(y.ctid), bool_or(y.order_id <= q.last_owner) INTO rows, owned FROM (
+            SELECT z.ctid, z.order_id FROM SCHEMA.requests z
+            WHERE z.session = of_session AND z.request_id = ANY (leaving) AND z.queue = q.id
+            FOR UPDATE SKIP LOCKED) y;
+    END IF;
+    IF owned IS NOT TRUE OR cardinality(rows) < many THEN
+        RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+            array_fill(1, ARRAY[many + more]), array_fill('w'::"char", ARRAY[many])
+                || array_fill('m'::"char", ARRAY[more]),
+            leaving || joining, array_fill(its_name, ARRAY[many + more]));
+    END IF;
+    DELETE FROM SCHEMA.requests WHERE ctid = ANY (rows);
+    IF more > 0 THEN
+        WITH joined AS (
+            INSERT INTO SCHEMA.requests
+            SELECT q.id, nextval('SCHEMA.order_ids'), of_session, number, 18446744073709551615, '',
+                clock_timestamp(), NULL, NULL
+            FROM unnest(joining) number RETURNING order_id
+        ) SELECT array_agg(order_id), (SELECT y.order_id FROM SCHEMA.requests y
+                WHERE y.queue = q.id ORDER BY y.order_id DESC LIMIT 1)
+            INTO order_ids, ahead FROM joined;
+        FOR at IN 1 .. more LOOP
+            answers := answers || ',[' || order_ids[at] || ',' || coalesce(ahead, 0) || ']';
+            ahead := order_ids[at];
+        END LOOP;
+    END IF;
+    q.waiters := q.waiters - many + 1 + more;
+    IF q.watched_until < clock_timestamp() THEN
+        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+            WHERE queue = q.id AND count = 18446744073709551615
+                AND (deadline IS NULL OR deadline > clock_timestamp()) AND order_id = (
+                    SELECT order_id FROM SCHEMA.requests
+                    WHERE queue = q.id AND order_id > q.last_owner ORDER BY order_id LIMIT 1)
+            RETURNING session, request_id, order_id INTO next_session, next_number, latest;
+    END IF;
+    IF latest IS NOT NULL THEN
+        UPDATE SCHEMA.queues x SET waiters = q.waiters - 1, last_owner = latest,
+            owner_changes = x.owner_changes + 1
+        WHERE x.id = q.id;
+        events := ARRAY['g ' || next_session || ' ' || next_number || ' ' || latest];
+        IF next_session <> of_session THEN
+            events := SCHEMA.report(next_session, events[1], caller);
+        END IF;
+    ELSE
+        q.owners := 0;
+        q.held := 0;
+        q.whole := false;
+        events := SCHEMA.settle(q, 'o', false, caller);
+    END IF;
+    IF events <> '{}' THEN
+        answers := answers || ',"' || array_to_string(events, '","') || '"';
+    END IF;
+    RETURN '[' || substr(answers, 2) || ']';
 END $$;
 
 -- Renew sessions, [session, token] each; answers the ids of those that live, without those whose rows

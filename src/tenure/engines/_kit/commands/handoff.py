@@ -1,0 +1,182 @@
+"""Hand-off of a mutex between requests of one session, ahead of the store's confirmation.
+
+A request that stands directly behind another one of its session is the next owner when that one is
+released: no request can get in between. So the program grants it as soon as it has sent the
+release. Tasks of one program do not wait for the store in between. Rules:
+
+* The session owns the mutex in the store throughout. Other sessions see that one owner follows the
+  other, and the lease is lost with the session, as always.
+* The store reports the request that stands directly ahead when another one joins the queue. The
+  report stays true: requests leave a queue, and none is inserted.
+* A request is handed on to only if it takes all tokens and has no timeout. A timeout could remove
+  it in the store while the release ahead is on the way, and the store would grant the mutex to
+  another session.
+* Nothing is handed on while the store grants nothing, so that outages and quarantines look as they
+  do on every engine.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from tenure.engines._kit.commands.operations import (
+    HANDED,
+    OWNS,
+    SENT,
+    WAITING,
+    EnqueueOperation,
+)
+from tenure.engines._kit.commands.session import CommandSession
+from tenure.engines.contract import Answer, Removal, Withdrawn
+from tenure.model import Recovered
+
+__all__ = ["Handoff", "HandoffSession"]
+
+
+class Handoff:
+    """The requests of one session in queues, as far as they stand side by side.
+
+    Requests are numbered as in the contract of engines.
+
+    Attributes:
+        order_ids: those of the requests, until their withdrawals are confirmed.
+    """
+
+    __slots__ = ("_ahead", "_behind", "_numbers", "_released", "order_ids")
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        self.order_ids: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}  # the same the other way round
+        self._ahead: dict[int, int] = {}  # the request that stands directly ahead of a waiter
+        self._behind: dict[int, int] = {}  # the same the other way round
+        self._released: set[int] = set()  # owners whose releases are on the way
+
+    def joined(self, number: int, order_id: int, ahead: int = 0) -> int | None:
+        """Add a request that the store has put into its queue.
+
+        Args:
+            number: of the request.
+            order_id: its place in the store's order.
+            ahead: the order id of the request directly ahead; 0 if it is unknown, or there is none.
+
+        Returns:
+            The request if it is the next owner.
+        """
+        self.order_ids[number] = order_id
+        self._numbers[order_id] = number
+        before = self._numbers.get(ahead)
+        return None if before is None else self._link(before, number)
+
+    def released(self, number: int) -> int | None:
+        """Note that the release of an owner is on the way; return the next owner, if known."""
+        if number not in self.order_ids:
+            return None
+        self._released.add(number)
+        return self._behind.get(number)
+
+    def left(self, number: int) -> int | None:
+        """Forget a request that has left its queue otherwise; return the next owner, if known."""
+        before, after = self._ahead.pop(number, None), self._behind.pop(number, None)
+        self.confirmed(number)
+        if before is not None:
+            del self._behind[before]
+        if after is None:
+            return None
+        del self._ahead[after]
+        return None if before is None else self._link(before, after)
+
+    def confirmed(self, number: int) -> None:
+        """Forget a request whose release the store has confirmed."""
+        order_id = self.order_ids.pop(number, None)
+        if order_id is not None:
+            del self._numbers[order_id]
+            self._released.discard(number)
+            after = self._behind.pop(number, None)
+            if after is not None:
+                del self._ahead[after]
+
+    def _link(self, before: int, after: int) -> int | None:
+        self._ahead[after] = before
+        self._behind[before] = after
+        return after if before in self._released else None
+
+
+class HandoffSession(CommandSession):
+    """A session that hands mutexes on between its requests.
+
+    Attributes:
+        handoff: the order ids of its requests, and which of these stand side by side.
+    """
+
+    def __init__(self, *attached: Any) -> None:
+        """Start attached, as `CommandSession` does."""
+        super().__init__(*attached)
+        self.handoff = Handoff()
+
+    # Defined by each engine
+
+    @abstractmethod
+    def _ahead_of(self, reply: list[Any]) -> int:
+        """Return the order id of the request directly ahead of one that waits; 0 if unknown."""
+
+    @abstractmethod
+    def _may_hand_on(self, request_id: int) -> bool:
+        """Return whether the next request may be granted while this one's release is on the way."""
+
+    # Requests
+
+    def placed(self, operation: EnqueueOperation, reply: Any) -> None:
+        """Handle the answer to a request."""
+        super().placed(operation, reply)
+        request_id = operation.request_id
+        standing = self.requests.get(request_id)
+        if standing == OWNS:
+            self.handoff.joined(request_id, reply)
+        elif standing == WAITING:
+            ahead = self._ahead_of(reply) if operation.exclusive else 0
+            self._hand_on(self.handoff.joined(request_id, reply[0], ahead))
+
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        """Take a request out of its queue, and hand its mutex on."""
+        owned = self.requests.get(request_id, SENT) >= HANDED and self._may_hand_on(request_id)
+        answer = super().withdraw(request_id)
+        handoff = self.handoff
+        self._hand_on(handoff.released(request_id) if owned else handoff.left(request_id))
+        return answer
+
+    def confirmed(self, request_id: int) -> None:
+        """Forget a request whose withdrawal the store has confirmed."""
+        super().confirmed(request_id)
+        self.handoff.confirmed(request_id)
+
+    def _hand_on(self, request_id: int | None) -> None:
+        """Grant a request of which the session owns the mutex, unless the store grants nothing."""
+        if request_id is None or self._engine.trouble() is not None:
+            return
+        if request_id in self._fresh:
+            self.loop.call_soon(self._hand_on, request_id)  # after the answer to its caller
+        elif self.requests.get(request_id) == WAITING:
+            self.requests[request_id] = HANDED
+            self.events.granted(request_id, None)
+
+    def _granted(self, request_id: int, order_id: int) -> None:
+        if self.requests[request_id] == HANDED:
+            self.requests[request_id] = OWNS
+        else:
+            super()._granted(request_id, order_id)
+
+    def _removed(self, request_id: int, why: Removal) -> None:
+        super()._removed(request_id, why)
+        self._hand_on(self.handoff.left(request_id))
+
+    def _recovered(self, request: Recovered) -> None:
+        super()._recovered(request)
+        self.handoff.joined(request.request_id, request.order_id)
+
+    def waits(self) -> Iterator[tuple[int, int]]:
+        """Yield the requests that wait, with their order ids."""
+        order_ids = self.handoff.order_ids
+        return ((each, order_ids[each]) for each, at in self.requests.items() if at == WAITING)
