@@ -19,7 +19,7 @@ from tenure.engines.postgresql import schema
 from tests.engines.postgresql.helpers import PATIENCE
 from tests.engines.postgresql.servers import new_name, shared
 
-__all__ = ["NODE", "TABLES", "Actor", "Store", "a_store", "arguments", "maintenance"]
+__all__ = ["NODE", "TABLES", "Actor", "Store", "a_store", "arguments", "array", "maintenance"]
 
 NODE = "/default"
 TABLES = ("meta", "witness", "nodes", "sessions", "former", "queues", "requests", "removals")
@@ -33,6 +33,11 @@ def maintenance(schema_name: str, table: str) -> list[str]:
     if table != "witness":  # it has no index
         found.append(f"CLUSTER {name} USING {table}_pkey")
     return found
+
+
+def array(numbers: Sequence[int]) -> str:
+    """Return numbers as PostgreSQL writes an array."""
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def arguments(
@@ -132,15 +137,25 @@ class Actor:
         )
         return answer
 
-    async def release(
-        self, name: str, number: int, again: int | None = None, *, before: bool = False
-    ) -> list[Any]:
+    async def release(self, name: str, number: int) -> list[Any]:
         """Release a lease, by the function for that; return the answers."""
+        place = self.channel, 0, False, self.session, self.token
+        found: list[Any] = await self.call("release", *place, number, name)
+        return found
+
+    async def turn_over(
+        self, name: str, leaving: Sequence[int], joining: Sequence[int] = ()
+    ) -> list[Any]:
+        """Release leases, and queue up again, by the function for both; return the answers."""
+        place = self.channel, 0, False, self.session, self.token
         found: list[Any] = await self.call(
-            *("release", self.channel, 0, False, self.session, self.token),
-            *(number, name, again, before),
+            "turn_over", *place, name, array(leaving), array(joining)
         )
         return found
+
+    async def notifications(self) -> list[str]:
+        """Return what ``NOTIFY`` has sent to this connection."""
+        return [each.payload async for each in self._connection.notifies(timeout=0.1)]
 
     async def begin(self) -> None:
         """Begin a transaction, which holds its locks until `commit`."""

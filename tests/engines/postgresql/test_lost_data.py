@@ -126,6 +126,29 @@ async def test_a_release_that_the_store_has_lost_is_repeated(url: str, rows: _Ro
         assert await queue_of(other, "m") == (0, 0)
 
 
+async def test_a_lease_that_was_handed_on_is_lost_with_its_place(url: str, rows: _Rows) -> None:
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        client.session(recovery_window=_WINDOW) as session,
+        other.session(recovery_window=_WINDOW) as second,
+    ):
+        first = await session.mutex("m").lock()
+        rows.save()
+        waiting = asyncio.create_task(session.mutex("m").lock())
+        await until(lambda: rows.waiters == 1)
+        await session.mutex("m").locked()  # its answer follows that of the request
+        rows.lose()
+        releasing = asyncio.create_task(first.release())
+        lease = await waiting  # this program does not know of the loss yet
+        async with second.mutex("m").lock(timeout=PATIENCE) as later:
+            assert not lease.held
+            assert later.fencing_token > lease.fencing_token
+        async with asyncio.timeout(PATIENCE):
+            assert isinstance(await lease.wait_lost(), tenure.LeaseLost)
+        await asyncio.gather(releasing, return_exceptions=True)
+
+
 async def test_a_lease_that_the_store_knows_as_waiting_is_lost(url: str, rows: _Rows) -> None:
     async with (
         tenure.connect(url) as client,

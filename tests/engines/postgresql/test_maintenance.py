@@ -146,7 +146,7 @@ _CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
         False,
     ),
     "reattach": lambda s: (s.owner.channel, [[s.owner.session, [s.owner.token], "1.again"]], "x"),
-    "release": lambda s: (*_single(s.owner, 1, "m"), 2, False),
+    "release": lambda s: _single(s.owner, 1, "m"),
     "remaining": lambda s: (s.taken.session, s.taken.token),
     "renew": lambda s: (False, [[s.owner.session, s.owner.token]], s.epoch),
     "store_time": lambda s: (),
@@ -154,6 +154,10 @@ _CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
     "take_over": lambda s: (NODE, s.owner.session, "another", s.caller.channel, "", _WAITS + 1),
     "tick": lambda s: (
         *(s.caller.channel, [[NODE, "d"], [NODE, "m"]], [[NODE, "watched", "tenure_q"]]),
+    ),
+    "turn_over": lambda s: (
+        *(s.owner.channel, 0, False, s.owner.session, s.owner.token),
+        *("m", "{1}", "{2}"),
     ),
     "watch": lambda s: (s.owner.session, s.owner.token, "m", "tenure_q"),
 }

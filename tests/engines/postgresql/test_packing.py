@@ -38,15 +38,16 @@ def function(batch: Batch) -> str:
     [
         ("acquire", [(ONE, LOCK)]),
         ("release", [(ONE, RELEASE)]),
-        ("release", [(ONE, RELEASE), (ONE, LOCK)]),
-        ("release", [(ONE, LOCK), (ONE, RELEASE)]),
+        ("turn_over", [(ONE, RELEASE), (ONE, LOCK)]),
+        ("turn_over", [(ONE, LOCK), (ONE, RELEASE)]),
+        ("turn_over", [(ONE, RELEASE), (ONE, ("w", 2, "x"))]),
         ("operate", [(ONE, TRY)]),
         ("operate", [(ONE, RELEASE), (OTHER, LOCK)]),
         ("operate", [(ONE, RELEASE), (ONE, TRY)]),
         ("operate", [(ONE, RELEASE), (ONE, ("m", 2, "y"))]),
         ("operate", [(ONE, LOCK), (ONE, ("m", 3, "x"))]),
-        ("operate", [(ONE, RELEASE), (ONE, ("w", 2, "x"))]),
         ("operate", [(ONE, LOCK), (ONE, ("w", 2, "x"))]),
+        ("operate", [(ONE, RELEASE), (OTHER, RELEASE)]),
         ("operate", [(ONE, RELEASE), (ONE, LOCK), (ONE, TRY)]),
     ],
 )
@@ -62,13 +63,25 @@ async def test_a_semaphore_that_may_have_no_row_gets_one() -> None:
         sql, arguments = batch.packed("s")
         assert b"operate" in sql
         assert arguments[-2] == b"{%d}" % len(operations)  # the place of the request
-        assert function(batch) in {"acquire", "release"}  # sent again
+        assert function(batch) in {"acquire", "turn_over"}  # sent again
 
 
-async def test_two_operations_keep_their_order() -> None:
-    for order, before in ((1, b"f"), (-1, b"t")):
-        _, arguments = a_batch(*[(ONE, RELEASE), (ONE, LOCK)][::order]).packed("s")
-        assert arguments[-4:] == [b"1", b"x", b"2", before]
+async def test_requests_that_leave_come_before_those_that_join_in_the_reply_too() -> None:
+    replies: list[tuple[object, object]] = []
+
+    class Answered(Operation[object]):
+        def answered(self, reply: object) -> None:
+            replies.append((self.words[1], reply))
+
+    batch = a_batch()
+    for words in (("m", 7, "x"), ("w", 1, "x"), ("m", 8, "x"), ("w", 2, "x")):
+        operation = Answered(asyncio.get_running_loop())
+        operation.session, operation.words = ONE, words
+        batch.add(operation)
+    _, arguments = batch.packed("s")
+    assert arguments[-3:] == [b"x", b"{1,2}", b"{7,8}"]
+    batch.answered([0, -1, [10, 9], [11, 10]])
+    assert replies == [(1, 0), (2, -1), (7, [10, 9]), (8, [11, 10])]
 
 
 async def test_sessions_are_locked_in_order() -> None:

@@ -1,0 +1,180 @@
+"""Requests of one session that stand side by side in a queue."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.engines._kit.commands.handoff import Handoff
+
+
+def a_chain(*numbers: int) -> Handoff:
+    """Return a hand-off that knows requests side by side; the first one is the owner."""
+    handoff = Handoff()
+    for number in numbers:
+        assert handoff.joined(number, 10 * number, 10 * (number - 1)) is None
+    return handoff
+
+
+def test_a_release_makes_the_request_directly_behind_the_next_owner() -> None:
+    handoff = a_chain(1, 2, 3)
+    assert handoff.released(1) == 2
+    assert handoff.released(2) == 3
+    assert handoff.released(3) is None
+
+
+def test_a_request_that_joins_behind_a_release_under_way_is_the_next_owner() -> None:
+    handoff = a_chain(1)
+    assert handoff.released(1) is None
+    assert handoff.joined(2, 20, 10) == 2
+
+
+def test_a_request_behind_one_of_another_session_is_unknown() -> None:
+    handoff = a_chain(1)
+    assert handoff.joined(3, 30, 20) is None
+    assert handoff.released(1) is None
+
+
+def test_a_withdrawal_in_between_brings_its_neighbours_together() -> None:
+    handoff = a_chain(1, 2, 3)
+    assert handoff.left(2) is None
+    assert handoff.released(1) == 3
+
+
+def test_a_withdrawal_behind_a_release_makes_the_request_behind_it_the_next_owner() -> None:
+    handoff = a_chain(1, 2, 3)
+    handoff.released(1)
+    assert handoff.left(2) == 3
+
+
+def test_a_confirmed_release_is_forgotten_and_the_store_grants_to_what_is_behind() -> None:
+    handoff = a_chain(1, 2)
+    handoff.released(1)
+    handoff.confirmed(1)
+    assert handoff.joined(3, 30, 10) is None
+    assert handoff.left(2) is None
+    assert handoff.order_ids == {3: 30}
+
+
+def test_an_owner_that_was_removed_hands_nothing_on() -> None:
+    handoff = a_chain(1, 2, 3)
+    assert handoff.left(1) is None
+    assert handoff.released(2) == 3
+
+
+def test_what_is_unknown_changes_nothing() -> None:
+    handoff = Handoff()
+    assert handoff.released(1) is None
+    assert handoff.left(1) is None
+    handoff.confirmed(1)
+    assert handoff.order_ids == {}
+
+
+@dataclass
+class Program:
+    """A session, the queue in the store, and what is on the way to it.
+
+    Attributes:
+        queue: the session's requests by number, and 0 for those of others.
+        order_ids: of the requests in the queue.
+        sent: operations on the way to the store.
+        owned: requests that the session may consider owners.
+    """
+
+    handoff: Handoff = field(default_factory=Handoff)
+    queue: list[int] = field(default_factory=list)
+    order_ids: list[int] = field(default_factory=list)
+    sent: deque[tuple[str, int]] = field(default_factory=deque)
+    owned: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    latest: int = 0
+
+    def join(self, number: int) -> None:
+        """Have the store add a request, and report what is directly ahead."""
+        self.latest += 1
+        ahead = self.order_ids[-1] if self.queue else 0
+        self.queue.append(number)
+        self.order_ids.append(self.latest)
+        if number:
+            self.waiting.add(number)
+            self.hand_on(self.handoff.joined(number, self.latest, ahead))
+        self.grant()
+
+    def leave(self, place: int) -> None:
+        """Have the store remove a request."""
+        del self.queue[place], self.order_ids[place]
+        self.grant()
+
+    def grant(self) -> None:
+        """Have the store report the owner."""
+        if self.queue and self.queue[0] in self.waiting:
+            self.waiting.discard(self.queue[0])
+            self.owned.add(self.queue[0])
+
+    def hand_on(self, number: int | None) -> None:
+        """Check that the request is the owner once everything sent has arrived."""
+        if number is None:
+            return
+        leaving = {each for kind, each in self.sent if kind == "leave"}
+        staying = [each for each in self.queue if each not in leaving]
+        assert staying[0] == number
+        self.waiting.discard(number)
+        self.owned.add(number)
+
+    def withdraw(self, number: int) -> None:
+        """Send a withdrawal of a request whose place is known."""
+        self.sent.append(("leave", number))
+        owned = number in self.owned
+        self.owned.discard(number)
+        self.waiting.discard(number)
+        if owned:
+            self.hand_on(self.handoff.released(number))
+        else:
+            self.hand_on(self.handoff.left(number))
+
+    def deliver(self) -> None:
+        """Have the oldest operation arrive."""
+        if self.sent:
+            kind, number = self.sent.popleft()
+            if kind == "join":
+                self.join(number)
+            else:
+                self.leave(self.queue.index(number))
+                self.handoff.confirmed(number)
+
+
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(("send", "other", "withdraw", "deliver", "gone")), st.integers(0, 9)),
+    max_size=80,
+)
+
+
+@given(_STEPS)
+def test_a_request_is_the_owner_in_the_store_as_soon_as_the_releases_have_arrived(
+    steps: list[tuple[str, int]],
+) -> None:
+    program = Program()
+    for number, (kind, choice) in enumerate(steps, 1):
+        known = sorted(program.owned | program.waiting)
+        others = [at for at, each in enumerate(program.queue) if not each]
+        if kind == "send":
+            program.sent.append(("join", number))
+        elif kind == "other":
+            program.join(0)
+        elif kind == "withdraw" and known:
+            program.withdraw(known[choice % len(known)])
+        elif kind == "deliver":
+            program.deliver()
+        elif kind == "gone" and others:
+            program.leave(others[choice % len(others)])
+        assert len(program.owned) <= 1
+    while program.sent:
+        program.deliver()
+    for each in sorted(program.owned | program.waiting):
+        program.withdraw(each)
+        while program.sent:
+            program.deliver()
+    assert program.handoff.order_ids == {}
