@@ -37,8 +37,6 @@ __all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
 
 _log = logging.getLogger("tenure")
 
-_GATHERED, _GATHERING = 64, 0.0005
-"""Operations and seconds for which a flush waits for more, at the most."""
 _AT_ONCE = frozenset({"TN001", "40001", "40P01"})
 _NOT_PREPARED = "26000"
 _LATER = frozenset({"55P03", "57014"})
@@ -136,8 +134,6 @@ class PostgresConnection:
         self._since = 0.0  # since when the server executes it
         self._alone = True
         self._flushing = self._writing = False
-        self._gathered = 0  # operations that a flush has waited for
-        self._flush_by = 0.0
         self._pause: asyncio.TimerHandle | None = None
         self._failures = 0
         self._loop.add_reader(self._socket, self._readable)
@@ -164,20 +160,9 @@ class PostgresConnection:
     def _send_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self._gathered = 0
-            self._flush_by = self._loop.time() + _GATHERING
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        gathered = self._pipeline.gathered
-        if (
-            gathered > self._gathered
-            and gathered < _GATHERED
-            and self._loop.time() < self._flush_by
-        ):
-            self._gathered = gathered
-            self._loop.call_soon(self._flush)  # those that have come may lead to more
-            return
         self._flushing = False
         if not self._pipeline.waits and not self._pipeline.under_way:
             self._alone = True
@@ -293,6 +278,8 @@ class PostgresConnection:
             return
         self._failures = 0
         self.trouble = ""
+        if not self._pipeline.under_way:
+            self._send()  # so that the server is not idle while the reply is handled
         try:
             statement.answered(answer)
         finally:

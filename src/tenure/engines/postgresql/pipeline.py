@@ -54,11 +54,6 @@ class StatementPipeline:
         """True if a statement has not been sent."""
         return bool(self._waiting)
 
-    @property
-    def gathered(self) -> int:
-        """Number of operations in the batch that others may join."""
-        return 0 if self._batch is None else len(self._batch.operations)
-
     def add(self, statement: Statement) -> None:
         """Add a statement behind all others."""
         self._batch = None
