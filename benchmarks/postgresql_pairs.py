@@ -17,6 +17,7 @@ import time
 import warnings
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ POOL = 8
 FEW, MANY, PROGRAMS = 4, 256, 4
 HAND_OFFS = 300
 WAITERS, MOST_STATEMENTS = 1000, 50
-WARM_UP, WATCHED = 5.0, 15.0  # seconds
+WARM_UP, WATCHED = 15.0, 15.0
+"""Seconds before and while waiters are watched. The server counts transactions some ten seconds late."""
 _TRY_AGAIN = 0.01  # seconds between two tries of a program that polls
 
 Connection = psycopg.AsyncConnection[Any]
@@ -300,7 +302,8 @@ def _contended(url: str) -> list[Measured]:
     ]
     last = runs[-1]
     least, most = min(last.done), max(last.done)
-    fair = CONTENDERS / last.rate
+    waits = [statistics.quantiles(each.waits, n=100)[-1] for each in runs]
+    fair = [CONTENDERS / each.rate for each in runs]
     return [
         *results,
         Measured(
@@ -309,9 +312,11 @@ def _contended(url: str) -> list[Measured]:
             at_least=(most - 1) / most,  # the time was over within a round
         ),
         Measured(
-            *("PostgreSQL, the longest wait of them", max(last.waits) * 1e3, "ms"),
-            *("fair share", fair * 1e3, max(last.waits) / fair),
+            *("PostgreSQL, the 99th of 100 of their waits", statistics.median(waits) * 1e3, "ms"),
+            *("fair share", statistics.median(fair) * 1e3),
+            statistics.median(map(truediv, waits, fair)),
             at_most=2.0,
+            notes={"longest of each run, ms": [max(each.waits) * 1e3 for each in runs]},
         ),
     ]
 

@@ -18,6 +18,8 @@ Rules that hold for every engine:
 * **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine that
   receives nothing from its store polls. The answer to `enqueue` precedes every push for that
   request. A push may be repeated; after an interruption the newest state is pushed again.
+* **Hand-off.** If the next request in a queue belongs to the session that releases, an engine may
+  grant it when the release is sent: the session owns the semaphore throughout.
 * **Proof.** `renew` extends the session's expiry in the store. After a success the engine calls
   `proven(at)`, where `at` is the clock's reading just before the request was sent (less the age
   that an intermediate server reported). Nothing else is proof.

@@ -253,15 +253,17 @@ BEGIN
             WHERE y.order_id = guard.token FOR KEY SHARE OF y;
         -- The program may have granted the lease when it sent the release of one of its own that is
         -- directly ahead. Then this waits until that has arrived.
-        EXIT WHEN s.id IS NOT NULL
-            OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
-            OR NOT EXISTS (
+        EXIT WHEN s.id IS NOT NULL OR NOT EXISTS (
             SELECT FROM SCHEMA.requests y
             JOIN SCHEMA.queues x ON x.id = y.queue AND x.name = guard.name AND x.whole
             JOIN SCHEMA.nodes n ON n.id = x.node AND n.path = guard.node
             WHERE y.order_id = guard.token AND NOT EXISTS (
                 SELECT FROM SCHEMA.requests z WHERE z.queue = y.queue
                     AND z.order_id < y.order_id AND z.session <> y.session));
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            RAISE 'could not serialize access, because the lease of % on % was granted just now',
+                name, node USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
+        END IF;
         PERFORM pg_sleep(least(0.001 * attempt, 0.02));
     END LOOP;
     -- VACUUM FULL and CLUSTER forget of a deleted row that it was deleted, and not just changed. So a
