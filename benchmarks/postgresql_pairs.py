@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tooz import coordination
 
 import tenure
-from benchmarks.measure import Measured, in_turn
+from benchmarks.measure import Measured, in_turn, percentile
 from benchmarks.redis_work import Pairs
 from benchmarks.tasks import SECONDS, work
 from tests.engines.postgresql.poolers import a_pooler
@@ -41,7 +41,7 @@ FEW, MANY, PROGRAMS = 4, 256, 4
 HAND_OFFS = 300
 WAITERS, MOST_STATEMENTS = 1000, 50
 WARM_UP, WATCHED = 15.0, 15.0
-"""Seconds before and while waiters are watched. The server counts transactions some ten seconds late."""
+"""Seconds before and while waiters are watched; the server may count ten seconds late."""
 _TRY_AGAIN = 0.01  # seconds between two tries of a program that polls
 
 Connection = psycopg.AsyncConnection[Any]
@@ -302,7 +302,7 @@ def _contended(url: str) -> list[Measured]:
     ]
     last = runs[-1]
     least, most = min(last.done), max(last.done)
-    waits = [statistics.quantiles(each.waits, n=100)[-1] for each in runs]
+    waits = [percentile(each.waits, 0.99) for each in runs]
     fair = [CONTENDERS / each.rate for each in runs]
     return [
         *results,
