@@ -19,6 +19,7 @@ from tests.engines.postgresql.stepping import (
     Store,
     a_store,
     arguments,
+    array,
     maintenance,
 )
 
@@ -215,20 +216,30 @@ class _Program:
         self._answered(request, least, reply[0])
 
     async def release(self) -> None:
-        """Release a lease, or withdraw a request; queue up again in half of the cases."""
+        """Release a lease, or withdraw a request."""
+        if self.world.requests:
+            request = self.random.choice(self.world.requests[-30:])
+            session = request.session
+            await self.actor.call(
+                *("release", self.actor.channel, 0, False, session.number, session.token),
+                *(request.number, request.name),
+            )
+
+    async def turn_over(self) -> None:
+        """Release and withdraw requests of a session on one name, and queue up again."""
         world = self.world
         if not world.requests:
             return
-        request = self.random.choice(world.requests[-30:])
-        session, least = request.session, world.before(request.session, request.name)
-        again = next(world.numbers) if self.random.random() < 0.5 else None
-        before = again is not None and self.random.random() < 0.5
+        session, _, name = self.random.choice(world.requests[-30:])
+        leaving = [each.number for each in world.requests if each[::2] == (session, name)][-3:]
+        joining = [next(world.numbers) for _ in range(self.random.randint(0, 3))]
+        least = world.before(session, name)
         reply = await self.actor.call(
-            *("release", self.actor.channel, 0, False, session.number, session.token),
-            *(request.number, request.name, again, before),
+            *("turn_over", self.actor.channel, 0, False, session.number, session.token),
+            *(name, array(leaving), array(joining)),
         )
-        if again is not None:
-            self._answered(request._replace(number=again), least, reply[not before])
+        for number, answer in zip(joining, reply[len(leaving) :], strict=False):
+            self._answered(_Request(session, number, name), least, answer)
 
     async def change(self) -> None:
         """Change a semaphore or a request."""
@@ -337,9 +348,9 @@ class _Program:
         """Make random calls."""
         each: Callable[[], Coroutine[Any, Any, None]]
         choices = {
-            self.attach: 2, self.operate: 8, self.acquire: 4, self.release: 4, self.change: 3,
-            self.renew: 2, self.reattach: 1, self.take_over: 1, self.leave: 1, self.look_after: 2,
-            self.administrate: 1, self.guard: 2,
+            self.attach: 2, self.operate: 8, self.acquire: 4, self.release: 3, self.change: 3,
+            self.turn_over: 4, self.renew: 2, self.reattach: 1, self.take_over: 1, self.leave: 1,
+            self.look_after: 2, self.administrate: 1, self.guard: 2,
         }  # fmt: skip
         if churn:
             choices = {self.churn: 1}
