@@ -20,7 +20,8 @@ from tests.cli import programs
 from tests.cli.programs import Tenure, alive, listener, pid_of
 from tests.corpus import etcd
 from tests.corpus.lua import in_lua
-from tests.corpus.rows import does_nothing, replacing, row
+from tests.corpus.rows import does_nothing, replacing, row, together
+from tests.corpus.sql import in_sql
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import turns
 
@@ -104,6 +105,12 @@ def _plant_forgetful_news(patch: pytest.MonkeyPatch) -> None:
         "memory": _plant_forgetful_watches,
         "sqlite": _plant_forgetful_news,
         "redis": in_lua("if watched then", "if watched and call('INCR', P .. 'told') == 1 then"),
+        "postgresql": together(
+            in_sql(
+                "IF changed <> '' AND q.watch_channel", "IF q.data_changes < 2 AND q.watch_channel"
+            ),
+            in_sql("data_changes + (changed IN ('d', 'b'))::integer", "least(data_changes + 1, 2)"),
+        ),
         "etcd": etcd.plant_forgetful_watches,
     },
     not_on={"dflockd": "it has no watches"},

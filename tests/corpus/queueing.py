@@ -15,6 +15,7 @@ from tenure.core import rules
 from tenure.core.deadlines import Deadlines
 from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.core.store import Store
+from tenure.engines._kit.commands.handoff import Handoff
 from tenure.engines.etcd import semaphores as semaphores_of_etcd
 from tenure.engines.etcd.attachment import EtcdAttachment
 from tenure.engines.etcd.waiting import Waiting as WaitingOfEtcd
@@ -104,6 +105,13 @@ _grant_next_row = requests._grant_next
         "memory": replacing(StoredSemaphore, "grant_next", _grant_the_last),
         "sqlite": replacing(requests, "_grant_next", _grant_after_sending_the_first_to_the_end),
         "redis": in_lua("call('ZPOPMIN', m.waiters)", "call('ZPOPMAX', m.waiters)"),
+        "postgresql": together(
+            in_sql(
+                "queue = its_queue AND order_id > latest ORDER BY order_id LIMIT 1",
+                "queue = its_queue AND order_id > latest ORDER BY order_id DESC LIMIT 1",
+            ),
+            replacing(Handoff, "released", lambda self, number: None),
+        ),
         "etcd": replacing(WaitingOfEtcd, "granted", etcd.grant_the_last),
     },
     shows=("none", ("in order",)),
@@ -159,6 +167,11 @@ _remove_sessions = requests.remove_sessions
             "if r then\n        leave(m, order, r)",
             "if r and r.granted ~= '0' then\n        leave(m, order, r)",
         ),
+        "postgresql": in_sql(
+            "            WHERE y.queue = q.id AND y.session = ANY (dead)\n        LOOP",
+            "            WHERE y.queue = q.id AND y.session = ANY (dead)\n"
+            "                AND y.order_id <= q.last_owner LOOP",
+        ),
         "etcd": etcd.plant_requests_under_no_lease,
     },
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
@@ -193,6 +206,9 @@ _add = Deadlines.add
         "memory": replacing(Deadlines, "add", _add_but_for_sessions),
         "sqlite": replacing(expiry, "is_silent", lambda tx, suspect: False),
         "redis": in_lua("tonumber(x[2] or math.huge), ", "math.huge, "),
+        "postgresql": in_sql(
+            "clock_timestamp() - s.seen > make_interval(secs => s.recovery_window)", "false"
+        ),
         "etcd": etcd.plant_requests_under_no_lease,
     },
     not_on={"dflockd": "a request has one token; tests/corpus/lines.py asks for three"},
@@ -237,6 +253,7 @@ _create_row = nodes.create_semaphore
         "memory": replacing(Store, "create", _create_whatever_is_there),
         "sqlite": replacing(nodes, "create_semaphore", _create_row_whatever_is_there),
         "redis": in_lua("return {'exists', m.limit}", "return {'ok'}"),
+        "postgresql": in_sql("(args ->> 3)::boolean AND q.max_count =", "true OR q.max_count ="),
         "etcd": replacing(semaphores_of_etcd, "create", etcd.create_whatever_is_there),
     },
     not_on={"dflockd": "a limit lies with the requests; tests/corpus/lines.py asks its users"},
