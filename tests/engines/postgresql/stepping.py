@@ -129,11 +129,16 @@ class Actor:
         found: int = answer
         return found
 
-    async def acquire(self, name: str) -> Any:
-        """Lock a mutex that has a row, by the function for one operation; return the answer."""
+    async def acquire(self, name: str, wait: int | None = None) -> Any:
+        """Lock a mutex that has a row, by the function for one operation; return the answer.
+
+        Args:
+            name: of the mutex.
+            wait: microseconds.
+        """
         _, _, number, _ = self.operation("m", name)
         (answer,) = await self.call(
-            *("acquire", self.channel, 0, False, self.session, self.token, number, name)
+            *("acquire", self.channel, 0, False, self.session, self.token, number, name, wait)
         )
         return answer
 
@@ -144,13 +149,26 @@ class Actor:
         return found
 
     async def turn_over(
-        self, name: str, leaving: Sequence[int], joining: Sequence[int] = ()
+        self,
+        name: str,
+        leaving: Sequence[int],
+        joining: Sequence[int] = (),
+        *,
+        waits: Sequence[int] = (),
+        kept: Sequence[int] = (),
     ) -> list[Any]:
-        """Release leases, and queue up again, by the function for both; return the answers."""
+        """Release leases, and queue up again, by the function for both; return the answers.
+
+        Args:
+            name: of the mutex.
+            leaving: numbers of the requests that leave.
+            joining: numbers of those that join.
+            waits: microseconds for each that joins.
+            kept: for each that leaves, the number of the request that it keeps.
+        """
         place = self.channel, 0, False, self.session, self.token
-        found: list[Any] = await self.call(
-            "turn_over", *place, name, array(leaving), array(joining)
-        )
+        lists = map(array, (leaving, joining, waits, kept))
+        found: list[Any] = await self.call("turn_over", *place, name, *lists)
         return found
 
     async def notifications(self) -> list[str]:

@@ -233,10 +233,12 @@ class _Program:
         session, _, name = self.random.choice(world.requests[-30:])
         leaving = [each.number for each in world.requests if each[::2] == (session, name)][-3:]
         joining = [next(world.numbers) for _ in range(self.random.randint(0, 3))]
+        waits = [self.random.choice((5000, 60_000_000)) for _ in joining]
+        kept = leaving[1:] + leaving[:1] if self.random.random() < 0.2 else []
         least = world.before(session, name)
         reply = await self.actor.call(
             *("turn_over", self.actor.channel, 0, False, session.number, session.token),
-            *(name, array(leaving), array(joining)),
+            *(name, array(leaving), array(joining), array(waits), array(kept)),
         )
         for number, answer in zip(joining, reply[len(leaving) :], strict=False):
             self._answered(_Request(session, number, name), least, answer)

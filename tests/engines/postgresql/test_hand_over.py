@@ -130,6 +130,51 @@ async def test_waiters_that_want_a_part_are_granted_together() -> None:
         assert await one.execute("SELECT owners, waiters, held FROM SCHEMA.queues") == [(2, 1, 2)]
 
 
+async def test_a_request_that_is_kept_loses_its_timeout() -> None:
+    async with two() as (store, one, _, _):
+        second, _ = await one.acquire("m", wait=1000)
+        await asyncio.sleep(0.01)
+        zero, event = await one.turn_over("m", [1], kept=[2])
+        assert (zero, event) == (0, f"g {one.session} 2 {second}")
+        assert await one.execute("SELECT deadline FROM SCHEMA.requests") == [(None,)]
+        assert await store.owner("m") == one.session
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_nothing_is_released_without_the_request_that_is_kept(others: bool) -> None:
+    async with two() as (store, one, other, _):
+        await one.acquire("m", wait=1000)
+        if others:
+            await other.acquire("m")
+        await asyncio.sleep(0.01)
+        await other.call("tick", "", [["/default", "m"]], None)  # which finds it overdue
+        assert await one.turn_over("m", [1], kept=[2]) == [-3]
+        words = [1, "w", 1, "m", 2, "", "", "1"]
+        assert await one.operate(words) == [-3]
+        assert (await one.operate(words, [1, "m", 9, "n"], fresh=("n",)))[0] == -3
+        assert await store.owner("m") == one.session
+        assert (await requests(one))[0] == (one.session, 1)
+        assert await one.turn_over("m", [1]) == [0]
+        assert await store.owner("m") == (other.session if others else 0)
+
+
+async def test_requests_join_with_their_timeouts() -> None:
+    async with two(2) as (_, one, _, _):
+        await one.turn_over("m", [1], [7, 8], waits=[1000, 60_000_000])
+        await asyncio.sleep(0.01)
+        await one.release("m", 2)
+        assert await requests(one) == [(one.session, 8)]
+
+
+@pytest.mark.parametrize("wait", [0, 60_000_000, None])
+async def test_a_single_acquisition_waits_as_long_as_it_may(wait: int | None) -> None:
+    async with two() as (_, _, other, _):
+        answer = await other.acquire("m", wait)
+        assert (answer == 0) == (wait == 0)
+        found = await other.execute("SELECT deadline > clock_timestamp() FROM SCHEMA.requests")
+        assert found[1:] == ([] if wait == 0 else [(None if wait is None else True,)])
+
+
 @pytest.mark.parametrize("watched", [False, True])
 async def test_watchers_learn_of_the_new_owner(watched: bool) -> None:
     async with two(2) as (_, one, _, _):

@@ -60,6 +60,15 @@ class Scene:
             connection.execute(f"SELECT FROM {self.schema}.queues FOR UPDATE".encode())
             yield connection
 
+    def time_out(self, blocking: psycopg.Connection[tuple[object, ...]], order_id: int) -> None:
+        """Have a request time out in the store, in a transaction that has the queue."""
+        overdue = (
+            f"UPDATE {self.schema}.requests SET deadline = 'epoch' WHERE order_id = {order_id}"
+        )
+        blocking.execute(overdue.encode())
+        look = f"SELECT {self.schema}.tick('', '[[\"/default\", \"{NAME}\"]]', NULL)"
+        blocking.execute(look.encode())
+
     @property
     def order_ids(self) -> list[int]:
         """The order ids of all requests in the store."""
@@ -140,15 +149,68 @@ async def test_another_program_waits_until_the_last_one_has_released() -> None:
         assert (await theirs).fencing_token > lease.fencing_token
 
 
-async def test_a_request_with_a_timeout_is_granted_by_the_store() -> None:
+async def test_a_request_with_a_timeout_is_handed_on_to_and_its_timeout_is_over() -> None:
     async with a_scene() as scene:
-        task = await scene.join(timeout=30)
+        await scene.join(timeout=PATIENCE)
         with scene.blocked():
             releasing = asyncio.create_task(scene.owner.release())
-            done, _ = await asyncio.wait([task], timeout=SHORT)
-            assert not done
+            lease = await scene.waiting[0]
         await releasing
-        assert (await task).held
+        assert scene.owners == [lease.fencing_token]
+        assert lease.held
+        await lease.release()
+        assert scene.order_ids == []
+
+
+async def test_requests_with_timeouts_are_handed_on_to_one_after_the_other() -> None:
+    async with a_scene() as scene:
+        for _ in range(3):
+            await scene.join(timeout=PATIENCE)
+        with scene.blocked():
+            lease, releasing = scene.owner, list[asyncio.Task[None]]()
+            for task in scene.waiting:
+                releasing.append(asyncio.create_task(lease.release()))
+                lease = await task
+        await asyncio.gather(*releasing)
+        assert scene.owners == [lease.fencing_token]
+
+
+async def test_a_request_that_times_out_in_the_store_is_lost_before_another_one_is_granted() -> (
+    None
+):
+    async with a_scene() as scene:
+        await scene.join(timeout=PATIENCE)
+        theirs = asyncio.create_task(scene.other.mutex(NAME).lock())
+        await scene.until_waiting(2)
+        with scene.blocked() as blocking:
+            releasing = asyncio.create_task(scene.owner.release())
+            lease = await scene.waiting[0]
+            scene.time_out(blocking, lease.fencing_token)
+            blocking.commit()
+        lost = asyncio.create_task(lease.wait_lost())
+        await asyncio.wait([lost, theirs], return_when=asyncio.FIRST_COMPLETED)
+        assert lost.done()
+        await releasing
+        assert (await theirs).fencing_token > lease.fencing_token
+        await (await theirs).release()
+
+
+async def test_a_request_that_times_out_after_its_release_was_sent_harms_nothing() -> None:
+    async with a_scene() as scene:
+        for _ in range(2):
+            await scene.join(timeout=PATIENCE)
+        with scene.blocked() as blocking:
+            releasing = asyncio.create_task(scene.owner.release())
+            second = await scene.waiting[0]
+            also = asyncio.create_task(second.release())
+            third = await scene.waiting[1]
+            scene.time_out(blocking, second.fencing_token)
+            blocking.commit()
+        await releasing
+        with pytest.raises(tenure.LeaseLost):
+            await also
+        assert third.held
+        assert scene.owners == [third.fencing_token]
 
 
 async def test_nothing_is_handed_on_during_an_outage() -> None:

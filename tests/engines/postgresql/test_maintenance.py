@@ -114,7 +114,7 @@ def _single(actor: Actor, number: int, name: str) -> tuple[Any, ...]:
 
 _CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
     "acknowledge": lambda s: (s.taken.session, [f"1.{s.taken.channel}"], ""),
-    "acquire": lambda s: _single(s.owner, 2, "m"),
+    "acquire": lambda s: (*_single(s.owner, 2, "m"), None),
     "alter_node": lambda s: (NODE, "{}", "{}"),
     "attach": lambda s: (
         *(NODE, "1.new", s.caller.channel, _WAITS + 1, "", "window", "", rules.SESSIONS_PER_NODE),
@@ -157,7 +157,7 @@ _CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
     ),
     "turn_over": lambda s: (
         *(s.owner.channel, 0, False, s.owner.session, s.owner.token),
-        *("m", "{1}", "{2}"),
+        *("m", "{1}", "{2}", "{NULL}", "{}"),
     ),
     "watch": lambda s: (s.owner.session, s.owner.token, "m", "tenure_q"),
 }

@@ -13,7 +13,10 @@ from tests.engines.postgresql.helpers import SessionOfStatements
 
 ONE, OTHER = SessionOfStatements(1), SessionOfStatements(2)
 LOCK, RELEASE = ("m", 2, "x"), ("w", 1, "x")
-TRY = ("e", 3, "x", "1", "", "0", "1")
+TRY = ("m", 3, "x", "", "", "0", "1")
+IN_TIME = ("m", 4, "x", "", "", "5000000", "1")
+KEEPING = ("w", 1, "x", 4, "", "", "1")
+ENQUEUE = ("e", 5, "x", "1", "", "", "1")
 
 
 def a_batch(*operations: tuple[object, tuple[Any, ...]], known: bool = True) -> Batch:
@@ -41,7 +44,11 @@ def function(batch: Batch) -> str:
         ("turn_over", [(ONE, RELEASE), (ONE, LOCK)]),
         ("turn_over", [(ONE, LOCK), (ONE, RELEASE)]),
         ("turn_over", [(ONE, RELEASE), (ONE, ("w", 2, "x"))]),
-        ("operate", [(ONE, TRY)]),
+        ("acquire", [(ONE, TRY)]),
+        ("acquire", [(ONE, IN_TIME)]),
+        ("turn_over", [(ONE, RELEASE), (ONE, IN_TIME)]),
+        ("turn_over", [(ONE, KEEPING)]),
+        ("operate", [(ONE, ENQUEUE)]),
         ("operate", [(ONE, RELEASE), (OTHER, LOCK)]),
         ("operate", [(ONE, RELEASE), (ONE, TRY)]),
         ("operate", [(ONE, RELEASE), (ONE, ("m", 2, "y"))]),
@@ -79,9 +86,23 @@ async def test_requests_that_leave_come_before_those_that_join_in_the_reply_too(
         operation.session, operation.words = ONE, words
         batch.add(operation)
     _, arguments = batch.packed("s")
-    assert arguments[-3:] == [b"x", b"{1,2}", b"{7,8}"]
+    assert arguments[-5:] == [b"x", b"{1,2}", b"{7,8}", b"{NULL,NULL}", b"{}"]
     batch.answered([0, -1, [10, 9], [11, 10]])
     assert replies == [(1, 0), (2, -1), (7, [10, 9]), (8, [11, 10])]
+
+
+async def test_times_to_wait_and_kept_requests_are_in_the_order_of_the_requests() -> None:
+    batch = a_batch((ONE, ("w", 9, "x")), (ONE, IN_TIME), (ONE, KEEPING), (ONE, LOCK))
+    _, arguments = batch.packed("s")
+    assert arguments[-4:] == [b"{9,1}", b"{4,2}", b"{5000000,NULL}", b"{NULL,4}"]
+
+
+async def test_a_batch_that_is_sent_again_after_expired_sessions_have_ended_says_so() -> None:
+    batch = a_batch((ONE, TRY))
+    batch.judged()
+    sql, arguments = batch.packed("s")
+    assert b"operate" in sql
+    assert arguments[-1] == b"t"
 
 
 async def test_sessions_are_locked_in_order() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 from tenure.engines._kit.commands.operations import Operation, OrderIds
 from tenure.engines.postgresql.statements import Refusal, Statement
 
-__all__ = ["Batch"]
+__all__ = ["NO_MORE", "Batch"]
 
-_ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7)"
+_ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7,$8)"
 _RELEASE = "release($1,$2,$3,$4,$5,$6,$7)"
-_TURN_OVER = "turn_over($1,$2,$3,$4,$5,$6,$7,$8)"
+_TURN_OVER = "turn_over($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
 _OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
 
-_NO_MORE = ("", "", "", "1")
+NO_MORE = ("", "", "", "1")
 """Words of an operation that has only three, as far as it has no more."""
 _MOST_OPERATIONS = 1000
 _MOST_TEXT = 1024 * 1024
@@ -135,7 +135,7 @@ class Batch(Statement):
             _texts([each[2] for each in words]),
         ]
         if any(len(each) > 3 for each in words):
-            more = [each[3:] or _NO_MORE for each in words]
+            more = [each[3:] or NO_MORE for each in words]
             lists += [
                 *(_array([each[0] or "NULL" for each in more]), _texts([each[1] for each in more])),
                 *(_array([each[2] or "NULL" for each in more]), _array([each[3] for each in more])),
@@ -150,22 +150,27 @@ class Batch(Statement):
         Requests that leave come before others that join, as in the reply.
         """
         operations = self.operations
-        if any(len(each.words) != 3 for each in operations):
-            return None
         session, name = operations[0].session, operations[0].words[2]
-        whose: list[bytes | None] = [b"%d" % session.id, session.token.encode()]
         leaving = [each for each in operations if each.words[0] == "w"]
         joining = [each for each in operations if each.words[0] == "m"]
+        if self._judged or len(leaving) + len(joining) < len(operations):
+            return None
         if joining and (session.path, name) not in self._known:
             return None
-        if len(operations) == 1:
-            number = b"%d" % operations[0].words[1]
-            return _RELEASE if leaving else _ACQUIRE, [*whose, number, name.encode()]
+        whose: list[bytes | None] = [b"%d" % session.id, session.token.encode()]
+        waits = ["".join(each.words[5:6]) for each in joining]
+        kept = [each.words[3] if len(each.words) > 3 else "NULL" for each in leaving]
+        if {*kept} == {"NULL"}:
+            kept = []
+        if len(operations) == 1 and not kept:
+            whose += [b"%d" % operations[0].words[1], name.encode()]
+            return (_RELEASE, whose) if leaving else (_ACQUIRE, [*whose, _number(waits[0])])
         numbers = [[each.words[1] for each in part] for part in (leaving, joining)]
-        if not leaving or len({*numbers[0], *numbers[1]}) < len(operations):
+        if not leaving or "0" in waits or len({*numbers[0], *numbers[1]}) < len(operations):
             return None
         self.operations = leaving + joining
-        return _TURN_OVER, [*whose, name.encode(), *map(_array, numbers)]
+        waits = [each or "NULL" for each in waits]
+        return _TURN_OVER, [*whose, name.encode(), *map(_array, (*numbers, waits, kept))]
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply."""
@@ -207,6 +212,10 @@ def _place(operation: Operation[Any]) -> tuple[str, object]:
 def _size(operation: Operation[Any]) -> int:
     words = operation.words
     return len(str(words[4])) if len(words) > 4 else 0
+
+
+def _number(text: str) -> bytes | None:
+    return text.encode() or None
 
 
 def _array(values: Iterable[object]) -> bytes:

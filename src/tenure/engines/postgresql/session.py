@@ -17,8 +17,10 @@ from tenure.engines._kit.commands.operations import (
     EnqueueOperation,
     WithdrawOperation,
 )
+from tenure.engines._kit.commands.values import WHOLE
 from tenure.engines.contract import Answer, Attach, Removal, SessionEvents
 from tenure.engines.postgresql import values
+from tenure.engines.postgresql.batch import NO_MORE
 from tenure.engines.postgresql.guarded import GuardedRelease
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, SessionCall, Statement
@@ -26,8 +28,9 @@ from tenure.model import UNCHANGED, Unchanged
 
 __all__ = ["PostgresSession", "PostgresSessionEngine"]
 
-_GUARDED = -2
-"""The answer to a withdrawal that a transaction holds up, because it guards the lease."""
+_GUARDED, _NOT_KEPT = -2, -3
+"""Answers to a withdrawal that a transaction holds up, because it guards the lease; and to one that
+was not made, because a request that it was to keep is not in the queue."""
 
 
 class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
@@ -75,13 +78,16 @@ class PostgresEnqueue(EnqueueOperation):
         super().__init__(*request)
         kind, request_id, name, *rest = self.words
         if rest:
-            rest[1] = values.base64(rest[1])
+            count, data, *flags = rest
+            if count == WHOLE and not data and flags[-1] == "1":
+                kind, count = "m", ""  # a mutex, with a timeout
+            rest = [count, values.base64(data), *flags]
         self.words = (kind, request_id, values.to_text(name), *rest)
 
     def again(self) -> None:
         """Have an earlier sending looked up first."""
-        whole = (None, "", "", "1") if self.words[0] == "m" else ()
-        self.words = ("E", *self.words[1:], *whole)
+        _, request_id, name, *rest = self.words
+        self.words = ("E", request_id, name, *(rest or NO_MORE))
 
 
 class PostgresWithdraw(WithdrawOperation):
@@ -89,17 +95,30 @@ class PostgresWithdraw(WithdrawOperation):
 
     Attributes:
         guarded: its wait for a transaction that guards the lease.
+        kept: a request of the session that has to be in the queue.
     """
 
-    __slots__ = ("guarded",)
+    __slots__ = ("guarded", "kept")
 
     def __init__(
-        self, session: PostgresSession, request_id: int, name: str, *, retried: bool = False
+        self,
+        session: PostgresSession,
+        request_id: int,
+        name: str,
+        *,
+        retried: bool = False,
+        kept: int | None = None,
     ) -> None:
         """Describe the withdrawal."""
         super().__init__(session, request_id, name, retried=retried)
         self.words += (values.to_text(name),)
         self.guarded: GuardedRelease | None = None
+        self.keep(kept)
+
+    def keep(self, kept: int | None) -> None:
+        """Withdraw only if that request is in the queue; with ``None``, whatever is."""
+        self.kept = kept
+        self.words = self.words[:3] if kept is None else (*self.words[:3], kept, "", "", "1")
 
 
 class PostgresSession(HandoffSession):
@@ -231,14 +250,22 @@ class PostgresSession(HandoffSession):
             self._engine.note_waiter()  # it may time out earlier
         return answer
 
+    def _withdrawal(self, request_id: int, name: str, kept: int | None) -> PostgresWithdraw:
+        return PostgresWithdraw(self, request_id, name, kept=kept)
+
     def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
         """Handle the error of a withdrawal, or its delay."""
-        if reply != _GUARDED or not isinstance(operation, PostgresWithdraw):
+        if not isinstance(operation, PostgresWithdraw) or reply not in (_GUARDED, _NOT_KEPT):
             super().not_withdrawn(operation, reply)
-            return
-        if operation.guarded is None:
-            operation.guarded = GuardedRelease(self.loop, self.path, operation.name, self.id)
-        operation.guarded.again(partial(self._withdraw_again, operation))
+        elif reply == _GUARDED:
+            if operation.guarded is None:
+                operation.guarded = GuardedRelease(self.loop, self.path, operation.name, self.id)
+            operation.guarded.again(partial(self._withdraw_again, operation))
+        else:  # it has timed out in the store, which has granted nothing meanwhile
+            if operation.kept in self.requests:
+                self._removed(operation.kept, Removal.TIMED_OUT)
+            operation.keep(self.handed(operation.name))
+            self._withdraw_again(operation)
 
     def _withdraw_again(self, operation: PostgresWithdraw) -> None:
         if not self.over:

@@ -8,9 +8,9 @@ release. Tasks of one program do not wait for the store in between. Rules:
   other, and the lease is lost with the session, as always.
 * The store reports the request that stands directly ahead when another one joins the queue. The
   report stays true: requests leave a queue, and none is inserted.
-* A request is handed on to only if it takes all tokens and has no timeout. A timeout could remove
-  it in the store while the release ahead is on the way, and the store would grant the mutex to
-  another session.
+* A timeout could remove a request in the store while the release ahead is on the way, and the store
+  would grant the mutex to another session. So this release names the request: it takes effect only
+  if that one is in the queue, and removes its timeout. A release that was sent before names none.
 * Nothing is handed on while the store grants nothing, so that outages and quarantines look as they
   do on every engine.
 """
@@ -27,6 +27,7 @@ from tenure.engines._kit.commands.operations import (
     SENT,
     WAITING,
     EnqueueOperation,
+    WithdrawOperation,
 )
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines.contract import Answer, Removal, Withdrawn
@@ -44,7 +45,7 @@ class Handoff:
         order_ids: those of the requests, until their withdrawals are confirmed.
     """
 
-    __slots__ = ("_ahead", "_behind", "_numbers", "_released", "order_ids")
+    __slots__ = ("_ahead", "_behind", "_numbers", "_released", "_timed", "order_ids")
 
     def __init__(self) -> None:
         """Start without requests."""
@@ -53,32 +54,53 @@ class Handoff:
         self._ahead: dict[int, int] = {}  # the request that stands directly ahead of a waiter
         self._behind: dict[int, int] = {}  # the same the other way round
         self._released: set[int] = set()  # owners whose releases are on the way
+        self._timed: set[int] = set()  # requests with a timeout in the store
 
-    def joined(self, number: int, order_id: int, ahead: int = 0) -> int | None:
+    def joined(
+        self, number: int, order_id: int, ahead: int = 0, *, timed: bool = False
+    ) -> int | None:
         """Add a request that the store has put into its queue.
 
         Args:
             number: of the request.
             order_id: its place in the store's order.
             ahead: the order id of the request directly ahead; 0 if it is unknown, or there is none.
+            timed: it has a timeout.
 
         Returns:
-            The request if it is the next owner.
+            The request if it is the next owner, and has no timeout.
         """
         self.order_ids[number] = order_id
         self._numbers[order_id] = number
+        if timed:
+            self._timed.add(number)
         before = self._numbers.get(ahead)
         return None if before is None else self._link(before, number)
 
     def released(self, number: int) -> int | None:
-        """Note that the release of an owner is on the way; return the next owner, if known."""
+        """Note that the release of an owner is on the way; return the next owner, if known.
+
+        May be repeated.
+        """
         if number not in self.order_ids:
             return None
         self._released.add(number)
         return self._behind.get(number)
 
+    def is_released(self, number: int) -> bool:
+        """Return whether the release of this request is on the way."""
+        return number in self._released
+
+    def is_timed(self, number: int) -> bool:
+        """Return whether a request has a timeout."""
+        return number in self._timed
+
     def left(self, number: int) -> int | None:
-        """Forget a request that has left its queue otherwise; return the next owner, if known."""
+        """Forget a request that has left its queue otherwise.
+
+        Returns:
+            The request that is the next owner because of that, if it has no timeout.
+        """
         before, after = self._ahead.pop(number, None), self._behind.pop(number, None)
         self.confirmed(number)
         if before is not None:
@@ -94,6 +116,7 @@ class Handoff:
         if order_id is not None:
             del self._numbers[order_id]
             self._released.discard(number)
+            self._timed.discard(number)
             after = self._behind.pop(number, None)
             if after is not None:
                 del self._ahead[after]
@@ -101,7 +124,7 @@ class Handoff:
     def _link(self, before: int, after: int) -> int | None:
         self._ahead[after] = before
         self._behind[before] = after
-        return after if before in self._released else None
+        return after if before in self._released and after not in self._timed else None
 
 
 class HandoffSession(CommandSession):
@@ -126,6 +149,16 @@ class HandoffSession(CommandSession):
     def _may_hand_on(self, request_id: int) -> bool:
         """Return whether the next request may be granted while this one's release is on the way."""
 
+    @abstractmethod
+    def _withdrawal(self, request_id: int, name: str, kept: int | None) -> WithdrawOperation:
+        """Return an operation that takes a request out of its queue.
+
+        Args:
+            request_id: of the request.
+            name: the name of the semaphore.
+            kept: a request that must be in the queue, and loses its timeout.
+        """
+
     # Requests
 
     def placed(self, operation: EnqueueOperation, reply: Any) -> None:
@@ -137,15 +170,24 @@ class HandoffSession(CommandSession):
             self.handoff.joined(request_id, reply)
         elif standing == WAITING:
             ahead = self._ahead_of(reply) if operation.exclusive else 0
-            self._hand_on(self.handoff.joined(request_id, reply[0], ahead))
+            timed = operation.timed
+            self._hand_on(self.handoff.joined(request_id, reply[0], ahead, timed=timed))
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue, and hand its mutex on."""
-        owned = self.requests.get(request_id, SENT) >= HANDED and self._may_hand_on(request_id)
-        answer = super().withdraw(request_id)
+        if self.over:
+            self.check()
         handoff = self.handoff
-        self._hand_on(handoff.released(request_id) if owned else handoff.left(request_id))
-        return answer
+        owned = self.requests.get(request_id, SENT) >= HANDED and self._may_hand_on(request_id)
+        if owned or handoff.is_released(request_id):
+            after = handoff.released(request_id)
+        else:
+            after = handoff.left(request_id)
+        kept = after if after is not None and handoff.is_timed(after) else None
+        operation = self._withdrawal(request_id, self._drop(request_id), kept)
+        self._sender.operate(operation)
+        self._hand_on(after)
+        return operation
 
     def confirmed(self, request_id: int) -> None:
         """Forget a request whose withdrawal the store has confirmed."""
@@ -175,6 +217,13 @@ class HandoffSession(CommandSession):
     def _recovered(self, request: Recovered) -> None:
         super()._recovered(request)
         self.handoff.joined(request.request_id, request.order_id)
+
+    def handed(self, name: str) -> int | None:
+        """Return the request that was handed the mutex, and waits in the store."""
+        for each, standing in self.requests.items():
+            if standing == HANDED and self.names[each] == name:
+                return each
+        return None
 
     def waits(self) -> Iterator[tuple[int, int]]:
         """Yield the requests that wait, with their order ids."""

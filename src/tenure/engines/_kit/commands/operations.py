@@ -91,10 +91,11 @@ class EnqueueOperation(Operation[Enqueued]):
     """Operation that adds a request to a queue.
 
     Attributes:
-        exclusive: it takes all tokens of an ephemeral semaphore, and has no timeout.
+        exclusive: it takes all tokens of an ephemeral semaphore.
+        timed: it has a timeout.
     """
 
-    __slots__ = ("count", "exclusive", "name", "request_id")
+    __slots__ = ("count", "exclusive", "name", "request_id", "timed")
 
     def __init__(
         self,
@@ -113,8 +114,9 @@ class EnqueueOperation(Operation[Enqueued]):
         self.request_id = request_id
         self.name = name
         self.count = count
-        self.exclusive = count == EPHEMERAL_LIMIT and ephemeral and timeout is None
-        if self.exclusive and not data:
+        self.exclusive = count == EPHEMERAL_LIMIT and ephemeral
+        self.timed = timeout is not None
+        if self.exclusive and not (self.timed or data):
             self.words = ("m", request_id, name)
         else:
             flags = (microseconds(timeout), "1" if ephemeral else "0")

@@ -163,6 +163,12 @@ BEGIN
     RETURN '{}';
 END $$;
 
+-- The time after so many microseconds; null for no limit.
+CREATE OR REPLACE FUNCTION SCHEMA.deadline(wait bigint) RETURNS timestamptz
+LANGUAGE sql AS $$
+    SELECT clock_timestamp() + make_interval(secs => wait / 1e6)
+$$;
+
 CREATE OR REPLACE FUNCTION SCHEMA.fits(q SCHEMA.queues, wanted numeric) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
@@ -262,14 +268,16 @@ END $$;
 --   sessions, tokens: in the order of the sessions' ids
 --   origins, kinds, numbers, names: for each operation, the place of its session in these; "m" a mutex,
 --     "e" enqueue, "E" enqueue, sent before, "w" withdraw; the number of its request; its semaphore
---   counts, contents, waits, ephemeral: empty, or for each operation the count, or null for all of the
---     limit; the data in base64; microseconds to wait, or null; whether the semaphore is ephemeral
+--   counts, contents, waits, ephemeral: each empty, or for each operation the count, or null for all of
+--     the limit; the data in base64; microseconds to wait, or null; whether the semaphore is ephemeral.
+--     The count of a withdrawal is the number of a request that it keeps, or null: one of the session
+--     that has to be in the queue, and loses its timeout
 --   fresh: the places of operations on ephemeral semaphores that may have no row yet
 --   judged: the sessions that were reported as expired have been ended, as far as that is possible
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
--- the order id of an owner, [order id] of a waiter, 0 if refused or withdrawn, -1 if there was
--- nothing to withdraw, -2 if a transaction guards the request, ["what is wrong", ...]; then events
--- of the caller's sessions.
+-- the order id of an owner, [order id, that of the request directly ahead or 0] of a waiter, 0 if
+-- refused or withdrawn, -1 if there was nothing to withdraw, -2 if a transaction guards the request,
+-- -3 if one that it keeps is missing, ["what is wrong", ...]; then events of the caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
     caller text, highest bigint, relaxed boolean, sessions bigint[], tokens text[],
     origins integer[], kinds "char"[], numbers bigint[], names text[],
@@ -357,11 +365,11 @@ BEGIN
             AND number > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000);
         WITH o AS MATERIALIZED (
             SELECT e.at, sessions[e.origin] AS session, e.kind, e.number, x.id AS queue, x.owners,
-                x.max_count, e.uses = 1 AND x.waiters = 0 AND x.data = ''
+                x.max_count, e.uses = 1 AND e.kept IS NULL AND x.waiters = 0 AND x.data = ''
                     AND x.watched_until < clock_timestamp() AS alone
             FROM (SELECT *, count(*) OVER (PARTITION BY u.name) AS uses
-                FROM unnest(origins, kinds, numbers, names) WITH ORDINALITY
-                    u (origin, kind, number, name, at)) e
+                FROM unnest(origins, kinds, numbers, names, counts) WITH ORDINALITY
+                    u (origin, kind, number, name, kept, at)) e
             JOIN SCHEMA.queues x ON x.node = nodes[e.origin] AND x.name = e.name
             ORDER BY x.id FOR NO KEY UPDATE OF x
         ), granted AS (
@@ -414,6 +422,14 @@ BEGIN
         END IF;
 
         IF kinds[at] = 'w' THEN
+            IF counts[at] IS NOT NULL THEN
+                UPDATE SCHEMA.requests SET deadline = NULL WHERE session = its_session
+                    AND request_id = counts[at]::bigint AND queue = q.id;
+                IF NOT FOUND THEN
+                    answers[at] := '-3';
+                    CONTINUE;
+                END IF;
+            END IF;
             DELETE FROM SCHEMA.requests WHERE ctid = (
                 SELECT ctid FROM SCHEMA.requests
                 WHERE session = its_session AND request_id = number AND queue = q.id
@@ -477,7 +493,7 @@ BEGIN
             q.id, r.order_id, its_session, number, wanted,
             decode(coalesce(contents[at], ''), 'base64'),
             clock_timestamp(), CASE WHEN done THEN clock_timestamp() END,
-            CASE WHEN NOT done THEN clock_timestamp() + make_interval(secs => waits[at] / 1e6) END)
+            CASE WHEN NOT done THEN SCHEMA.deadline(waits[at]) END)
             RETURNING (SELECT y.order_id FROM SCHEMA.requests y
                 WHERE y.queue = q.id ORDER BY y.order_id DESC LIMIT 1) INTO ahead;
         IF done THEN
@@ -502,11 +518,11 @@ BEGIN
     RETURN '[' || array_to_string(answers, ',') || ']';
 END $$;
 
--- Acquire one mutex as `operate` would, in a few short statements, if it is free or has requests.
--- Anything else is left to `operate`.
+-- Acquire one mutex as `operate` would, in a few short statements, if it is free, or has requests and
+-- this one may wait. Anything else is left to `operate`.
 CREATE OR REPLACE FUNCTION SCHEMA.acquire(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
-    number bigint, its_name text
+    number bigint, its_name text, wait bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -536,16 +552,17 @@ BEGIN
     IF its_queue IS NULL THEN
         UPDATE SCHEMA.queues x SET waiters = x.waiters + 1
             WHERE x.node = its_node AND x.name = its_name AND x.owners + x.waiters > 0
-                AND x.max_count IS NULL
+                AND x.max_count IS NULL AND wait IS DISTINCT FROM 0
             RETURNING x.id, x.last_owner INTO its_queue, latest;
         IF NOT FOUND THEN
             RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
-                '{1}', '{m}', ARRAY[number], ARRAY[its_name]);
+                '{1}', '{m}', ARRAY[number], ARRAY[its_name], waits => ARRAY[wait]);
         END IF;
         answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
     END IF;
     INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number, 18446744073709551615,
-        '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END, NULL)
+        '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END,
+        CASE WHEN latest IS NOT NULL THEN SCHEMA.deadline(wait) END)
         RETURNING CASE WHEN latest IS NOT NULL THEN (SELECT y.order_id FROM SCHEMA.requests y
             WHERE y.queue = its_queue ORDER BY y.order_id DESC LIMIT 1) END INTO ahead;
     RETURN CASE WHEN latest IS NULL THEN '[' || answer || ']'
@@ -616,11 +633,12 @@ BEGIN
 END $$;
 
 -- Let requests of a session leave the queue of a mutex, of which it is the owner, and let others join
--- it, all at once. The order of both does not matter, because they are other requests. Anything
--- unusual is left to `operate`. Answers like it, first for all that leave.
+-- it, all at once, each with the microseconds that it may wait, or null. `kept` is empty, or has for
+-- each that leaves the request that it keeps, or null. The order does not matter, because they are
+-- other requests. Anything unusual is left to `operate`. Answers like it, first for all that leave.
 CREATE OR REPLACE FUNCTION SCHEMA.turn_over(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
-    its_name text, leaving bigint[], joining bigint[]
+    its_name text, leaving bigint[], joining bigint[], waits bigint[], kept bigint[]
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET jit = off
@@ -631,6 +649,7 @@ DECLARE
     q SCHEMA.queues;
     rows tid[];
     owned boolean;
+    its_kept bigint;
     next_session bigint;
     next_number bigint;
     latest bigint;
@@ -656,19 +675,27 @@ BEGIN
             WHERE z.session = of_session AND z.request_id = ANY (leaving) AND z.queue = q.id
             FOR UPDATE SKIP LOCKED) y;
     END IF;
+    FOREACH its_kept IN ARRAY kept LOOP
+        IF its_kept <> ALL (leaving) THEN
+            UPDATE SCHEMA.requests SET deadline = NULL
+                WHERE session = of_session AND request_id = its_kept AND queue = q.id;
+            owned := owned AND FOUND;
+        END IF;
+    END LOOP;
     IF owned IS NOT TRUE OR cardinality(rows) < many THEN
         RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
             array_fill(1, ARRAY[many + more]), array_fill('w'::"char", ARRAY[many])
                 || array_fill('m'::"char", ARRAY[more]),
-            leaving || joining, array_fill(its_name, ARRAY[many + more]));
+            leaving || joining, array_fill(its_name, ARRAY[many + more]),
+            counts => kept::numeric[], waits => array_fill(NULL::bigint, ARRAY[many]) || waits);
     END IF;
     DELETE FROM SCHEMA.requests WHERE ctid = ANY (rows);
     IF more > 0 THEN
         WITH joined AS (
             INSERT INTO SCHEMA.requests
             SELECT q.id, nextval('SCHEMA.order_ids'), of_session, number, 18446744073709551615, '',
-                clock_timestamp(), NULL, NULL
-            FROM unnest(joining) number RETURNING order_id
+                clock_timestamp(), NULL, SCHEMA.deadline(wait)
+            FROM unnest(joining, waits) j (number, wait) RETURNING order_id
         ) SELECT array_agg(order_id), (SELECT y.order_id FROM SCHEMA.requests y
                 WHERE y.queue = q.id ORDER BY y.order_id DESC LIMIT 1)
             INTO order_ids, ahead FROM joined;
