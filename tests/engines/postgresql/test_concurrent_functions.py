@@ -211,8 +211,10 @@ class _Program:
         least = self.world.before(session, name)
         reply = await self.actor.call(
             *("acquire", self.actor.channel, 0, False, session.number, session.token),
-            *(request.number, name),
+            *(request.number, name, self.random.choice((None, 0, 5000, 60_000_000))),
         )
+        if isinstance(reply, dict):  # sessions have expired
+            return
         self._answered(request, least, reply[0])
 
     async def release(self) -> None:

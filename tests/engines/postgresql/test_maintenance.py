@@ -33,7 +33,7 @@ from tests.engines.postgresql.stepping import (
 _PASSING = frozenset({"TN001", "55P03"})
 """Codes of errors after which the engine sends the call again."""
 _INTERNAL = frozenset(
-    {"end_sessions", "expired", "fits", "lock_expired", "lock_own", "next_order_id"}
+    {"deadline", "end_sessions", "expired", "fits", "lock_expired", "lock_own", "next_order_id"}
     | {"page", "quarantine", "report", "server_name", "settle", "state", "take_out"}
     | {"create_semaphore", "update_semaphore", "delete_semaphore", "alter_request", "without"}
 )
