@@ -86,11 +86,11 @@ class Scene:
 
 
 @asynccontextmanager
-async def a_scene(waiting: int = 0) -> AsyncIterator[Scene]:
+async def a_scene(waiting: int = 0, *, resumable: bool = False) -> AsyncIterator[Scene]:
     """Lock a mutex, and let requests of the same session wait for it."""
     with a_schema() as url:
         async with tenure.connect(url) as client, tenure.connect(url) as other:
-            session = await client.session(recovery_window=60)
+            session = await client.session(recovery_window=60, resumable=resumable)
             scene = Scene(url.rpartition("schema=")[2], session, other)
             scene.owner = await session.mutex(NAME).lock()
             for _ in range(waiting):
@@ -211,6 +211,16 @@ async def test_a_request_that_times_out_after_its_release_was_sent_harms_nothing
             await also
         assert third.held
         assert scene.owners == [third.fencing_token]
+
+
+async def test_a_session_that_may_be_resumed_hands_nothing_on() -> None:
+    async with a_scene(waiting=1, resumable=True) as scene:
+        with scene.blocked():
+            releasing = asyncio.create_task(scene.owner.release())
+            done, _ = await asyncio.wait(scene.waiting, timeout=SHORT)
+            assert not done
+        await releasing
+        assert (await scene.waiting[0]).held
 
 
 async def test_nothing_is_handed_on_during_an_outage() -> None:

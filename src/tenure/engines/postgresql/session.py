@@ -116,7 +116,7 @@ class PostgresWithdraw(WithdrawOperation):
         self.keep(kept)
 
     def keep(self, kept: int | None) -> None:
-        """Withdraw only if that request is in the queue; with ``None``, whatever is."""
+        """Make the withdrawal depend on that request, or on none."""
         self.kept = kept
         self.words = self.words[:3] if kept is None else (*self.words[:3], kept, "", "", "1")
 

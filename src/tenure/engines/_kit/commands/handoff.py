@@ -11,6 +11,8 @@ release. Tasks of one program do not wait for the store in between. Rules:
 * A timeout could remove a request in the store while the release ahead is on the way, and the store
   would grant the mutex to another session. So this release names the request: it takes effect only
   if that one is in the queue, and removes its timeout. A release that was sent before names none.
+* A session that may be resumed hands nothing on: the process that resumes it knows what the store
+  knows, and may be a server whose clients know more.
 * Nothing is handed on while the store grants nothing, so that outages and quarantines look as they
   do on every engine.
 """
@@ -21,6 +23,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from tenure.engines._kit.commands.attachment import CommandSender, CommandSessionEngine
 from tenure.engines._kit.commands.operations import (
     HANDED,
     OWNS,
@@ -30,7 +33,7 @@ from tenure.engines._kit.commands.operations import (
     WithdrawOperation,
 )
 from tenure.engines._kit.commands.session import CommandSession
-from tenure.engines.contract import Answer, Removal, Withdrawn
+from tenure.engines.contract import Answer, Attach, Removal, SessionEvents, Withdrawn
 from tenure.model import Recovered
 
 __all__ = ["Handoff", "HandoffSession"]
@@ -134,10 +137,20 @@ class HandoffSession(CommandSession):
         handoff: the order ids of its requests, and which of these stand side by side.
     """
 
-    def __init__(self, *attached: Any) -> None:
-        """Start attached, as `CommandSession` does."""
-        super().__init__(*attached)
+    def __init__(
+        self,
+        engine: CommandSessionEngine,
+        sender: CommandSender,
+        how: Attach,
+        events: SessionEvents,
+        number: int,
+        token: str,
+        window: float,
+    ) -> None:
+        """Start attached, with the token in the store."""
+        super().__init__(engine, sender, how, events, number, token, window)
         self.handoff = Handoff()
+        self._hands_on = how.liveness == "process"
 
     # Defined by each engine
 
@@ -169,7 +182,7 @@ class HandoffSession(CommandSession):
         if standing == OWNS:
             self.handoff.joined(request_id, reply)
         elif standing == WAITING:
-            ahead = self._ahead_of(reply) if operation.exclusive else 0
+            ahead = self._ahead_of(reply) if operation.exclusive and self._hands_on else 0
             timed = operation.timed
             self._hand_on(self.handoff.joined(request_id, reply[0], ahead, timed=timed))
 
