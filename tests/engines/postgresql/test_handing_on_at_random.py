@@ -86,11 +86,11 @@ async def _cut_connections(server: PostgresServer, chosen: random.Random) -> Non
 async def _run(server: PostgresServer, url: str, seed: int) -> Oracle:
     oracle = Oracle()
     async with asyncio.timeout(200):
-        cutting = asyncio.create_task(_cut_connections(server, random.Random(seed)))
         clients = [tenure.connect(url) for _ in range(PROGRAMS)]
         sessions = [
             await client.session(recovery_window=60) for client in clients for _ in range(SESSIONS)
         ]
+        cutting = asyncio.create_task(_cut_connections(server, random.Random(seed)))
         async with asyncio.TaskGroup() as group:
             for number in range(TASKS * len(sessions)):
                 session = sessions[number % len(sessions)]

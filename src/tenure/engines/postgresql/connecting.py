@@ -254,7 +254,8 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
     try:
         await connection.execute(schema.creation(address.schema).encode())
     except psycopg.Error as error:
-        await connection.execute("ROLLBACK")
+        if not connection.closed:
+            await connection.execute("ROLLBACK")
         if error.sqlstate == _NO_RIGHT:
             raise AuthenticationFailed(
                 f"{address.url} has no schema {address.schema}, and this account may not create "
