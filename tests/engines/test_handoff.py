@@ -67,15 +67,15 @@ def test_an_owner_that_was_removed_hands_nothing_on() -> None:
 
 def test_a_request_with_a_timeout_is_handed_on_to_by_a_release_alone() -> None:
     handoff = a_chain(1)
-    assert handoff.joined(2, 20, 10, timed=True) is None
+    assert handoff.joined(2, 20, 10, 99.0) is None
     assert handoff.released(1) == 2
-    assert handoff.is_timed(2)
-    assert handoff.joined(3, 30, 20, timed=True) is None
+    assert handoff.deadline(2) == 99.0
+    assert handoff.joined(3, 30, 20, 99.0) is None
     assert handoff.left(2) is None  # the release on the way does not name 3
     assert handoff.released(1) == 3  # if it is repeated, it does
     handoff.confirmed(1)
     handoff.left(3)
-    assert not handoff.is_timed(3)
+    assert handoff.deadline(3) is None
 
 
 def test_what_is_unknown_changes_nothing() -> None:

@@ -115,6 +115,14 @@ class PostgresWithdraw(WithdrawOperation):
         self.guarded: GuardedRelease | None = None
         self.keep(kept)
 
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        unkept = self.session.unkept
+        if unkept and self.request_id in unkept:
+            unkept.discard(self.request_id)
+            self.may_have_run = True  # the session owned the mutex until now
+        super().answered(reply)
+
     def keep(self, kept: int | None) -> None:
         """Make the withdrawal depend on that request, or on none."""
         self.kept = kept
@@ -126,6 +134,7 @@ class PostgresSession(HandoffSession):
 
     Attributes:
         proven_at: the time of its latest proof.
+        unkept: requests that timed out after their releases had been sent.
     """
 
     enqueuing = PostgresEnqueue
@@ -145,6 +154,7 @@ class PostgresSession(HandoffSession):
         """Start attached, with the token that the store has."""
         super().__init__(engine, engine, how, events, number, token, window)
         self.proven_at = engine.clock.now()
+        self.unkept: set[int] = set()
 
     # Proof
 
@@ -264,6 +274,8 @@ class PostgresSession(HandoffSession):
         else:  # it has timed out in the store, which has granted nothing meanwhile
             if operation.kept in self.requests:
                 self._removed(operation.kept, Removal.TIMED_OUT)
+            elif operation.kept is not None:
+                self.unkept.add(operation.kept)  # and its release will find nothing
             operation.keep(self.handed(operation.name))
             self._withdraw_again(operation)
 

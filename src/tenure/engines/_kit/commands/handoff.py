@@ -11,6 +11,7 @@ release. Tasks of one program do not wait for the store in between. Rules:
 * A timeout could remove a request in the store while the release ahead is on the way, and the store
   would grant the mutex to another session. So this release names the request: it takes effect only
   if that one is in the queue, and removes its timeout. A release that was sent before names none.
+  If the request has timed out, it is lost, so nothing is handed on to one that soon times out.
 * A session that may be resumed hands nothing on: the process that resumes it knows what the store
   knows, and may be a server whose clients know more.
 * Nothing is handed on while the store grants nothing, so that outages and quarantines look as they
@@ -38,6 +39,9 @@ from tenure.model import Recovered
 
 __all__ = ["Handoff", "HandoffSession"]
 
+MARGIN = 1.0
+"""Seconds that a request may still wait if a mutex is handed on to it, at the least."""
+
 
 class Handoff:
     """The requests of one session in queues, as far as they stand side by side.
@@ -48,7 +52,7 @@ class Handoff:
         order_ids: those of the requests, until their withdrawals are confirmed.
     """
 
-    __slots__ = ("_ahead", "_behind", "_numbers", "_released", "_timed", "order_ids")
+    __slots__ = ("_ahead", "_behind", "_deadlines", "_numbers", "_released", "order_ids")
 
     def __init__(self) -> None:
         """Start without requests."""
@@ -57,10 +61,10 @@ class Handoff:
         self._ahead: dict[int, int] = {}  # the request that stands directly ahead of a waiter
         self._behind: dict[int, int] = {}  # the same the other way round
         self._released: set[int] = set()  # owners whose releases are on the way
-        self._timed: set[int] = set()  # requests with a timeout in the store
+        self._deadlines: dict[int, float] = {}  # of requests with a timeout in the store
 
     def joined(
-        self, number: int, order_id: int, ahead: int = 0, *, timed: bool = False
+        self, number: int, order_id: int, ahead: int = 0, deadline: float | None = None
     ) -> int | None:
         """Add a request that the store has put into its queue.
 
@@ -68,15 +72,15 @@ class Handoff:
             number: of the request.
             order_id: its place in the store's order.
             ahead: the order id of the request directly ahead; 0 if it is unknown, or there is none.
-            timed: it has a timeout.
+            deadline: the time of its timeout, if it has one.
 
         Returns:
             The request if it is the next owner, and has no timeout.
         """
         self.order_ids[number] = order_id
         self._numbers[order_id] = number
-        if timed:
-            self._timed.add(number)
+        if deadline is not None:
+            self._deadlines[number] = deadline
         before = self._numbers.get(ahead)
         return None if before is None else self._link(before, number)
 
@@ -94,9 +98,9 @@ class Handoff:
         """Return whether the release of this request is on the way."""
         return number in self._released
 
-    def is_timed(self, number: int) -> bool:
-        """Return whether a request has a timeout."""
-        return number in self._timed
+    def deadline(self, number: int) -> float | None:
+        """Return the time of a request's timeout, if it has one."""
+        return self._deadlines.get(number)
 
     def left(self, number: int) -> int | None:
         """Forget a request that has left its queue otherwise.
@@ -119,7 +123,7 @@ class Handoff:
         if order_id is not None:
             del self._numbers[order_id]
             self._released.discard(number)
-            self._timed.discard(number)
+            self._deadlines.pop(number, None)
             after = self._behind.pop(number, None)
             if after is not None:
                 del self._ahead[after]
@@ -127,7 +131,7 @@ class Handoff:
     def _link(self, before: int, after: int) -> int | None:
         self._ahead[after] = before
         self._behind[before] = after
-        return after if before in self._released and after not in self._timed else None
+        return after if before in self._released and after not in self._deadlines else None
 
 
 class HandoffSession(CommandSession):
@@ -183,8 +187,8 @@ class HandoffSession(CommandSession):
             self.handoff.joined(request_id, reply)
         elif standing == WAITING:
             ahead = self._ahead_of(reply) if operation.exclusive and self._hands_on else 0
-            timed = operation.timed
-            self._hand_on(self.handoff.joined(request_id, reply[0], ahead, timed=timed))
+            joined = self.handoff.joined(request_id, reply[0], ahead, operation.deadline)
+            self._hand_on(joined)
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue, and hand its mutex on."""
@@ -196,7 +200,9 @@ class HandoffSession(CommandSession):
             after = handoff.released(request_id)
         else:
             after = handoff.left(request_id)
-        kept = after if after is not None and handoff.is_timed(after) else None
+        kept = None
+        if after is not None and (deadline := handoff.deadline(after)) is not None:
+            kept = after = after if self.loop.time() < deadline - MARGIN else None
         operation = self._withdrawal(request_id, self._drop(request_id), kept)
         self._sender.operate(operation)
         self._hand_on(after)

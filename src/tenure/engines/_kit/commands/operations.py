@@ -92,10 +92,10 @@ class EnqueueOperation(Operation[Enqueued]):
 
     Attributes:
         exclusive: it takes all tokens of an ephemeral semaphore.
-        timed: it has a timeout.
+        deadline: the time of its timeout by the loop's clock, if it has one.
     """
 
-    __slots__ = ("count", "exclusive", "name", "request_id", "timed")
+    __slots__ = ("count", "deadline", "exclusive", "name", "request_id")
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class EnqueueOperation(Operation[Enqueued]):
         self.name = name
         self.count = count
         self.exclusive = count == EPHEMERAL_LIMIT and ephemeral
-        self.timed = timeout is not None
-        if self.exclusive and not (self.timed or data):
+        self.deadline = None if timeout is None else session.loop.time() + timeout
+        if self.exclusive and timeout is None and not data:
             self.words = ("m", request_id, name)
         else:
             flags = (microseconds(timeout), "1" if ephemeral else "0")
