@@ -15,8 +15,14 @@ def a_chain(*numbers: int) -> Handoff:
     """Return a hand-off that knows requests side by side; the first one is the owner."""
     handoff = Handoff()
     for number in numbers:
-        assert handoff.joined(number, 10 * number, 10 * (number - 1)) is None
+        assert join(handoff, number, 10 * (number - 1)) is None
     return handoff
+
+
+def join(handoff: Handoff, number: int, ahead: int, deadline: float | None = None) -> int | None:
+    """Have an exclusive request join, with ten times its number as order id."""
+    handoff.joined(number, 10 * number)
+    return handoff.is_exclusive(number, ahead, deadline)
 
 
 def test_a_release_makes_the_request_directly_behind_the_next_owner() -> None:
@@ -29,12 +35,12 @@ def test_a_release_makes_the_request_directly_behind_the_next_owner() -> None:
 def test_a_request_that_joins_behind_a_release_under_way_is_the_next_owner() -> None:
     handoff = a_chain(1)
     assert handoff.released(1) is None
-    assert handoff.joined(2, 20, 10) == 2
+    assert join(handoff, 2, 10) == 2
 
 
 def test_a_request_behind_one_of_another_session_is_unknown() -> None:
     handoff = a_chain(1)
-    assert handoff.joined(3, 30, 20) is None
+    assert join(handoff, 3, 20) is None
     assert handoff.released(1) is None
 
 
@@ -54,7 +60,7 @@ def test_a_confirmed_release_is_forgotten_and_the_store_grants_to_what_is_behind
     handoff = a_chain(1, 2)
     handoff.released(1)
     handoff.confirmed(1)
-    assert handoff.joined(3, 30, 10) is None
+    assert join(handoff, 3, 10) is None
     assert handoff.left(2) is None
     assert handoff.order_ids == {3: 30}
 
@@ -67,15 +73,36 @@ def test_an_owner_that_was_removed_hands_nothing_on() -> None:
 
 def test_a_request_with_a_timeout_is_handed_on_to_by_a_release_alone() -> None:
     handoff = a_chain(1)
-    assert handoff.joined(2, 20, 10, 99.0) is None
+    assert join(handoff, 2, 10, 99.0) is None
     assert handoff.released(1) == 2
     assert handoff.deadline(2) == 99.0
-    assert handoff.joined(3, 30, 20, 99.0) is None
+    assert join(handoff, 3, 20, 99.0) is None
     assert handoff.left(2) is None  # the release on the way does not name 3
     assert handoff.released(1) == 3  # if it is repeated, it does
     handoff.confirmed(1)
     handoff.left(3)
     assert handoff.deadline(3) is None
+
+
+def test_a_request_that_shares_is_no_neighbour() -> None:
+    handoff = a_chain(1)
+    handoff.joined(2, 20)
+    assert join(handoff, 3, 20) is None
+    assert handoff.released(1) is None
+    assert handoff.released(2) is None
+    handoff.confirmed(1)
+    handoff.confirmed(2)
+    assert handoff.order_ids == {3: 30}
+
+
+def test_a_request_that_changes_has_no_neighbours_any_more() -> None:
+    handoff = a_chain(1, 2, 3)
+    handoff.is_changed(2)
+    assert handoff.released(1) is None
+    assert handoff.released(2) is None
+    assert join(handoff, 4, 20) is None
+    assert handoff.released(3) is None
+    handoff.is_changed(9)
 
 
 def test_what_is_unknown_changes_nothing() -> None:
@@ -113,7 +140,8 @@ class Program:
         self.order_ids.append(self.latest)
         if number:
             self.waiting.add(number)
-            self.hand_on(self.handoff.joined(number, self.latest, ahead))
+            self.handoff.joined(number, self.latest)
+            self.hand_on(self.handoff.is_exclusive(number, ahead))
         self.grant()
 
     def leave(self, place: int) -> None:

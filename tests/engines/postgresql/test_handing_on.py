@@ -224,6 +224,30 @@ async def test_a_request_that_times_out_after_its_release_was_sent_harms_nothing
         assert scene.owners == [third.fencing_token]
 
 
+async def test_a_writer_waits_for_all_readers_of_its_session() -> None:
+    async with a_scene() as scene:
+        await scene.owner.release()
+        shared = scene.session.semaphore(NAME, ephemeral=True)
+        readers = [await shared.acquire() for _ in range(3)]
+        writer = await scene.join()
+        for reader in readers[::-1]:
+            done, _ = await asyncio.wait([writer], timeout=SHORT)
+            assert not done
+            await reader.release()
+        assert (await writer).held
+
+
+async def test_a_lease_that_was_shrunk_hands_nothing_on() -> None:
+    async with a_scene(waiting=1) as scene:
+        await scene.owner.update(count=1)
+        with scene.blocked():
+            releasing = asyncio.create_task(scene.owner.release())
+            done, _ = await asyncio.wait(scene.waiting, timeout=SHORT)
+            assert not done
+        await releasing
+        assert (await scene.waiting[0]).held
+
+
 async def test_a_session_that_may_be_resumed_hands_nothing_on() -> None:
     async with a_scene(waiting=1, resumable=True) as scene:
         with scene.blocked():

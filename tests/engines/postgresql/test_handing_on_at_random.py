@@ -28,31 +28,32 @@ class Oracle:
     """What all tasks see together.
 
     Attributes:
-        inside: the task inside of each mutex.
+        inside: the number of tasks inside of each mutex; less than 0 for those that share it.
         latest: the last token of each.
         seen: how often what happened.
     """
 
     def __init__(self) -> None:
-        self.inside: dict[str, object] = {}
+        self.inside: Counter[str] = Counter()
         self.latest: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
 
     async def hold(self, lease: tenure.Lease, chosen: random.Random) -> None:
         """Be inside for some iterations of the loop."""
-        name, me = lease.name, object()
-        assert name not in self.inside, f"two owners of {name}"
-        assert lease.fencing_token > self.latest[name]
-        self.latest[name] = lease.fencing_token
-        self.inside[name] = me
+        name = lease.name
+        shares = lease.count == 1
+        assert self.inside[name] <= 0 if shares else self.inside[name] == 0, f"others have {name}"
+        assert lease.fencing_token > self.latest[name] or shares
+        self.latest[name] = max(lease.fencing_token, self.latest[name])
+        self.inside[name] += -1 if shares else 1
         try:
             for _ in range(chosen.choice((0, 0, 0, 1, 5))):
                 await asyncio.sleep(0)
             if chosen.random() < 0.02:
                 await asyncio.sleep(0.05)
         finally:
-            del self.inside[name]
-        self.seen["held"] += 1
+            self.inside[name] -= -1 if shares else 1
+        self.seen["shared" if shares else "held"] += 1
 
 
 async def _take_turns(session: tenure.Session, oracle: Oracle, chosen: random.Random) -> None:
@@ -66,8 +67,11 @@ async def _take_turns(session: tenure.Session, oracle: Oracle, chosen: random.Ra
                     async with lease:
                         await oracle.hold(lease, chosen)
                 continue
+            shared = session.semaphore(mutex.name, ephemeral=True)
+            shares = chosen.random() < 0.2
+            acquiring = shared.acquire(timeout=timeout) if shares else mutex.lock(timeout=timeout)
             async with asyncio.timeout(chosen.choice((None, None, None, 0.01, 0.1))):
-                async with mutex.lock(timeout=timeout) as lease:
+                async with acquiring as lease:
                     await oracle.hold(lease, chosen)
         except tenure.AcquireTimeout:
             oracle.seen["timed out"] += 1

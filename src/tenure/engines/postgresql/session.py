@@ -255,6 +255,8 @@ class PostgresSession(HandoffSession):
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         """Change a request in place."""
+        if count is not None or timeout is not UNCHANGED:
+            self.handoff.is_changed(request_id)
         answer = super().alter(request_id, count=count, data=data, timeout=timeout)
         if timeout is not UNCHANGED:
             self._engine.note_waiter()  # it may time out earlier

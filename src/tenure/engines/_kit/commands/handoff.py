@@ -8,6 +8,8 @@ release. Tasks of one program do not wait for the store in between. Rules:
   other, and the lease is lost with the session, as always.
 * The store reports the request that stands directly ahead when another one joins the queue. The
   report stays true: requests leave a queue, and none is inserted.
+* Both requests are exclusive: each takes all tokens of an ephemeral semaphore. Beside one that
+  takes less, others may be owners.
 * A timeout could remove a request in the store while the release ahead is on the way, and the store
   would grant the mutex to another session. So this release names the request: it takes effect only
   if that one is in the queue, and removes its timeout. A release that was sent before names none.
@@ -57,32 +59,39 @@ class Handoff:
     def __init__(self) -> None:
         """Start without requests."""
         self.order_ids: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}  # the same the other way round
+        self._numbers: dict[int, int] = {}  # of the exclusive requests, by order id
         self._ahead: dict[int, int] = {}  # the request that stands directly ahead of a waiter
         self._behind: dict[int, int] = {}  # the same the other way round
         self._released: set[int] = set()  # owners whose releases are on the way
         self._deadlines: dict[int, float] = {}  # of requests with a timeout in the store
 
-    def joined(
-        self, number: int, order_id: int, ahead: int = 0, deadline: float | None = None
+    def joined(self, number: int, order_id: int) -> None:
+        """Add a request that the store has put into its queue."""
+        self.order_ids[number] = order_id
+
+    def is_exclusive(
+        self, number: int, ahead: int = 0, deadline: float | None = None
     ) -> int | None:
-        """Add a request that the store has put into its queue.
+        """Note that a request which has joined is exclusive.
 
         Args:
             number: of the request.
-            order_id: its place in the store's order.
             ahead: the order id of the request directly ahead; 0 if it is unknown, or there is none.
             deadline: the time of its timeout, if it has one.
 
         Returns:
             The request if it is the next owner, and has no timeout.
         """
-        self.order_ids[number] = order_id
-        self._numbers[order_id] = number
+        self._numbers[self.order_ids[number]] = number
         if deadline is not None:
             self._deadlines[number] = deadline
         before = self._numbers.get(ahead)
         return None if before is None else self._link(before, number)
+
+    def is_changed(self, number: int) -> None:
+        """Note that the count or the timeout of a request changes: it is exclusive no more."""
+        self._unlink(number)
+        self._numbers.pop(self.order_ids.get(number, 0), None)
 
     def released(self, number: int) -> int | None:
         """Note that the release of an owner is on the way; return the next owner, if known.
@@ -108,25 +117,25 @@ class Handoff:
         Returns:
             The request that is the next owner because of that, if it has no timeout.
         """
-        before, after = self._ahead.pop(number, None), self._behind.pop(number, None)
+        before, after = self._unlink(number)
         self.confirmed(number)
-        if before is not None:
-            del self._behind[before]
-        if after is None:
-            return None
-        del self._ahead[after]
-        return None if before is None else self._link(before, after)
+        return None if before is None or after is None else self._link(before, after)
 
     def confirmed(self, number: int) -> None:
         """Forget a request whose release the store has confirmed."""
-        order_id = self.order_ids.pop(number, None)
-        if order_id is not None:
-            del self._numbers[order_id]
-            self._released.discard(number)
-            self._deadlines.pop(number, None)
-            after = self._behind.pop(number, None)
-            if after is not None:
-                del self._ahead[after]
+        self._unlink(number)
+        self._numbers.pop(self.order_ids.pop(number, 0), None)
+        self._released.discard(number)
+        self._deadlines.pop(number, None)
+
+    def _unlink(self, number: int) -> tuple[int | None, int | None]:
+        """Forget what is ahead of a request and behind it, and return both."""
+        before, after = self._ahead.pop(number, None), self._behind.pop(number, None)
+        if before is not None:
+            del self._behind[before]
+        if after is not None:
+            del self._ahead[after]
+        return before, after
 
     def _link(self, before: int, after: int) -> int | None:
         self._ahead[after] = before
@@ -183,12 +192,12 @@ class HandoffSession(CommandSession):
         super().placed(operation, reply)
         request_id = operation.request_id
         standing = self.requests.get(request_id)
-        if standing == OWNS:
-            self.handoff.joined(request_id, reply)
-        elif standing == WAITING:
-            ahead = self._ahead_of(reply) if operation.exclusive and self._hands_on else 0
-            joined = self.handoff.joined(request_id, reply[0], ahead, operation.deadline)
-            self._hand_on(joined)
+        if standing in (OWNS, WAITING):
+            handoff, waits = self.handoff, standing == WAITING
+            handoff.joined(request_id, reply[0] if waits else reply)
+            if operation.exclusive and self._hands_on:
+                ahead = self._ahead_of(reply) if waits else 0
+                self._hand_on(handoff.is_exclusive(request_id, ahead, operation.deadline))
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue, and hand its mutex on."""
