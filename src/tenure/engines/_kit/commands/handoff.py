@@ -239,8 +239,11 @@ class HandoffSession(CommandSession):
             super()._granted(request_id, order_id)
 
     def _removed(self, request_id: int, why: Removal) -> None:
+        waited = self.requests.get(request_id) == WAITING
         super()._removed(request_id, why)
-        self._hand_on(self.handoff.left(request_id))
+        after = self.handoff.left(request_id)
+        if waited:  # otherwise its holder has to stop first
+            self._hand_on(after)
 
     def _recovered(self, request: Recovered) -> None:
         super()._recovered(request)
