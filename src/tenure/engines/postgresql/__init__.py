@@ -18,6 +18,7 @@ administrator, and `doctor` examines one, in the words of `reported`.
 Rules:
 
 * Operations that sessions call for while two batches are under way are one statement, in order.
+* A mutex is handed on within a session ahead of the database's confirmation (the kit's `handoff`).
 * Every statement of a session has the token of its attachment, and an older token is refused.
 * After a lost connection, sessions are first reattached, under new tokens. Then unanswered
   statements are sent again: requests are identified by their numbers, and changes by theirs, so

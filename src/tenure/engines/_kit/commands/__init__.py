@@ -4,7 +4,8 @@ Such a server implements the queue rules itself, in scripts or in functions of a
 engine encodes the commands and makes the connections.
 
 Modules, in reading order: `replies` and `values` decode and encode. `session` has the requests of a
-session, based on `attachment` (its token and end), and `operations` are sent in batches.
+session, based on `attachment` (its token and end), and `operations` are sent in batches. `handoff`
+passes mutexes on between requests of a session, for engines whose store reports neighbours.
 `attaching` attaches and takes over. `engine` opens and closes; its base is `administration`, the
 operations on nodes.
 """
