@@ -203,17 +203,6 @@ def test_a_pooler_in_front_of_the_server_is_noticed(url: str) -> None:
     assert findings(url)["pooler"].level == "ok"
 
 
-@pytest.mark.parametrize("ahead", [-100.0, 100.0])
-def test_a_clock_that_is_far_off_is_a_warning(ahead: float) -> None:
-    found = reported.clock(ahead)
-    assert found.level == "warning"
-    assert found.found.startswith("100 s ")
-
-
-def test_slow_round_trips_are_a_warning() -> None:
-    assert reported.round_trip([0.2]).level == "warning"
-
-
 def test_a_server_that_stops_answering_is_given_a_few_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from tenure.engines._kit.backoff import backoff
+from tenure.engines._kit.doctor import one_line
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.login import login_failure
 from tenure.engines.postgresql.url import PostgresUrl
@@ -25,6 +26,7 @@ __all__ = [
     "SchemaDropped",
     "StoreState",
     "abandoned",
+    "cut",
     "encoding_error",
     "explained",
     "greet",
@@ -127,6 +129,13 @@ class OpenedConnections:
                 await self.notifications.execute(f"LISTEN {channel}".encode())
 
 
+def cut(connection: psycopg.BaseConnection[Any]) -> None:
+    """End what a connection reads and writes. On any thread."""
+    if not connection.closed:
+        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+
 @contextmanager
 def abandoned(seconds: float, *connections: _Psycopg) -> Iterator[None]:
     """Abandon connections whose server does not answer within some seconds.
@@ -142,9 +151,7 @@ def abandoned(seconds: float, *connections: _Psycopg) -> Iterator[None]:
         nonlocal late
         late = True
         for each in connections:
-            if not each.closed:
-                with socket.socket(fileno=os.dup(each.fileno())) as duplicate:
-                    duplicate.shutdown(socket.SHUT_RDWR)
+            cut(each)
 
     timer = asyncio.get_running_loop().call_later(seconds, abandon)
     try:
@@ -259,7 +266,7 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
         if error.sqlstate == _NO_RIGHT:
             raise AuthenticationFailed(
                 f"{address.url} has no schema {address.schema}, and this account may not create "
-                f"it: {_line(error)}. Have an administrator run the SQL that 'tenure postgresql "
+                f"it: {one_line(error)}. Have an administrator run the SQL that 'tenure postgresql "
                 "init --print-sql' prints"
             ) from error
         if error.sqlstate not in _CREATED_MEANWHILE:
@@ -268,7 +275,7 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
 
 def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
     """Return an error of psycopg's as one that says what to do."""
-    text = _line(error)
+    text = one_line(error)
     if error.sqlstate == _ISOLATED:
         return EngineError(
             f"{address.url} cannot be used: {text}. Run ALTER ROLE "
@@ -289,7 +296,3 @@ def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
     if error.sqlstate == _READ_ONLY:  # a pooler leads to a standby, until it is promoted
         return EngineUnavailable(f"{address.url}: {text}")
     return EngineError(f"{address.url} cannot be used: {text}")
-
-
-def _line(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())

@@ -9,8 +9,6 @@ Rules:
 from __future__ import annotations
 
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +17,11 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tenure.engines._kit import doctor as common
+from tenure.engines._kit.doctor import one_line
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import reported, schema
-from tenure.engines.postgresql.connecting import encoding_error
+from tenure.engines.postgresql.connecting import cut, encoding_error
 from tenure.engines.postgresql.url import PostgresUrl
 
 __all__ = ["examine"]
@@ -32,7 +32,6 @@ CONNECT_TIMEOUT = 5
 """Seconds for one attempt to connect, at the most."""
 TIMEOUT = 10.0
 """Seconds for the examination of a connected server."""
-ROUNDS = 20
 
 _READ_ONLY = "25006"
 
@@ -44,7 +43,7 @@ def examine(address: PostgresUrl) -> Iterator[Finding]:
         connection = _connect(address)
         took = time.perf_counter() - at
     except (psycopg.Error, OSError) as error:
-        yield reported.unreachable(_line(error))
+        yield reported.unreachable(one_line(error))
         return
     late = threading.Event()
     timer = threading.Timer(TIMEOUT, _interrupt, (connection, late))
@@ -54,7 +53,7 @@ def examine(address: PostgresUrl) -> Iterator[Finding]:
         yield reported.connected(connection, took)
         yield from _server(connection, address)
     except (psycopg.Error, OSError) as error:
-        found = f"no answer within {TIMEOUT:g} s" if late.is_set() else f"failed: {_line(error)}"
+        found = f"no answer within {TIMEOUT:g} s" if late.is_set() else f"failed: {one_line(error)}"
         remedy = "see what the server is busy with, in pg_stat_activity and its log"
         yield Finding("failure", "examination", found, remedy)
     finally:
@@ -83,11 +82,8 @@ def _connect(address: PostgresUrl) -> Connection:
 
 
 def _interrupt(connection: Connection, late: threading.Event) -> None:
-    """End what the connection reads."""
-    if not connection.closed:
-        late.set()
-        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
+    late.set()
+    cut(connection)
 
 
 def _read(connection: Connection, sql: str, *args: Any) -> tuple[Any, ...]:
@@ -121,17 +117,17 @@ def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
     yield reported.durability(address, *settings[:3])
     yield reported.vacuum(running=settings[3])
     yield _round_trip(connection)
-    yield reported.clock(clock - here)
+    yield common.clock(clock - here)
     yield from _schema(connection, address.schema, usable=not (standby or read_only))
 
 
 def _round_trip(connection: Connection) -> Finding:
     took = []
-    for _ in range(ROUNDS):
+    for _ in range(common.ROUNDS):
         at = time.perf_counter()
         connection.execute(b"SELECT 1")
         took.append(time.perf_counter() - at)
-    return reported.round_trip(took)
+    return common.round_trip(took)
 
 
 def _schema(connection: Connection, name: str, *, usable: bool) -> Iterator[Finding]:
@@ -184,11 +180,7 @@ def _store(connection: Connection, name: str) -> Iterator[Finding]:
         yield Finding("failure", "schema", found, remedy)
         return
     yield Finding("ok", "schema", f"{name}, version {version}")
-    if left > 0:
-        found = f"nothing is granted for another {left:,.0f} s: {reason}"
-        yield Finding("failure", "quarantine", found, "wait")
-    else:
-        yield Finding("ok", "quarantine", "none")
+    yield common.quarantine(left, reason)
     nodes = json.loads(_read(connection, f"SELECT {name}.list_nodes()")[0])
     sessions = semaphores = 0
     for node in nodes:
@@ -197,7 +189,3 @@ def _store(connection: Connection, name: str) -> Iterator[Finding]:
             sessions, semaphores = sessions + reply[2], semaphores + reply[3]
     found = f"nodes: {len(nodes)}, sessions: {sessions}, semaphores: {semaphores}"
     yield Finding("ok", "contents", found)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

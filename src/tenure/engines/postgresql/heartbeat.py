@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import select
-import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,7 +14,7 @@ from psycopg import pq
 from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
-from tenure.engines.postgresql.connecting import SETTINGS
+from tenure.engines.postgresql.connecting import SETTINGS, cut
 from tenure.engines.postgresql.url import PostgresUrl
 
 __all__ = ["PostgresHeartbeat", "RenewedSession"]
@@ -143,9 +141,8 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
     def interrupt(self) -> None:
         """End what the connection reads."""
         connection = self._connection
-        if connection is not None and not connection.closed:
-            with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
+        if connection is not None:
+            cut(connection)
 
     def disconnect(self) -> None:
         """Close the connection of the thread."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from tenure.engines._kit.doctor import one_line
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.connecting import encoding_error
 from tenure.engines.postgresql.url import PostgresUrl
@@ -72,7 +73,7 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
             ) from error
         if error.sqlstate == _NO_ROLE:
             raise EngineError(f"{failed}: {_primary(error)}. Create the role first") from error
-        raise EngineError(f"{failed}: {_line(error)}") from error
+        raise EngineError(f"{failed}: {one_line(error)}") from error
     finally:
         connection.close()
     return True
@@ -107,7 +108,7 @@ def upgrade(address: PostgresUrl) -> tuple[int, int]:
             raise AuthenticationFailed(
                 f"{failed}: {_primary(error)}. Have its owner run the SQL that --print-sql prints"
             ) from error
-        raise EngineError(f"{failed}: {_line(error)}") from error
+        raise EngineError(f"{failed}: {one_line(error)}") from error
     finally:
         connection.close()
     return before, schema.VERSION
@@ -142,12 +143,8 @@ def _connect(address: PostgresUrl) -> psycopg.Connection[Any]:
     try:
         return psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
-        raise EngineUnavailable(f"{address.url}: {_line(error)}") from error
+        raise EngineUnavailable(f"{address.url}: {one_line(error)}") from error
 
 
 def _primary(error: psycopg.Error) -> str:
-    return error.diag.message_primary or _line(error)
-
-
-def _line(error: psycopg.Error) -> str:
-    return " ".join(str(error).split())
+    return error.diag.message_primary or one_line(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import psycopg
@@ -13,14 +12,12 @@ from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
 
 __all__ = [
-    "clock",
     "connected",
     "durability",
     "encoding",
     "isolation",
     "pooler",
     "role",
-    "round_trip",
     "unreachable",
     "vacuum",
     "version",
@@ -28,10 +25,6 @@ __all__ = [
 
 OLDEST = 13
 """Oldest major version of PostgreSQL that has what the store uses."""
-SLOW = 0.05
-"""Seconds of round trip above which a warning is due."""
-FAR = 1.0
-"""Seconds between the clocks above which a warning is due."""
 
 
 def unreachable(text: str) -> Finding:
@@ -132,26 +125,3 @@ def vacuum(*, running: bool) -> Finding:
         return Finding("ok", "autovacuum", "on")
     remedy = "turn autovacuum and track_counts on: every lock leaves dead rows"
     return Finding("warning", "autovacuum", "off", remedy)
-
-
-def clock(ahead: float) -> Finding:
-    """Compare the server's clock with this machine's."""
-    if abs(ahead) < FAR:
-        return Finding("ok", "clock", f"within {abs(ahead) * 1e3:,.0f} ms of this machine's")
-    return Finding(
-        "warning",
-        "clock",
-        f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
-        "leases do not depend on it, but set it right slowly (NTP): a step forward of the server's "
-        "clock ends every session",
-    )
-
-
-def round_trip(took: list[float]) -> Finding:
-    """Judge some round trips, in seconds."""
-    middle = median(took)
-    found = f"{middle * 1e3:.2f} ms (median of {len(took)}, at worst {max(took) * 1e3:.2f} ms)"
-    if middle > SLOW:
-        remedy = "find out whether the server is far or busy: each operation takes one round trip"
-        return Finding("warning", "round trip", found, remedy)
-    return Finding("ok", "round trip", found)

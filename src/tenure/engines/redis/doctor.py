@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from statistics import median
 from typing import Any
 
+from tenure.engines._kit import doctor as common
 from tenure.engines.contract import Engine, Finding
 from tenure.engines.redis.commands import Refusal
 from tenure.engines.redis.connecting import (
@@ -37,11 +37,6 @@ __all__ = ["examine"]
 
 TIMEOUT = 10.0
 """Timeout of the whole diagnosis in seconds."""
-ROUNDS = 20
-SLOW = 0.05
-"""Round trip in seconds above which a warning is given."""
-FAR = 1.0
-"""Difference of the clocks in seconds above which a warning is given."""
 MOST_KEYS = 20_000
 """Maximum number of examined keys."""
 
@@ -157,16 +152,7 @@ class _Examination:
         if reply is None:
             return None
         here = (before + time.time()) / 2
-        ahead = int(reply[0]) + int(reply[1]) / 1e6 - here
-        if abs(ahead) < FAR:
-            return Finding("ok", "clock", f"within {abs(ahead) * 1e3:,.0f} ms of this machine's")
-        return Finding(
-            "warning",
-            "clock",
-            f"{abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's",
-            "leases do not depend on it, but correct it slowly (NTP): a step forward of the "
-            "server's clock ends every session",
-        )
+        return common.clock(int(reply[0]) + int(reply[1]) / 1e6 - here)
 
     async def _namespace(self, connection: RedisConnection) -> AsyncIterator[Finding]:
         prefix = self._address.prefix
@@ -191,17 +177,10 @@ class _Examination:
         reply = await self._read(connection, "TIME")
         now = time.time() * 1e6 if reply is None else int(reply[0]) * 1e6 + int(reply[1])
         left = (float(meta[1] or 0) - now) / 1e6
-        if left > 0:
-            why = REASONS.get(_text(meta[4] or b""), REASONS["lost"])
-            new = "if no program has ever used it, say so with ?fresh=true; else "
-            yield Finding(
-                "failure",
-                "quarantine",
-                f"nothing is granted for another {min(left, longest):,.0f} s: {why}",
-                f"{new if meta[2] == b'1' else ''}wait",
-            )
-        else:
-            yield Finding("ok", "quarantine", "none")
+        why = REASONS.get(_text(meta[4] or b""), REASONS["lost"])
+        new = "if no program has ever used it, say so with ?fresh=true; else "
+        remedy = f"{new if meta[2] == b'1' else ''}wait"
+        yield common.quarantine(min(left, longest), why, remedy)
         async for finding in self._contents(connection):
             yield finding
 
@@ -290,16 +269,11 @@ class _Examination:
 
 async def _round_trip(connection: RedisConnection) -> Finding:
     took = []
-    for _ in range(ROUNDS):
+    for _ in range(common.ROUNDS):
         at = time.perf_counter()
         await connection.execute("PING")
         took.append(time.perf_counter() - at)
-    middle = median(took)
-    found = f"{middle * 1e3:.2f} ms (median of {ROUNDS}, at worst {max(took) * 1e3:.2f} ms)"
-    if middle > SLOW:
-        remedy = "a far server, or a busy one? Each operation takes one round trip"
-        return Finding("warning", "round trip", found, remedy)
-    return Finding("ok", "round trip", found)
+    return common.round_trip(took)
 
 
 def _is_map(reply: object) -> bool:
