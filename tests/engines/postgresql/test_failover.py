@@ -65,7 +65,7 @@ def _has_replayed_all(server: PostgresServer) -> bool:
 
 @guarantee("power cut", "tokens rise", on=POSTGRESQL)
 async def test_a_crash_with_durability_process_grants_nothing_for_the_longest_window(
-    server: PostgresServer,
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"{server.url}&durability=process"
     async with (
@@ -90,6 +90,9 @@ async def test_a_crash_with_durability_process_grants_nothing_for_the_longest_wi
             assert end <= client.clock.now() < end + _SOON
             assert later.fencing_token > lease.fencing_token
         await events.aclose()
+    warnings = [each for each in caplog.messages if each.startswith("quarantine: ")]
+    assert len(warnings) == 3  # one for each engine
+    assert all("the server crashed" in each for each in warnings)
 
 
 @guarantee("restarted", "kept", "tokens rise", on=POSTGRESQL)

@@ -2,8 +2,10 @@
 
 * ``url`` reads a URL by a table of parameters.
 * ``backoff`` has the pauses between attempts.
+* ``doctor`` has findings of `tenure doctor` that are common to networked stores.
 * ``extras`` names the extra of a missing package.
 * ``heartbeat`` renews sessions in a thread while the event loop is stuck.
+* ``quarantine`` is the time for which a store grants nothing after a loss of data.
 * ``reconnect`` keeps a connection to one of several hosts, in one task.
 * ``commands`` is shared by engines whose server implements the queue rules.
 * ``session`` has the life cycle of an attached session: its takeover and its end.

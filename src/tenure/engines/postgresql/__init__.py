@@ -10,10 +10,10 @@ together. `session` has what PostgreSQL adds to the sessions of `tenure.engines.
 sends `statements`, most of them a `batch`, over `connection`, one socket of libpq, which
 `connecting` opens. `pipeline` decides which of them are under way together, and `prepared` prepares
 them. `engine` owns the connections and sessions; its base is `administration`. `monitor` looks for
-what has expired or was missed, `watches` has the watches, `renewals` the renewals, and `quarantine`
-the wait after a loss of data. `attaching` attaches and takes over. `heartbeat` has a connection of
-its own. `values` encodes and decodes, `url` parses. `initializing` creates a store for an
-administrator, and `doctor` examines one, in the words of `reported`.
+what has expired or was missed, `watches` has the watches, and `renewals` the renewals. `attaching`
+attaches and takes over. `heartbeat` has a connection of its own. `values` encodes and decodes,
+`url` parses. `initializing` creates a store for an administrator, and `doctor` examines one, in the
+words of `reported`.
 
 Rules:
 

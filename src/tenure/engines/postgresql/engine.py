@@ -13,6 +13,7 @@ from tenure.background import BackgroundQueue
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, Operation
+from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql.administration import PostgresAdministration
@@ -30,7 +31,6 @@ from tenure.engines.postgresql.connection import ListenerOwner, PostgresConnecti
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.looks import PostgresLooks
 from tenure.engines.postgresql.monitor import PostgresMonitor
-from tenure.engines.postgresql.quarantine import PostgresQuarantine
 from tenure.engines.postgresql.reattaching import reattach
 from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import PostgresSession
@@ -75,7 +75,7 @@ class PostgresEngine(PostgresAdministration):
         self._renewals = Renewals(self)
         self._looks = PostgresLooks(self)
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
-        self._quarantine = PostgresQuarantine(clock)
+        self._quarantine = Quarantine(self.url, clock)
 
     @property
     def guarantees(self) -> str:
@@ -303,7 +303,7 @@ class PostgresEngine(PostgresAdministration):
 
     def quarantined(self, left: float, reason: str = "") -> None:
         """Note the rest of a quarantine."""
-        self._quarantine.note(left, reason)
+        self._quarantine.update(left, reason)
         if left > 0:
             self._monitor.look_in(left + 0.01)
 
@@ -317,7 +317,7 @@ class PostgresEngine(PostgresAdministration):
             return self.reconnector.failure
         if self.connection.trouble:
             return EngineError(f"{self.url} {self.connection.trouble}")
-        return self._quarantine.trouble(self.url)
+        return self._quarantine.trouble()
 
     def admit(self, session: PostgresSession) -> bool:
         """Add an attached session; false if the engine has been closed."""

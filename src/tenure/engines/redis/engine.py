@@ -21,7 +21,7 @@ from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.heartbeat import RedisHeartbeat
-from tenure.engines.redis.namespace import Quarantine, Witnesses, greet_namespace
+from tenure.engines.redis.namespace import NamespaceQuarantine, Witnesses, greet_namespace
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import RedisSession
 from tenure.engines.redis.url import RedisUrl
@@ -58,7 +58,7 @@ class RedisEngine(RedisAdministration):
         self.confirmer: Confirmer | None = None
         self.channel = ""
         self.epoch = ""
-        self.quarantine = Quarantine(address, clock)
+        self.quarantine = NamespaceQuarantine(address, clock)
         self._meta = f"{address.prefix}meta"
         self._witnesses = Witnesses(address)
         self._channel = b""
@@ -165,7 +165,7 @@ class RedisEngine(RedisAdministration):
             connection, self._address, self._witnesses, server.run_id, self.epoch
         )
         self.epoch = greeting.epoch
-        self.quarantine.update(greeting.left, greeting.reason, may_be_new=greeting.may_be_new)
+        self.quarantine.greeted(greeting.left, greeting.reason, may_be_new=greeting.may_be_new)
         self.heartbeat.serve(server)
         if self.confirmer is not None:
             self.confirmer.serve(server)

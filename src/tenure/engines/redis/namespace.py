@@ -12,26 +12,25 @@ a resynchronisation) and ends with the process, or by ``SCRIPT FLUSH``, which th
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import secrets
 import time
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from tenure.clock import Clock
 from tenure.core.rules import MAX_WINDOW
+from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines.redis.commands import SCRIPTS, Refusal
 from tenure.engines.redis.connecting import Info, parse_info
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import RedisUrl
-from tenure.errors import EngineError, InvalidArgument
+from tenure.errors import InvalidArgument
 
 __all__ = [
     "REASONS",
     "ROLL_CALL",
     "Greeting",
-    "Quarantine",
+    "NamespaceQuarantine",
     "Report",
     "Verdict",
     "Witnesses",
@@ -39,8 +38,6 @@ __all__ = [
     "greet_namespace",
     "judge",
 ]
-
-_log = logging.getLogger("tenure")
 
 ROLL_CALL = 4.0
 """Seconds for connected programs to reconnect, and to report the loss of data."""
@@ -77,9 +74,6 @@ REASONS = {
 
 _CERTAIN = frozenset({"lost", "moved"})
 """Reasons by which the data is known to be lost."""
-
-_LATE = 3.0
-"""Seconds by which an answer may be late without counting as a longer wait."""
 
 
 class Witnesses:
@@ -309,65 +303,28 @@ def _uptime(report: Report) -> float | None:
     return float(report.info["uptime_in_seconds"]) - 1.0  # it is a difference of whole seconds
 
 
-class Quarantine:
-    """Time for which nothing is granted in a namespace, because its data may be lost."""
+class NamespaceQuarantine(Quarantine):
+    """Time for which nothing is granted in a namespace, because its data may be lost.
+
+    Its reason is a key of `REASONS`.
+    """
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Start without a quarantine."""
-        self._address = address
-        self._now = clock.now
-        self._wall = clock.wall
-        self._until = float("-inf")
-        self._reason = ""
-        self._warned_until = float("-inf")
+        super().__init__(address.url, clock)
+        self.reason = "lost"
+        self._name = address.prefix[1:-2]  # without braces and colon
         self._may_be_new = False
 
-    @property
-    def left(self) -> float:
-        """Seconds until it ends; negative if it has ended."""
-        return self._until - self._now()
-
-    def update(self, left: float, reason: str, *, may_be_new: bool | None = None) -> None:
-        """Record the server's report. One warning is logged, and another if it is prolonged.
-
-        Args:
-            left: seconds until it ends; 0 for none.
-            reason: a key of `REASONS`.
-            may_be_new: ``?fresh=true`` would end it; ``None`` if the server did not report it.
-        """
-        self._until = self._now() + left
-        self._reason = reason
-        if may_be_new is not None:
-            self._may_be_new = may_be_new
-        if reason in _CERTAIN:
-            self._may_be_new = False
-        if left > 0 and self._until > self._warned_until + _LATE:
-            self._warned_until = self._until
-            _log.warning("quarantine: url=%s error=%s", self._address.url, self)
-
-    def prolong(self, left: float) -> None:
-        """Record that it ends no sooner."""
-        if left > self.left:
-            self.update(left, self._reason or "lost")
-
-    def end(self) -> None:
-        """Record that the store has rejected a request for another reason."""
-        self._until = min(self._until, self._now())
-
-    def trouble(self) -> EngineError | None:
-        """Return the reason why nothing is granted now; ``None`` while requests are granted."""
-        return EngineError(str(self)) if self.left > 0 else None
+    def greeted(self, left: float, reason: str, *, may_be_new: bool) -> None:
+        """Record what a greeting found; ``?fresh=true`` would end it if it `may_be_new`."""
+        self._may_be_new = may_be_new
+        self.update(left, reason)
 
     def __str__(self) -> str:
         """Return a clause that says until when, and why, nothing is granted."""
-        left = max(self.left, 0.0)
-        until = datetime.fromtimestamp(self._wall() + left, UTC).astimezone()
-        why = REASONS.get(self._reason, REASONS["lost"])
+        why = REASONS.get(self.reason, REASONS["lost"])
         new = ""
-        if self._may_be_new and self._reason != "new":
+        if self._may_be_new and self.reason not in _CERTAIN and self.reason != "new":
             new = "; if no program has ever used it, ?fresh=true ends the wait"
-        namespace = self._address.prefix[1:-2]  # without braces and colon
-        return (
-            f"nothing is granted in namespace {namespace!r} for another {left:.1f} s "
-            f"(until {until:%H:%M:%S}): {why}{new}"
-        )
+        return f"nothing is granted in namespace {self._name!r} {self.rest}: {why}{new}"
