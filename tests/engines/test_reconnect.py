@@ -188,6 +188,29 @@ def test_a_host_comes_first_if_its_connection_lasted() -> None:
     play(scenario())
 
 
+@pytest.mark.parametrize("lasts", [0.0, 0.3])
+def test_pauses_begin_anew_after_a_connection_that_lasted(lasts: float) -> None:
+    async def scenario() -> None:
+        owner = Owner()
+        reconnector = made(owner, "a")
+        await reconnector.open()
+        pauses = []
+        for _ in range(20):
+            connection = await reconnector.connected(10)
+            await asyncio.sleep(lasts)
+            lost = asyncio.get_running_loop().time()
+            reconnector.lost(connection, DOWN, first=None)
+            await reconnector.connected(10)
+            pauses.append(asyncio.get_running_loop().time() - lost)
+        if lasts:
+            assert max(pauses) <= FIRST_PAUSE
+        else:  # a server that accepts and then rejects
+            assert min(pauses[-5:]) >= LONGEST_PAUSE / 2
+        await reconnector.aclose()
+
+    play(scenario())
+
+
 def test_attempts_go_on_with_pauses_whatever_they_fail_with(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

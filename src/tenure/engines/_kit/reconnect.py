@@ -7,7 +7,7 @@ task that connects. Rules:
   otherwise; a failed host is last.
 * Between two rounds there is a growing pause, with jitter. A connection whose host must not be
   first counts as a failed attempt, so that a server that accepts and then rejects is not tried in a
-  tight loop.
+  tight loop. The pauses begin anew after a connection that lasted for twice the pause before it.
 * One task connects. Errors of attempts, or of callbacks of the owner, never end it.
 * The end of a connection is reported exactly once, after `lost`, a failed `up` or `aclose`.
 * Losses and re-established connections are logged at the level DEBUG, because the client logs each
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from tenure.background import Failures, supervise
-from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
+from tenure.engines._kit.backoff import FIRST_PAUSE, LONGEST_PAUSE, backoff
 from tenure.errors import EngineUnavailable, TenureError
 
 __all__ = ["ReconnectPolicy", "Reconnector", "ReconnectorOwner"]
@@ -52,11 +52,17 @@ class ReconnectPolicy(Generic[H]):
         self.hosts.append(host)
         self._failures += 1
 
-    def lost(self, host: H, *, first: bool) -> None:
-        """Record a lost connection: the host becomes the first, or its attempt counts as failed."""
-        if first:
+    def lost(self, host: H, *, first: bool, lasted: bool = False) -> None:
+        """Record a lost connection: the host becomes the first, or its attempt counts as failed.
+
+        Args:
+            host: the host of the connection.
+            first: whether the host becomes the first.
+            lasted: whether earlier failures are forgotten.
+        """
+        if first or lasted:
             self._failures = 0
-        else:
+        if not first:
             self.failed(host)
 
     def pause(self, longest: float = LONGEST_PAUSE) -> float:
@@ -100,6 +106,7 @@ class Reconnector(Generic[H, C]):
         self._host = self._policy.hosts[0]  # of the latest connection
         self._up, self._down = asyncio.Event(), asyncio.Event()
         self._connected_at = 0.0
+        self._paused = FIRST_PAUSE  # before the latest attempt, at the least
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._failures = Failures(f"keeping a connection to {url}", _log)
@@ -179,12 +186,13 @@ class Reconnector(Generic[H, C]):
         """
         if self.connection is not connection:
             return
+        lasted = asyncio.get_running_loop().time() - self._connected_at
         if first is None:
-            first = asyncio.get_running_loop().time() - self._connected_at > LONGEST_PAUSE
+            first = lasted > LONGEST_PAUSE
         self.connection = None
         self._failure = why
         self._up.clear()
-        self._policy.lost(self._host, first=first)
+        self._policy.lost(self._host, first=first, lasted=lasted > 2 * self._paused)
         self._down.set()
         if not self._closed:
             _log.debug("connection lost, reconnecting: peer=%s error=%s", self._host, why)
@@ -194,7 +202,9 @@ class Reconnector(Generic[H, C]):
     async def _keep(self) -> None:
         while True:
             await self._down.wait()
-            await asyncio.sleep(self._policy.pause(self._owner.longest_pause()))
+            pause = self._policy.pause(self._owner.longest_pause())
+            self._paused = max(pause, FIRST_PAUSE)
+            await asyncio.sleep(pause)
             if await self._attempt():
                 _log.debug("connection re-established: peer=%s", self._host)
 
