@@ -80,6 +80,36 @@ async def test_operations_on_one_name_wait_for_each_other_and_others_do_not() ->
     assert names(pipeline.begin()) == ["a", "a"]
 
 
+async def test_many_operations_on_one_name_are_as_many_as_those_that_follow_the_last_ones() -> None:
+    """The callers of the operations that were answered will soon call for as many."""
+    pipeline, session = a_pipeline(), Session(1)
+    for number in range(2):
+        pipeline.operate(an_operation(session, "a", number))
+    assert len(names(pipeline.begin())) == 2
+    for number in range(2, 48):
+        pipeline.operate(an_operation(session, "a", number))
+    pipeline.end()
+    first = pipeline.begin()
+    assert isinstance(first, Batch)
+    assert [each.words[1] for each in first.operations] == [*range(2, 26)]
+    for number in range(48, 50):
+        pipeline.operate(an_operation(session, "a", number))
+    assert pipeline.begin() is None
+    pipeline.end()
+    assert len(names(pipeline.begin())) == 24
+    assert not pipeline.waits
+
+
+async def test_operations_on_one_name_that_follow_none_are_one_statement() -> None:
+    pipeline, session = a_pipeline(), Session(1)
+    pipeline.operate(an_operation(session, "a"))
+    pipeline.begin()
+    pipeline.end()
+    for number in range(30):
+        pipeline.operate(an_operation(session, "a", number))
+    assert len(names(pipeline.begin())) == 30
+
+
 async def test_a_name_on_another_node_is_another_one() -> None:
     pipeline = a_pipeline()
     pipeline.operate(an_operation(Session(1), "a"))

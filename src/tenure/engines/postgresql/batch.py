@@ -81,11 +81,11 @@ class Batch(Statement):
 
     def take(self, most: int, held: Container[object]) -> Batch:
         """Remove operations, the first ones on names that are not held; return a batch of them."""
-        taken, operations = self._like(), self.operations
+        taken, operations, several = self._like(), self.operations, len(self.holds) > 1
         self._clear()
         for each in operations:
             place = _place(each)
-            free = len(taken.operations) < most or place in taken.holds
+            free = len(taken.operations) < most or (several and place in taken.holds)
             (taken if free and place not in held else self).add(each)
         return taken
 
@@ -173,16 +173,22 @@ class Batch(Statement):
         return _TURN_OVER, [*whose, name.encode(), *map(_array, (*numbers, waits, kept))]
 
     def answered(self, reply: Any) -> None:
-        """Give each operation its part of the reply."""
+        """Give each operation its part of the reply, also after one that raises an error."""
         operations = self.operations
         if isinstance(reply, Refusal):
             for operation in operations:
                 operation.answered(reply)
             return
+        failure: Exception | None = None
         for operation, each in zip(operations, reply, strict=False):
-            operation.answered(each)
+            try:
+                operation.answered(each)
+            except Exception as error:
+                failure = error
         if len(reply) > len(operations):
             self._pushed(reply[len(operations) :])
+        if failure is not None:
+            raise failure
 
     def judged(self) -> None:
         """Report no expired session again: a transaction may guard what it has."""

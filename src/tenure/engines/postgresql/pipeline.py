@@ -5,7 +5,9 @@ executes another one begins at once, without waiting for the client. Rules:
 
 * At most `_MOST` statements are under way. Two of them may be batches: the server executes one
   while the client handles the reply to the other. Operations that are called for meanwhile are the
-  next batch. If they are many it takes half of them, so that the two are of one size.
+  next batch. If they are many it takes half of them, so that the two are of one size. Operations on
+  one name are one batch at a time. Then it takes as many as will follow: the callers of those that
+  were answered call for others, while the server executes these.
 * A statement may be rolled back, and is sent again behind those that were sent meanwhile. So none
   is sent that depends on one under way: no operation on the same name, and nothing that changes a
   session while operations of the session are under way, or the other way round.
@@ -46,6 +48,7 @@ class StatementPipeline:
         self._waiting: deque[Statement] = deque()
         self._batch: Batch | None = None  # the last one that waits, open for more
         self._batches = self._operations = 0  # under way
+        self._latest = 0  # operations of the last batch, if others waited for its end
         self._held: set[object] = set()  # by statements under way
         self._shared: Counter[object] = Counter()
 
@@ -98,9 +101,11 @@ class StatementPipeline:
         held = self._held
         if self._batches >= _BATCHES or not held.isdisjoint(batch.shares) or held >= batch.holds:
             return None
-        most = max(_FEW, (len(batch.operations) + self._operations + 1) // 2)
+        size = len(batch.operations)
+        others = self._operations if len(batch.holds) > 1 else self._latest or size
+        most = max(_FEW, (size + others + 1) // 2)
         portion = batch
-        if len(batch.operations) > most or not held.isdisjoint(batch.holds):
+        if size > most or not held.isdisjoint(batch.holds):
             portion = batch.take(most, held)
             if not portion.operations:
                 return None
@@ -116,6 +121,8 @@ class StatementPipeline:
         """Return the first statement under way, which is no longer."""
         statement = self.under_way.popleft()
         self._ended(statement)
+        if isinstance(statement, Batch):
+            self._latest = len(statement.operations) if self._waiting else 0
         return statement
 
     def withdraw(self) -> None:
