@@ -105,6 +105,17 @@ def test_a_request_that_changes_has_no_neighbours_any_more() -> None:
     handoff.is_changed(9)
 
 
+def test_a_request_that_joins_behind_one_that_the_store_removed_takes_its_place() -> None:
+    handoff = a_chain(1, 2)
+    assert join(handoff, 3, 10) is None  # 2 was removed, which is reported later
+    assert handoff.left(2) is None
+    assert handoff.released(1) == 3
+    handoff.confirmed(1)
+    handoff.released(3)
+    handoff.confirmed(3)
+    assert handoff.order_ids == {}
+
+
 def test_what_is_unknown_changes_nothing() -> None:
     handoff = Handoff()
     assert handoff.released(1) is None
@@ -122,6 +133,8 @@ class Program:
         order_ids: of the requests in the queue.
         sent: operations on the way to the store.
         owned: requests that the session may consider owners.
+        waiting: requests that wait, as far as the session knows.
+        removed: requests that the store has removed, which is not reported yet.
     """
 
     handoff: Handoff = field(default_factory=Handoff)
@@ -130,6 +143,7 @@ class Program:
     sent: deque[tuple[str, int]] = field(default_factory=deque)
     owned: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
+    removed: deque[int] = field(default_factory=deque)
     latest: int = 0
 
     def join(self, number: int) -> None:
@@ -161,7 +175,7 @@ class Program:
             return
         leaving = {each for kind, each in self.sent if kind == "leave"}
         staying = [each for each in self.queue if each not in leaving]
-        assert staying[0] == number
+        assert number in self.removed or staying[0] == number
         self.waiting.discard(number)
         self.owned.add(number)
 
@@ -183,12 +197,26 @@ class Program:
             if kind == "join":
                 self.join(number)
             else:
-                self.leave(self.queue.index(number))
+                if number in self.queue:
+                    self.leave(self.queue.index(number))
                 self.handoff.confirmed(number)
+
+    def report(self) -> None:
+        """Report the oldest removal to the session."""
+        number = self.removed.popleft()
+        if number in self.waiting:
+            self.waiting.discard(number)
+            self.hand_on(self.handoff.left(number))
+        elif number in self.owned:
+            self.owned.discard(number)
+            self.handoff.confirmed(number)
 
 
 _STEPS = st.lists(
-    st.tuples(st.sampled_from(("send", "other", "withdraw", "deliver", "gone")), st.integers(0, 9)),
+    st.tuples(
+        st.sampled_from(("send", "other", "withdraw", "deliver", "gone", "remove", "report")),
+        st.integers(0, 9),
+    ),
     max_size=80,
 )
 
@@ -211,9 +239,18 @@ def test_a_request_is_the_owner_in_the_store_as_soon_as_the_releases_have_arrive
             program.deliver()
         elif kind == "gone" and others:
             program.leave(others[choice % len(others)])
-        assert len(program.owned) <= 1
+        elif kind == "remove" and any(program.queue):
+            mine = [at for at, each in enumerate(program.queue) if each]
+            place = mine[choice % len(mine)]
+            program.removed.append(program.queue[place])
+            program.leave(place)
+        elif kind == "report" and program.removed:
+            program.report()
+        assert len(program.owned.difference(program.removed)) <= 1
     while program.sent:
         program.deliver()
+    while program.removed:
+        program.report()
     for each in sorted(program.owned | program.waiting):
         program.withdraw(each)
         while program.sent:

@@ -148,10 +148,10 @@ async def test_nothing_is_released_without_the_request_that_is_kept(others: bool
             await other.acquire("m")
         await asyncio.sleep(0.01)
         await other.call("tick", "", [["/default", "m"]], None)  # which finds it overdue
-        assert await one.turn_over("m", [1], kept=[2]) == [-3]
+        assert await one.turn_over("m", [1], kept=[2]) == [["unkept", "t"]]
         words = [1, "w", 1, "m", 2, "", "", "1"]
-        assert await one.operate(words) == [-3]
-        assert (await one.operate(words, [1, "m", 9, "n"], fresh=("n",)))[0] == -3
+        assert await one.operate(words) == [["unkept", "t"]]
+        assert (await one.operate(words, [1, "m", 9, "n"], fresh=("n",)))[0] == ["unkept", "t"]
         assert await store.owner("m") == one.session
         assert (await requests(one))[0] == (one.session, 1)
         assert await one.turn_over("m", [1]) == [0]

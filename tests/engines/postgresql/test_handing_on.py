@@ -85,6 +85,17 @@ class Scene:
         )
         return [int(str(order_id)) for (order_id,) in found]
 
+    async def until_called(self, function: str) -> None:
+        """Return when a call of a function waits for a lock."""
+        await until(lambda: self._calls(function) == 1)
+
+    def _calls(self, function: str) -> int:
+        ((found,),) = shared().execute(
+            f"SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%{self.schema}.{function}%' "
+            "AND pg_blocking_pids(pid) <> '{}'"
+        )
+        return int(str(found))
+
 
 @asynccontextmanager
 async def a_scene(waiting: int = 0, *, resumable: bool = False) -> AsyncIterator[Scene]:
@@ -295,20 +306,6 @@ async def test_a_lease_survives_a_connection_that_is_lost_with_the_release_ahead
         assert scene.owners == []
 
 
-async def test_a_lease_is_lost_when_it_is_evicted_before_the_release_ahead_arrives() -> None:
-    async with a_scene(waiting=1) as scene:
-        with scene.blocked() as blocking:
-            evicting = asyncio.create_task(scene.other.evict("/default", NAME, scene.order_ids[1]))
-            await until(lambda: _blocked(scene.schema, "evict") == 1)
-            releasing = asyncio.create_task(scene.owner.release())
-            lease = await scene.waiting[0]
-            blocking.rollback()
-        assert await evicting
-        await releasing
-        assert "evicted" in str(await lease.wait_lost())
-        assert scene.order_ids == []
-
-
 async def test_a_request_that_is_withdrawn_is_passed_over() -> None:
     async with a_scene(waiting=2) as scene:
         with scene.blocked():
@@ -377,12 +374,3 @@ async def test_the_guard_of_a_request_behind_another_program_is_refused_at_once(
         with pytest.raises(psycopg.Error, match="not held any more"):
             await asyncio.to_thread(shared().execute, guard)
         theirs.cancel()
-
-
-def _blocked(schema: str, function: str) -> int:
-    """Return how many calls of a function wait for a lock."""
-    ((found,),) = shared().execute(
-        f"SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%{schema}.{function}%' "
-        "AND pg_blocking_pids(pid) <> '{}'"
-    )
-    return int(str(found))

@@ -17,6 +17,7 @@ from tenure.engines._kit.commands.operations import (
     EnqueueOperation,
     WithdrawOperation,
 )
+from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.commands.values import WHOLE
 from tenure.engines.contract import Answer, Attach, Removal, SessionEvents
 from tenure.engines.postgresql import values
@@ -28,9 +29,8 @@ from tenure.model import UNCHANGED, Unchanged
 
 __all__ = ["PostgresSession", "PostgresSessionEngine"]
 
-_GUARDED, _NOT_KEPT = -2, -3
-"""Answers to a withdrawal that a transaction holds up, because it guards the lease; and to one that
-was not made, because a request that it was to keep is not in the queue."""
+_GUARDED = -2
+"""Answer to a withdrawal that a transaction holds up, because it guards the lease."""
 
 
 class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
@@ -134,7 +134,7 @@ class PostgresSession(HandoffSession):
 
     Attributes:
         proven_at: the time of its latest proof.
-        unkept: requests that timed out after their releases had been sent.
+        unkept: requests that had left the queue before their releases arrived.
     """
 
     enqueuing = PostgresEnqueue
@@ -255,8 +255,6 @@ class PostgresSession(HandoffSession):
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         """Change a request in place."""
-        if count is not None or timeout is not UNCHANGED:
-            self.handoff.is_changed(request_id)
         answer = super().alter(request_id, count=count, data=data, timeout=timeout)
         if timeout is not UNCHANGED:
             self._engine.note_waiter()  # it may time out earlier
@@ -267,19 +265,22 @@ class PostgresSession(HandoffSession):
 
     def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
         """Handle the error of a withdrawal, or its delay."""
-        if not isinstance(operation, PostgresWithdraw) or reply not in (_GUARDED, _NOT_KEPT):
+        if not isinstance(operation, PostgresWithdraw):
             super().not_withdrawn(operation, reply)
         elif reply == _GUARDED:
+            operation.keep(None)  # it has lost its timeout
             if operation.guarded is None:
                 operation.guarded = GuardedRelease(self.loop, self.path, operation.name, self.id)
             operation.guarded.again(partial(self._withdraw_again, operation))
-        else:  # it has timed out in the store, which has granted nothing meanwhile
+        elif first_word(reply) == "unkept":  # the store has granted nothing meanwhile
             if operation.kept in self.requests:
-                self._removed(operation.kept, Removal.TIMED_OUT)
+                self._removed(operation.kept, REMOVALS.get(reply[1], Removal.LAPSED))
             elif operation.kept is not None:
                 self.unkept.add(operation.kept)  # and its release will find nothing
             operation.keep(self.handed(operation.name))
             self._withdraw_again(operation)
+        else:
+            super().not_withdrawn(operation, reply)
 
     def _withdraw_again(self, operation: PostgresWithdraw) -> None:
         if not self.over:

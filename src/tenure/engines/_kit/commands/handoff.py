@@ -37,7 +37,7 @@ from tenure.engines._kit.commands.operations import (
 )
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines.contract import Answer, Attach, Removal, SessionEvents, Withdrawn
-from tenure.model import Recovered
+from tenure.model import UNCHANGED, Recovered, Unchanged
 
 __all__ = ["Handoff", "HandoffSession"]
 
@@ -138,6 +138,8 @@ class Handoff:
         return before, after
 
     def _link(self, before: int, after: int) -> int | None:
+        if (removed := self._behind.get(before)) is not None:
+            del self._ahead[removed]  # the store reports it later
         self._ahead[after] = before
         self._behind[before] = after
         return after if before in self._released and after not in self._deadlines else None
@@ -204,18 +206,38 @@ class HandoffSession(CommandSession):
         if self.over:
             self.check()
         handoff = self.handoff
-        owned = self.requests.get(request_id, SENT) >= HANDED and self._may_hand_on(request_id)
-        if owned or handoff.is_released(request_id):
+        owned = self.requests.get(request_id, SENT) >= HANDED
+        may_hand_on = self._may_hand_on(request_id)
+        name = self._drop(request_id)
+        after = kept = None
+        if not owned and not handoff.is_released(request_id):
+            after = handoff.left(request_id)
+        elif may_hand_on:
             after = handoff.released(request_id)
         else:
-            after = handoff.left(request_id)
-        kept = None
+            handoff.confirmed(request_id)  # the store grants the mutex to the request behind
         if after is not None and (deadline := handoff.deadline(after)) is not None:
-            kept = after = after if self.loop.time() < deadline - MARGIN else None
-        operation = self._withdrawal(request_id, self._drop(request_id), kept)
+            waits = self.requests.get(after) == WAITING
+            kept = after = after if not waits or self.loop.time() < deadline - MARGIN else None
+        operation = self._withdrawal(request_id, name, kept)
         self._sender.operate(operation)
         self._hand_on(after)
         return operation
+
+    def alter(
+        self,
+        request_id: int,
+        *,
+        count: int | None,
+        data: bytes | None,
+        timeout: float | Unchanged | None = UNCHANGED,
+    ) -> Answer[None]:
+        """Change a request in place."""
+        if count is not None or timeout is not UNCHANGED:
+            self.handoff.is_changed(request_id)
+            if self.requests.get(request_id) == SENT:
+                self._hands_on = False  # its answer would say too much
+        return super().alter(request_id, count=count, data=data, timeout=timeout)
 
     def confirmed(self, request_id: int) -> None:
         """Forget a request whose withdrawal the store has confirmed."""
@@ -224,13 +246,13 @@ class HandoffSession(CommandSession):
 
     def _hand_on(self, request_id: int | None) -> None:
         """Grant a request of which the session owns the mutex, unless the store grants nothing."""
-        if request_id is None or self._engine.trouble() is not None:
+        if request_id is None or self.over or self._engine.trouble() is not None:
             return
         if request_id in self._fresh:
             self.loop.call_soon(self._hand_on, request_id)  # after the answer to its caller
         elif self.requests.get(request_id) == WAITING:
             self.requests[request_id] = HANDED
-            self.events.granted(request_id, None)
+            self.events.granted(request_id, self.handoff.order_ids[request_id])
 
     def _granted(self, request_id: int, order_id: int) -> None:
         if self.requests[request_id] == HANDED:
@@ -241,9 +263,10 @@ class HandoffSession(CommandSession):
     def _removed(self, request_id: int, why: Removal) -> None:
         waited = self.requests.get(request_id) == WAITING
         super()._removed(request_id, why)
-        after = self.handoff.left(request_id)
-        if waited:  # otherwise its holder has to stop first
-            self._hand_on(after)
+        if waited:
+            self._hand_on(self.handoff.left(request_id))
+        else:  # its holder has to stop first
+            self.handoff.confirmed(request_id)
 
     def _recovered(self, request: Recovered) -> None:
         super()._recovered(request)

@@ -244,6 +244,7 @@ CREATE OR REPLACE FUNCTION SCHEMA.guard(node text, name text, token bigint) RETU
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s SCHEMA.sessions;
+    follows boolean;
 BEGIN
     FOR attempt IN 1 .. 260 LOOP
         SELECT z.* INTO s FROM SCHEMA.requests y
@@ -253,19 +254,22 @@ BEGIN
             WHERE y.order_id = guard.token FOR KEY SHARE OF y;
         -- The program may have granted the lease when it sent the release of one of its own that is
         -- directly ahead. Then this waits until that has arrived.
-        EXIT WHEN s.id IS NOT NULL OR NOT EXISTS (
+        follows := s.id IS NULL AND EXISTS (
             SELECT FROM SCHEMA.requests y
             JOIN SCHEMA.queues x ON x.id = y.queue AND x.name = guard.name AND x.whole
+                AND x.max_count IS NULL
             JOIN SCHEMA.nodes n ON n.id = x.node AND n.path = guard.node
             WHERE y.order_id = guard.token AND NOT EXISTS (
                 SELECT FROM SCHEMA.requests z WHERE z.queue = y.queue
                     AND z.order_id < y.order_id AND z.session <> y.session));
-        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-            RAISE 'could not serialize access, because the lease of % on % was granted just now',
-                name, node USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
-        END IF;
+        EXIT WHEN NOT follows OR attempt = 260
+            OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
         PERFORM pg_sleep(least(0.001 * attempt, 0.02));
     END LOOP;
+    IF follows THEN
+        RAISE 'could not serialize access, because the lease of % on % was granted just now',
+            name, node USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
+    END IF;
     -- VACUUM FULL and CLUSTER forget of a deleted row that it was deleted, and not just changed. So a
     -- transaction with an older snapshot could lock it.
     IF pg_relation_filenode('SCHEMA.requests'::regclass) <> (

@@ -277,7 +277,8 @@ END $$;
 -- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
 -- the order id of an owner, [order id, that of the request directly ahead or 0] of a waiter, 0 if
 -- refused or withdrawn, -1 if there was nothing to withdraw, -2 if a transaction guards the request,
--- -3 if one that it keeps is missing, ["what is wrong", ...]; then events of the caller's sessions.
+-- ["unkept", why] if one that it keeps is missing, ["what is wrong", ...]; then events of the
+-- caller's sessions.
 CREATE OR REPLACE FUNCTION SCHEMA.operate(
     caller text, highest bigint, relaxed boolean, sessions bigint[], tokens text[],
     origins integer[], kinds "char"[], numbers bigint[], names text[],
@@ -426,7 +427,8 @@ BEGIN
                 UPDATE SCHEMA.requests SET deadline = NULL WHERE session = its_session
                     AND request_id = counts[at]::bigint AND queue = q.id;
                 IF NOT FOUND THEN
-                    answers[at] := '-3';
+                    answers[at] := '["unkept","' || coalesce((SELECT reason FROM SCHEMA.removals
+                        WHERE session = its_session AND request_id = counts[at]::bigint), '') || '"]';
                     CONTINUE;
                 END IF;
             END IF;
