@@ -109,3 +109,24 @@ async def test_sessions_are_locked_in_order() -> None:
     _, arguments = a_batch((OTHER, LOCK), (ONE, RELEASE)).packed("s")
     assert arguments[3] == b"{1,2}"
     assert arguments[5] == b"{2,1}"
+
+
+async def test_an_operation_that_fails_does_not_keep_others_from_their_answers() -> None:
+    answers: list[object] = []
+    pushed: list[str] = []
+
+    class Answered(Operation[object]):
+        def answered(self, reply: object) -> None:
+            answers.append(reply)
+            if len(answers) == 1:
+                raise ZeroDivisionError
+
+    batch = Batch("", OrderIds(), set(), relaxed=False, pushed=pushed.extend)
+    for words in (LOCK, RELEASE):
+        operation = Answered(asyncio.get_running_loop())
+        operation.session, operation.words = ONE, words
+        batch.add(operation)
+    with pytest.raises(ZeroDivisionError):
+        batch.answered([1, 0, "g 1 2 3"])
+    assert answers == [1, 0]
+    assert pushed == ["g 1 2 3"]

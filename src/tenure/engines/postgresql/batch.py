@@ -174,19 +174,17 @@ class Batch(Statement):
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply, also after one that raises an error."""
-        operations = self.operations
+        operations, failure = self.operations, None
+        replies: list[Any] = reply
         if isinstance(reply, Refusal):
-            for operation in operations:
-                operation.answered(reply)
-            return
-        failure: Exception | None = None
-        for operation, each in zip(operations, reply, strict=False):
+            replies = [reply] * len(operations)
+        for operation, each in zip(operations, replies, strict=False):
             try:
                 operation.answered(each)
             except Exception as error:
                 failure = error
-        if len(reply) > len(operations):
-            self._pushed(reply[len(operations) :])
+        if len(replies) > len(operations):
+            self._pushed(replies[len(operations) :])
         if failure is not None:
             raise failure
 
