@@ -7,7 +7,7 @@ task that connects. Rules:
   otherwise; a failed host is last.
 * Between two rounds there is a growing pause, with jitter. A connection whose host must not be
   first counts as a failed attempt, so that a server that accepts and then rejects is not tried in a
-  tight loop. The pauses begin anew after a connection that lasted for twice the pause before it.
+  tight loop. A connection that lasted for twice the pause before it resets the pause.
 * One task connects. Errors of attempts, or of callbacks of the owner, never end it.
 * The end of a connection is reported exactly once, after `lost`, a failed `up` or `aclose`.
 * Losses and re-established connections are logged at the level DEBUG, because the client logs each
