@@ -99,12 +99,13 @@ async def test_a_wait_that_takes_too_long_gives_up_the_place(server: Server) -> 
 
 async def test_work_is_done_under_the_lock(server: Server) -> None:
     lock = DistributedLock("m", **on(server.port))
-    other = DistributedLock("m", **on(server.port, acquire_timeout=0.05))
+    hurried = DistributedLock("m", **on(server.port, acquire_timeout=0.05))
+    other = DistributedLock("m", **on(server.port))
 
     async def work() -> str | None:
-        assert not await other.acquire()
+        assert not await hurried.acquire()
         with pytest.raises(tenure.AcquireTimeout):
-            await other.with_lock(lambda: None)
+            await hurried.with_lock(lambda: None)
         return lock.token
 
     token = await lock.with_lock(work)
