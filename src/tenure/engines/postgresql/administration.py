@@ -1,4 +1,4 @@
-"""Operations on nodes and whole stores, as functions in the database."""
+"""Functions without an attached session: those that attach, and operations on nodes and stores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines.contract import GuardStatement
+from tenure.engines.contract import Attach, GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.pages import PostgresPages
@@ -56,7 +58,7 @@ class PostgresCommand(Call):
 
 
 class PostgresAdministration(CommandEngine[PostgresSession]):
-    """Operations that belong to no session.
+    """Operations without an attached session.
 
     Attributes:
         channel: names this engine to others.
@@ -81,6 +83,34 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
     @abstractmethod
     def push_all(self, events: Iterable[str] | Refusal) -> None:
         """Handle events, later in this iteration of the loop."""
+
+    # Attaching
+
+    def send_attach(self, how: Attach, token: str, answered: Callable[[Any], None]) -> None:
+        """Attach a new session."""
+        words = (
+            *(how.node, token, self.channel, how.recovery_window),
+            *(values.to_text(how.description), how.liveness),
+            *(how.key.hex(), rules.SESSIONS_PER_NODE),
+        )
+        self.send(Call("attach", words, answered))
+
+    def send_take_over(
+        self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
+    ) -> None:
+        """Take a session over."""
+        window = how.recovery_window if how.adopt else None
+        place = (how.node, number, secret, self.channel, how.key.hex())
+        self.send(Call("take_over", (*place, window), answered))
+
+    def read_take_over(self, number: int, reply: Any) -> TakenOver:
+        """Decode the reply to a takeover that succeeded."""
+        _, token, window, text, mine = reply
+        if mine is not None:  # the former attachment is one of this engine
+            self.push_all([f"T {number} {mine}"])
+        return TakenOver(token, window, values.from_text(text))
+
+    # Administration
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the statement that guards a lease in a transaction of a caller."""

@@ -12,12 +12,12 @@ import psycopg
 from tenure.background import BackgroundQueue
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
+from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, Operation
 from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql.administration import PostgresAdministration
-from tenure.engines.postgresql.attaching import PostgresAttaching
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
@@ -61,7 +61,6 @@ class PostgresEngine(PostgresAdministration):
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
         super().__init__(address, clock)
-        self.attaching = PostgresAttaching(self)
         self.relaxed = address.relaxed
         self.capabilities = Capabilities(resume=True, durable=True, adopt=True)
         self.channel = ""
@@ -318,6 +317,10 @@ class PostgresEngine(PostgresAdministration):
         if self.connection.trouble:
             return EngineError(f"{self.url} {self.connection.trouble}")
         return self._quarantine.trouble()
+
+    def new_session(self, given: SessionParameters) -> PostgresSession:
+        """Create the object of the attached session."""
+        return PostgresSession(self, given)
 
     def admit(self, session: PostgresSession) -> bool:
         """Add an attached session; false if the engine has been closed."""

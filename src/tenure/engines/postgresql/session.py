@@ -6,7 +6,11 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.engines._kit.commands.attachment import CommandSender, CommandSessionEngine
+from tenure.engines._kit.commands.attachment import (
+    CommandSender,
+    CommandSessionEngine,
+    SessionParameters,
+)
 from tenure.engines._kit.commands.handoff import HandoffSession
 from tenure.engines._kit.commands.operations import (
     HANDED,
@@ -19,7 +23,7 @@ from tenure.engines._kit.commands.operations import (
 )
 from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.commands.values import WHOLE
-from tenure.engines.contract import Answer, Attach, Removal, SessionEvents
+from tenure.engines.contract import Answer, Removal
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE
 from tenure.engines.postgresql.guarded import GuardedRelease
@@ -142,17 +146,9 @@ class PostgresSession(HandoffSession):
 
     _engine: PostgresSessionEngine
 
-    def __init__(
-        self,
-        engine: PostgresSessionEngine,
-        how: Attach,
-        events: SessionEvents,
-        number: int,
-        token: str,
-        window: float,
-    ) -> None:
+    def __init__(self, engine: PostgresSessionEngine, given: SessionParameters) -> None:
         """Start attached, with the token that the store has."""
-        super().__init__(engine, engine, how, events, number, token, window)
+        super().__init__(engine, engine, given)
         self.proven_at = engine.clock.now()
         self.unkept: set[int] = set()
 

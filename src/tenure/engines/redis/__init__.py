@@ -6,8 +6,8 @@ looked up after an interruption, and every few seconds.
 
 Modules, in reading order: `session` extends the sessions of `tenure.engines._kit.commands`. It
 sends `commands`, which run the scripts in ``lua/``, over `connection`, one socket; `reconnector`
-replaces it when it breaks, and `connecting` opens it. `engine` owns all of them; its bases are
-`administration` and `attaching`. `namespace` handles a loss of data. `heartbeat` and `confirming`
+replaces it when it breaks, and `connecting` opens it. `engine` owns all of them; its base is
+`administration`. `namespace` handles a loss of data. `heartbeat` and `confirming`
 have separate connections. `values` encodes and decodes, `url` parses.
 
 Rules:

@@ -1,4 +1,4 @@
-"""Operations on nodes and whole stores, as scripts."""
+"""Scripts without an attached session: those that attach, and operations on nodes and stores."""
 
 from __future__ import annotations
 
@@ -7,26 +7,52 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tenure.clock import Clock
+from tenure.core import rules
+from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
+from tenure.engines.contract import Attach
 from tenure.engines.redis import values
-from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
+from tenure.engines.redis.commands import SCRIPTS, LargeRead, Script, ScriptCall, Word, pack
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import RedisSession
 from tenure.engines.redis.url import RedisUrl
-from tenure.errors import TenureError
+from tenure.errors import InvalidArgument, TenureError
 
 __all__ = ["RedisAdministration"]
 
 _CHANGES = frozenset({"create_node", "alter_node", "drop_node", "end_session", "evict"})
 
 
+class _AttachCall(ScriptCall):
+    """Call that attaches, with the engine's known epoch at the time of sending."""
+
+    __slots__ = ("_epoch",)
+
+    def __init__(
+        self,
+        epoch: Callable[[], str],
+        script: Script,
+        args: tuple[Word, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        super().__init__(script, None, args, answered)
+        self._epoch = epoch
+
+    def packed(self, meta: str) -> bytes:
+        return pack(("EVALSHA", self.script.digest, 1, meta, *self.args, self._epoch()))
+
+
 class RedisAdministration(CommandEngine[RedisSession]):
-    """Operations without a session.
+    """Operations without an attached session.
 
     Attributes:
+        channel: the channel of pushes to the engine's sessions.
+        epoch: the epoch of the namespace, which changes with each loss of data.
         reconnector: the connection to the server.
     """
 
+    channel: str
+    epoch: str
     reconnector: RedisReconnector
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
@@ -34,6 +60,50 @@ class RedisAdministration(CommandEngine[RedisSession]):
         timeout = address.connect_timeout + address.socket_timeout
         super().__init__(address.url, timeout, values, clock)
         self._address = address
+
+    # Attaching
+
+    def check_window(self, how: Attach) -> None:
+        """Raise `InvalidArgument` if the window is invalid, or longer than the namespace allows."""
+        super().check_window(how)
+        longest = self._address.max_window
+        if how.recovery_window > longest:
+            raise InvalidArgument(
+                f"{self.url}: a recovery window of {how.recovery_window:g} s is longer "
+                f"than the longest one of the namespace, {longest:g} s. Write ?max_window="
+                f"{how.recovery_window:g} in the URL of each program that uses the namespace",
+                node=how.node,
+            )
+
+    def send_attach(self, how: Attach, token: str, answered: Callable[[Any], None]) -> None:
+        """Attach a new session."""
+        self._send_attach(
+            "attach",
+            (
+                *(how.node, token, self.channel, int(how.recovery_window * 1e6)),
+                *(how.description, how.liveness, how.key, rules.SESSIONS_PER_NODE),
+            ),
+            answered,
+        )
+
+    def send_take_over(
+        self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
+    ) -> None:
+        """Take over a session."""
+        window = int(how.recovery_window * 1e6) if how.adopt else ""
+        place = (how.node, number, secret, self.channel, how.key)
+        self._send_attach("takeover", (*place, window), answered)
+
+    def _send_attach(
+        self, script: str, args: tuple[Word, ...], answered: Callable[[Any], None]
+    ) -> None:
+        self.reconnector.send(_AttachCall(lambda: self.epoch, SCRIPTS[script], args, answered))
+
+    def read_take_over(self, number: int, reply: Any) -> TakenOver:  # noqa: ARG002
+        """Decode the reply to a successful takeover."""
+        return TakenOver(reply[1].decode(), reply[2] / 1e6, reply[3].decode())
+
+    # Administration
 
     def administer(
         self, command: str, args: tuple[Any, ...], answered: Callable[[Any], None]

@@ -11,11 +11,11 @@ from typing import Any
 from tenure.background import BackgroundQueue, BackgroundTimer
 from tenure.clock import Clock
 from tenure.engines._kit.commands.attaching import new_token
+from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.operations import OWNS, WAITING
 from tenure.engines._kit.watchers import LocalWatch, Watchers
 from tenure.engines.contract import Finding
 from tenure.engines.redis.administration import RedisAdministration
-from tenure.engines.redis.attaching import RedisAttaching
 from tenure.engines.redis.commands import SCRIPTS, ScriptCall
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server
@@ -23,7 +23,7 @@ from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.heartbeat import RedisHeartbeat
 from tenure.engines.redis.namespace import NamespaceQuarantine, Witnesses, greet_namespace
 from tenure.engines.redis.reconnector import RedisReconnector
-from tenure.engines.redis.session import RedisSession
+from tenure.engines.redis.session import ConfirmedSession, RedisSession
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import TenureError
 from tenure.model import Capabilities
@@ -40,8 +40,6 @@ class RedisEngine(RedisAdministration):
     """The engine of one Redis namespace, as the contract defines it.
 
     Attributes:
-        channel: the channel of pushes to its sessions.
-        epoch: the epoch of the namespace, which changes with each loss of data.
         confirmer: the confirmation of grants by replicas; ``None`` without ``min_replicas``.
         quarantine: the time for which nothing is granted, as far as known here.
     """
@@ -51,7 +49,6 @@ class RedisEngine(RedisAdministration):
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
         super().__init__(address, clock)
-        self.attaching = RedisAttaching(self, address.max_window)
         self.capabilities = Capabilities(
             resume=True, durable=True, longest_window=address.max_window, adopt=True
         )
@@ -279,6 +276,11 @@ class RedisEngine(RedisAdministration):
     def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
         """Return the reason why the store currently grants nothing, if known."""
         return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
+
+    def new_session(self, given: SessionParameters) -> RedisSession:
+        """Create the object of the attached session."""
+        kind = RedisSession if self.confirmer is None else ConfirmedSession
+        return kind(self, given)
 
     def admit(self, session: RedisSession) -> bool:
         """Add an attached session; return false if the engine has been closed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.engines._kit.commands.attachment import CommandSessionEngine
+from tenure.engines._kit.commands.attachment import CommandSessionEngine, SessionParameters
 from tenure.engines._kit.commands.operations import (
     OWNS,
     REMOVALS,
@@ -17,7 +17,7 @@ from tenure.engines._kit.commands.operations import (
 )
 from tenure.engines._kit.commands.replies import ignore
 from tenure.engines._kit.commands.session import CommandSession
-from tenure.engines.contract import Attach, Removal, SessionEvents
+from tenure.engines.contract import Removal
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.heartbeat import RedisHeartbeat
@@ -61,17 +61,9 @@ class RedisSession(CommandSession):
 
     _engine: RedisSessionEngine
 
-    def __init__(
-        self,
-        engine: RedisSessionEngine,
-        how: Attach,
-        events: SessionEvents,
-        number: int,
-        token: str,
-        window: float,
-    ) -> None:
+    def __init__(self, engine: RedisSessionEngine, given: SessionParameters) -> None:
         """Start attached, with the token in the store."""
-        super().__init__(engine, engine.reconnector, how, events, number, token, window)
+        super().__init__(engine, engine.reconnector, given)
         self.handle_push = engine.handle_push
         self._reconnector = engine.reconnector
         self._seen_changes: list[int] = []

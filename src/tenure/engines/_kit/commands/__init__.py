@@ -6,6 +6,6 @@ engine encodes the commands and makes the connections.
 Modules, in reading order: `replies` and `values` decode and encode. `session` has the requests of a
 session, based on `attachment` (its token and end), and `operations` are sent in batches. `handoff`
 passes mutexes on between requests of a session, for engines whose store reports neighbours.
-`attaching` attaches and takes over. `engine` opens and closes; its base is `administration`, the
-operations on nodes.
+`engine` opens and closes; its bases are `attaching`, which attaches and takes over, and
+`administration`, the operations on nodes.
 """

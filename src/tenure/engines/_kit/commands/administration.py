@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tenure.clock import Clock
 from tenure.core import refusals, rules
 from tenure.engines._kit.commands.replies import first_word, settle
 from tenure.engines._kit.commands.values import Values, config_from, config_text, included
@@ -25,6 +26,7 @@ class CommandAdministration(EngineDefaults, ABC):
         url: the store's URL, without secrets.
         answer_timeout: timeout of an answer in seconds.
         values: decodes the store's replies.
+        clock: measures the sessions' proofs.
 
     Attributes:
         loop: the event loop on which the engine was opened.
@@ -32,10 +34,11 @@ class CommandAdministration(EngineDefaults, ABC):
 
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, url: str, answer_timeout: float, values: Values) -> None:
+    def __init__(self, url: str, answer_timeout: float, values: Values, clock: Clock) -> None:
         """Start closed."""
         self.url = url
         self.values = values
+        self.clock = clock
         self._answer_timeout = answer_timeout
         self._open = False
         self._awaited: dict[asyncio.Future[Any], tuple[type[TenureError], str]] = {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tenure.core import refusals, rules
-from tenure.engines._kit.commands.attachment import CommandSessionEngine
+from tenure.engines._kit.commands.administration import CommandAdministration
+from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.replies import first_word, text
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines._kit.session import received
@@ -19,23 +20,9 @@ from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold
 from tenure.model import Liveness
 
-__all__ = ["AttachEngine", "Attaching", "TakenOver", "new_token"]
+__all__ = ["CommandAttaching", "TakenOver", "new_token"]
 
 S = TypeVar("S", bound=CommandSession)
-
-
-class AttachEngine(CommandSessionEngine, Protocol):
-    """The engine, as seen by `Attaching`."""
-
-    def admit(self, session: Any) -> bool:
-        """Add an attached session; return false if the engine has been closed."""
-        ...
-
-    def limit(
-        self, answer: asyncio.Future[Any], kind: type[TenureError], path: str
-    ) -> asyncio.TimerHandle:
-        """Fail an overdue answer after a timeout; return the timer, for cancelling it."""
-        ...
 
 
 class TakenOver(NamedTuple):
@@ -57,16 +44,12 @@ def new_token(number: int) -> str:
     return f"{number}.{secrets.token_hex(8)}"
 
 
-class Attaching(ABC, Generic[S]):
-    """Attaching to one engine.
+class CommandAttaching(CommandAdministration, Generic[S]):
+    """The part of an engine that attaches sessions.
 
     The reply to an attach begins with "ok", or with one of these: "no node"; "full", for a node at
     its limit; "refused", with the session's liveness and key; or another word, without the session.
     """
-
-    def __init__(self, engine: AttachEngine) -> None:
-        """Attach sessions to this engine."""
-        self._engine = engine
 
     # Defined by each engine
 
@@ -85,10 +68,12 @@ class Attaching(ABC, Generic[S]):
         """Decode the reply to a successful takeover."""
 
     @abstractmethod
-    def new_session(
-        self, how: Attach, events: SessionEvents, number: int, token: str, window: float
-    ) -> S:
+    def new_session(self, given: SessionParameters) -> S:
         """Create the object of the attached session."""
+
+    @abstractmethod
+    def admit(self, session: S) -> bool:
+        """Add an attached session; return false if the engine has been closed."""
 
     def check_window(self, how: Attach) -> None:
         """Raise `InvalidArgument` if the recovery window is not allowed."""
@@ -98,6 +83,7 @@ class Attaching(ABC, Generic[S]):
 
     async def attach(self, how: Attach, events: SessionEvents) -> S:
         """Attach a session, as defined by the contract."""
+        self.check_open()
         rules.check_path(how.node)
         if how.session_id is not None:
             return await self._take_over(how, how.session_id, events)
@@ -107,9 +93,10 @@ class Attaching(ABC, Generic[S]):
         token = new_token(1)
 
         def made(reply: Any) -> S:
-            return self.new_session(how, events, reply[1], token, how.recovery_window)
+            given = SessionParameters(how, events, reply[1], token, how.recovery_window)
+            return self.new_session(given)
 
-        at = self._engine.clock.now()
+        at = self.clock.now()
         session = await self._attached(how, made, partial(self.send_attach, how, token))
         events.proven(at)
         return session
@@ -123,13 +110,13 @@ class Attaching(ABC, Generic[S]):
         def made(reply: Any) -> S:
             nonlocal former
             token, window, former = self.read_take_over(number, reply)
-            return self.new_session(how, events, number, token, window)
+            return self.new_session(SessionParameters(how, events, number, token, window))
 
         send = partial(self.send_take_over, how, number, secret)
         session = await self._attached(how, made, send)
 
         async def begin() -> float:
-            at = self._engine.clock.now()
+            at = self.clock.now()
             await session.begin(how.description if how.adopt else retold(former, how.description))
             return at
 
@@ -144,33 +131,31 @@ class Attaching(ABC, Generic[S]):
         send: Callable[[Callable[[Any], None]], None],
     ) -> S:
         """Send the command that attaches; the answer creates the session at once."""
-        engine = self._engine
-        made: asyncio.Future[S] = engine.loop.create_future()
+        made: asyncio.Future[S] = self.loop.create_future()
 
         def answered(reply: Any) -> None:
             if first_word(reply) != "ok":
                 if not made.done():
-                    made.set_exception(self._error(how, reply))
+                    made.set_exception(self._attach_error(how, reply))
                 return
             session = make(reply)
-            if engine.admit(session) and not made.done():
+            if self.admit(session) and not made.done():
                 made.set_result(session)
             else:
                 session.abandon()  # the caller was cancelled, or the engine closed
 
         send(answered)
-        late = engine.limit(made, EngineUnavailable, how.node)
+        late = self.limit(made, EngineUnavailable, how.node)
         try:
             return await received(made)
         finally:
             late.cancel()
 
-    def _error(self, how: Attach, reply: Any) -> TenureError:
+    def _attach_error(self, how: Attach, reply: Any) -> TenureError:
         number = how.session_id
         if isinstance(reply, Exception):
             return EngineError(
-                f"the session on {how.node} could not be attached: {self._engine.url} refused it: "
-                f"{reply}",
+                f"the session on {how.node} could not be attached: {self.url} refused it: {reply}",
                 node=how.node,
             )
         word = first_word(reply)

@@ -12,7 +12,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tenure.background import Failures
 from tenure.clock import Clock
@@ -26,7 +26,7 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
 
-__all__ = ["CommandAttachment", "CommandSender", "CommandSessionEngine"]
+__all__ = ["CommandAttachment", "CommandSender", "CommandSessionEngine", "SessionParameters"]
 
 
 class CommandSender(Protocol):
@@ -83,6 +83,24 @@ class CommandSessionEngine(Protocol):
         ...
 
 
+class SessionParameters(NamedTuple):
+    """Parameters of a session that the store has attached.
+
+    Attributes:
+        how: the caller's options.
+        events: receives its events.
+        number: its id in the store.
+        token: the token of the attachment.
+        window: the recovery window in seconds.
+    """
+
+    how: Attach
+    events: SessionEvents
+    number: int
+    token: str
+    window: float
+
+
 class CommandAttachment(SessionBase):
     """Session state without the operations on requests.
 
@@ -91,19 +109,11 @@ class CommandAttachment(SessionBase):
         tokens: its possible tokens in the store, while it is reattached.
     """
 
-    def __init__(
-        self,
-        engine: CommandSessionEngine,
-        how: Attach,
-        events: SessionEvents,
-        number: int,
-        token: str,
-        window: float,
-    ) -> None:
+    def __init__(self, engine: CommandSessionEngine, given: SessionParameters) -> None:
         """Start attached, with the token in the store."""
-        super().__init__(how, events, number, window)
-        self.token = token
-        self.tokens = [token]
+        super().__init__(given.how, given.events, given.number, given.window)
+        self.token = given.token
+        self.tokens = [given.token]
         self.loop = engine.loop
         self.order_ids = engine.order_ids
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Engine that sends commands: its opening and closing, and the attaching of sessions."""
+"""Engine that sends commands: its opening and closing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tenure.background import Failures
 from tenure.clock import Clock
-from tenure.engines._kit.commands.administration import CommandAdministration
-from tenure.engines._kit.commands.attaching import Attaching
+from tenure.engines._kit.commands.attaching import CommandAttaching
 from tenure.engines._kit.commands.operations import OrderIds
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines._kit.commands.values import Values
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.session import close_sessions
-from tenure.engines.contract import Attach, SessionEvents
 from tenure.errors import TenureError
 
 __all__ = ["CommandEngine", "CommandReconnector"]
@@ -41,25 +39,22 @@ class CommandReconnector(Protocol):
         """Disconnect. Safe to call twice."""
 
 
-class CommandEngine(CommandAdministration, Generic[S]):
+class CommandEngine(CommandAttaching[S], Generic[S]):
     """The life cycle of an engine.
 
     Attributes:
         order_ids: the highest order id seen by this program.
         failures: failures of events and timers.
-        attaching: attaches the sessions.
         heartbeat: renews sessions while the loop is stuck.
         reconnector: keeps a connection.
     """
 
-    attaching: Attaching[S]
     heartbeat: HeartbeatThread[Any]
     reconnector: CommandReconnector
 
     def __init__(self, url: str, answer_timeout: float, values: Values, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
-        super().__init__(url, answer_timeout, values)
-        self.clock = clock
+        super().__init__(url, answer_timeout, values, clock)
         self.order_ids = OrderIds()
         self.failures = Failures(
             f"looking after the sessions on {url}", logging.getLogger("tenure")
@@ -124,10 +119,3 @@ class CommandEngine(CommandAdministration, Generic[S]):
     def is_in_loop(self) -> bool:
         """Return true on the thread of the engine's loop."""
         return threading.get_ident() == self._thread
-
-    # Sessions
-
-    async def attach(self, how: Attach, events: SessionEvents) -> S:
-        """Attach a session, or take one over."""
-        self.check_open()
-        return await self.attaching.attach(how, events)

@@ -26,7 +26,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from tenure.engines._kit.commands.attachment import CommandSender, CommandSessionEngine
+from tenure.engines._kit.commands.attachment import (
+    CommandSender,
+    CommandSessionEngine,
+    SessionParameters,
+)
 from tenure.engines._kit.commands.operations import (
     HANDED,
     OWNS,
@@ -36,7 +40,7 @@ from tenure.engines._kit.commands.operations import (
     WithdrawOperation,
 )
 from tenure.engines._kit.commands.session import CommandSession
-from tenure.engines.contract import Answer, Attach, Removal, SessionEvents, Withdrawn
+from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.model import UNCHANGED, Recovered, Unchanged
 
 __all__ = ["Handoff", "HandoffSession"]
@@ -153,19 +157,12 @@ class HandoffSession(CommandSession):
     """
 
     def __init__(
-        self,
-        engine: CommandSessionEngine,
-        sender: CommandSender,
-        how: Attach,
-        events: SessionEvents,
-        number: int,
-        token: str,
-        window: float,
+        self, engine: CommandSessionEngine, sender: CommandSender, given: SessionParameters
     ) -> None:
         """Start attached, with the token in the store."""
-        super().__init__(engine, sender, how, events, number, token, window)
+        super().__init__(engine, sender, given)
         self.handoff = Handoff()
-        self._hands_on = how.liveness == "process"
+        self._hands_on = given.how.liveness == "process"
 
     # Defined by each engine
 

@@ -20,6 +20,7 @@ from tenure.engines._kit.commands.attachment import (
     CommandAttachment,
     CommandSender,
     CommandSessionEngine,
+    SessionParameters,
 )
 from tenure.engines._kit.commands.operations import (
     HANDED,
@@ -34,11 +35,9 @@ from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.commands.values import count_text, microseconds
 from tenure.engines.contract import (
     Answer,
-    Attach,
     Enqueued,
     Place,
     Removal,
-    SessionEvents,
     Withdrawn,
 )
 from tenure.errors import SessionExpired
@@ -68,17 +67,10 @@ class CommandSession(CommandAttachment):
     time_unit: ClassVar[float] = 1.0
 
     def __init__(
-        self,
-        engine: CommandSessionEngine,
-        sender: CommandSender,
-        how: Attach,
-        events: SessionEvents,
-        number: int,
-        token: str,
-        window: float,
+        self, engine: CommandSessionEngine, sender: CommandSender, given: SessionParameters
     ) -> None:
         """Start attached, with the token in the store."""
-        super().__init__(engine, how, events, number, token, window)
+        super().__init__(engine, given)
         self.requests: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self._sender = sender
