@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["LocalWatch", "Watchers", "WatchingSession"]
+__all__ = ["LocalWatch", "LocalWatches", "Watchers", "WatchingSession"]
 
 Subject = TypeVar("Subject", bound=Hashable)
 Session = TypeVar("Session", bound=Hashable)
@@ -18,7 +19,7 @@ Watch = TypeVar("Watch", bound=Hashable)
 Watching = TypeVar("Watching", bound="WatchingSession")
 
 
-class WatchingSession(Protocol):
+class WatchingSession(Hashable, Protocol):
     """A session, as seen by its watches."""
 
     @property
@@ -33,7 +34,7 @@ class LocalWatch(Generic[Watching]):
 
     Attributes:
         session: the watching session.
-        kinds: letters of the kinds of changes to report.
+        kinds: letters of the kinds of changes to report, "b" among them.
         changed: called after such a change.
     """
 
@@ -94,3 +95,48 @@ class Watchers(Generic[Subject, Session, Watch]):
 
     def __len__(self) -> int:
         return len(self._on)
+
+
+class LocalWatches(Watchers[str, Watching, LocalWatch[Watching]]):
+    """Watches of an engine on the channels of its store.
+
+    Args:
+        subscribe: called with a channel before its first watch.
+        unsubscribe: called with a channel after its last watch.
+    """
+
+    def __init__(
+        self, subscribe: Callable[[str], object], unsubscribe: Callable[[str], object]
+    ) -> None:
+        super().__init__()
+        self._subscribe = subscribe
+        self._unsubscribe = unsubscribe
+
+    def watch(
+        self, channel: str, session: Watching, kinds: str, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `changed` after changes of these kinds; return a function that ends the watch."""
+        watch = LocalWatch(session, kinds, changed)
+        if channel not in self:
+            self._subscribe(channel)
+        self.add(channel, session, watch)
+        return partial(self._end, channel, watch)
+
+    def _end(self, channel: str, watch: LocalWatch[Watching]) -> None:
+        if self.remove(channel, watch.session, watch) and channel not in self:
+            self._unsubscribe(channel)
+
+    def report(self, channel: str, kind: str) -> None:
+        """Report a change of a kind to the watches of a channel."""
+        for watch in self.on(channel):
+            watch.report(kind)
+
+    def report_all(self) -> None:
+        """Report changes to all watches, because some may have been missed."""
+        for channel in tuple(self):
+            self.report(channel, "b")
+
+    def forget(self, session: Watching) -> None:
+        """End the watches of a session."""
+        for channel, watch in self.of(session):
+            self._end(channel, watch)

@@ -69,7 +69,7 @@ class PostgresEngine(PostgresAdministration):
         self._waiting: list[Statement] = []  # for a connection
         self._batch: Batch | None = None  # the last of those, open for more operations
         self._sessions: dict[int, list[PostgresSession]] = {}
-        self._watches = PostgresWatches(self, address.schema)
+        self._watches = PostgresWatches(self.send, self.listen, address.schema)
         self._listened: tuple[str, ...] = ()
         self._renewals = Renewals(self)
         self._looks = PostgresLooks(self)
@@ -203,7 +203,7 @@ class PostgresEngine(PostgresAdministration):
         self._known.clear()
         self.quarantined(greeting.left, greeting.reason)
         self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
-        self._listened = self._watches.channels
+        self._listened = tuple(self._watches)
         await opened.listen(self.channel, *self._listened)
         sessions = [each for each in self.all_sessions() if not each.over]
         epoch = greeting.epoch
@@ -222,7 +222,7 @@ class PostgresEngine(PostgresAdministration):
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
         self.connection = connection
-        for channel in self._watches.channels:
+        for channel in self._watches:
             if channel not in self._listened:  # watched since `_prepare`
                 self.listen(f"LISTEN {channel}")
         for statement in self._take_waiting():
@@ -230,7 +230,7 @@ class PostgresEngine(PostgresAdministration):
         for session in self.all_sessions():
             session.events.attached()
             session.look_up((WAITING, HANDED, OWNS))
-        self._watches.all_changed()
+        self._watches.report_all()
         self._monitor.note_waiter()
 
     def all_sessions(self) -> list[PostgresSession]:
@@ -271,7 +271,7 @@ class PostgresEngine(PostgresAdministration):
     def _deliver(self, event: str) -> None:
         kind, rest = event.split(" ", 1)
         if len(kind) > 1:
-            self._watches.changed(kind, rest)
+            self._watches.report(kind, rest)
             return
         number, _, rest = rest.partition(" ")
         for session in tuple(self._sessions.get(int(number), ())):
@@ -341,7 +341,7 @@ class PostgresEngine(PostgresAdministration):
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         self._monitor.begin()
-        return self._watches.add(session, name, kinds, changed)
+        return self._watches.begin(session, name, kinds, changed)
 
     def listen(self, sql: str) -> None:
         """Run ``LISTEN`` or ``UNLISTEN`` where notifications are received."""

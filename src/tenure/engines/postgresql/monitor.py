@@ -115,7 +115,7 @@ class PostgresMonitor:
 
     def _turn(self) -> None:
         sessions = self._engine.all_sessions()
-        if not sessions and not self._watches.channels:
+        if not sessions and not self._watches:
             return
         now = self._now()
         connection = self._engine.connection
@@ -169,7 +169,7 @@ class PostgresMonitor:
             for session in sessions
             for name in session.waiting_names()
         ]
-        channels, watched = self._watches.channels, self._watches.watched()
+        channels, watched = tuple(self._watches), self._watches.watched()
         if channels and self._polls:
             self.look_in(_WATCH_POLL)
         if not places and not watched:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from tenure.engines._kit.watchers import LocalWatch, Watchers
+from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import SessionCall, Statement
@@ -19,96 +19,63 @@ from tenure.engines.postgresql.statements import SessionCall, Statement
 __all__ = ["PostgresWatches"]
 
 
-class _Engine(Protocol):
-    """The engine, as its watches use it."""
-
-    def send(self, statement: Statement) -> None: ...
-
-    def listen(self, sql: str) -> None: ...
-
-
-class PostgresWatches:
-    """The watches of one engine.
+class PostgresWatches(LocalWatches[PostgresSession]):
+    """The watches of one engine. Iterates over the channels on which changes are notified.
 
     Args:
-        engine: sends statements.
+        send: sends a statement.
+        listen: runs ``LISTEN`` or ``UNLISTEN`` where notifications are received.
         schema: of the store; equal names in other schemas are others.
     """
 
-    def __init__(self, engine: _Engine, schema: str) -> None:
+    def __init__(
+        self, send: Callable[[Statement], None], listen: Callable[[str], None], schema: str
+    ) -> None:
         """Start without watches."""
-        self._engine = engine
+        super().__init__(lambda channel: listen(f"LISTEN {channel}"), self._unlisten)
+        self._send = send
+        self._listen = listen
         self._schema = schema
-        self._watchers: Watchers[str, PostgresSession, LocalWatch[PostgresSession]] = Watchers()
         self._places: dict[str, list[str]] = {}  # node and name of each channel
         self._counters: dict[str, Any] = {}
 
-    @property
-    def channels(self) -> tuple[str, ...]:
-        """The channels on which changes are notified."""
-        return tuple(self._watchers)
-
     def watched(self) -> list[list[str]]:
         """Return node, name and channel of each watched queue."""
-        return [[*self._places[channel], channel] for channel in self._watchers]
+        return [[*self._places[channel], channel] for channel in self]
 
-    def add(
+    def begin(
         self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         place = f"{self._schema} {session.path} {name}"
         digest = hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
         channel = f"tenure_q{digest}"
-        watch = LocalWatch(session, kinds, changed)
-        if channel not in self._watchers:
-            self._places[channel] = [session.path, values.to_text(name)]
-            self._engine.listen(f"LISTEN {channel}")
-        self._watchers.add(channel, session, watch)
+        self._places[channel] = [session.path, values.to_text(name)]
+        end = self.watch(channel, session, kinds, changed)
         begun = partial(self._begun, channel)
-        self._engine.send(SessionCall("watch", session, (values.to_text(name), channel), begun))
-        return partial(self._end, channel, watch)
+        self._send(SessionCall("watch", session, (values.to_text(name), channel), begun))
+        return end
 
     def _begun(self, channel: str, reply: Any) -> None:
-        if channel in self._watchers and isinstance(reply, list) and isinstance(reply[0], int):
+        if channel in self and isinstance(reply, list) and isinstance(reply[0], int):
             self._counters.setdefault(channel, reply)
 
-    def changed(self, channel: str, kind: str) -> None:
-        """Report a change: "d" of data, "o" of owners, "b" of both."""
-        for watch in self._watchers.on(channel):
-            watch.report(kind)
-
-    def all_changed(self) -> None:
-        """Report changes to all watches, because some may have been missed."""
-        for channel in self.channels:
-            self.changed(channel, "b")
+    def _unlisten(self, channel: str) -> None:
+        self._places.pop(channel, None)
+        self._counters.pop(channel, None)
+        self._listen(f"UNLISTEN {channel}")
 
     def compare(self, channels: tuple[str, ...], counters: list[Any]) -> None:
         """Report the changes that the counters of the queues show."""
         for channel, (queue, data, owners) in zip(channels, counters, strict=False):
             before = self._counters.get(channel)
-            if channel not in self._watchers or before == [queue, data, owners]:
+            if channel not in self or before == [queue, data, owners]:
                 continue
             self._counters[channel] = [queue, data, owners]
             if before is None or before[0] != queue:
-                self.changed(channel, "b")
+                self.report(channel, "b")
                 continue
             if before[1] != data:
-                self.changed(channel, "d")
+                self.report(channel, "d")
             if before[2] != owners:
-                self.changed(channel, "o")
-
-    def forget(self, session: PostgresSession) -> None:
-        """End the watches of a session."""
-        for channel, watch in self._watchers.of(session):
-            self._end(channel, watch)
-
-    def _end(self, channel: str, watch: LocalWatch[PostgresSession]) -> None:
-        removed = self._watchers.remove(channel, watch.session, watch)
-        if removed and channel not in self._watchers:
-            self._places.pop(channel, None)
-            self._counters.pop(channel, None)
-            self._engine.listen(f"UNLISTEN {channel}")
-
-    def clear(self) -> None:
-        """Drop all watches."""
-        self._watchers.clear()
+                self.report(channel, "o")

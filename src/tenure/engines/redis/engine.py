@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer
@@ -13,7 +12,7 @@ from tenure.clock import Clock
 from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.operations import OWNS, WAITING
-from tenure.engines._kit.watchers import LocalWatch, Watchers
+from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.contract import Finding
 from tenure.engines.redis.administration import RedisAdministration
 from tenure.engines.redis.commands import SCRIPTS, ScriptCall
@@ -60,7 +59,6 @@ class RedisEngine(RedisAdministration):
         self._witnesses = Witnesses(address)
         self._channel = b""
         self._sessions: dict[str, RedisSession] = {}  # by each possible token
-        self._watches: Watchers[str, RedisSession, LocalWatch[RedisSession]] = Watchers()
         self._missed_changes = False  # changes may have been made that the store did not publish
         self._published_until = 0  # by its clock, as far as this engine has seen to that
         self._polled = 0.0
@@ -105,6 +103,8 @@ class RedisEngine(RedisAdministration):
         if self._address.min_replicas:
             self.confirmer = Confirmer(self._address, self._meta, self.clock, self._witnesses.mine)
         self.reconnector.subscribe(self.channel)
+        reconnector = self.reconnector
+        self._watches = LocalWatches[RedisSession](reconnector.subscribe, reconnector.unsubscribe)
 
     def stop(self) -> None:
         """Stop the timers, and drop all sessions and watches."""
@@ -146,8 +146,7 @@ class RedisEngine(RedisAdministration):
         if channel == self._channel:
             self._deliver_own(message)
         else:
-            for watch in self._watches.on(channel.decode()):
-                watch.report(chr(message[0]))
+            self._watches.report(channel.decode(), chr(message[0]))
 
     def lost(self, why: TenureError) -> None:
         """Report the loss of contact to the sessions."""
@@ -207,9 +206,7 @@ class RedisEngine(RedisAdministration):
     def _report_all(self) -> None:
         """Report changes to all watches, because some may have been missed."""
         self._missed_changes = False
-        for channel in tuple(self._watches):
-            for watch in self._watches.on(channel):
-                watch.changed()
+        self._watches.report_all()
 
     # Time
 
@@ -293,8 +290,7 @@ class RedisEngine(RedisAdministration):
         """Remove a session that has ended."""
         for token in session.tokens:
             self._sessions.pop(token, None)
-        for channel, watch in self._watches.of(session):
-            self._unwatch(channel, watch)
+        self._watches.forget(session)
 
     # Watches
 
@@ -303,12 +299,9 @@ class RedisEngine(RedisAdministration):
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; return a function that ends the watch."""
         channel = f"{self._address.prefix}c:{self.epoch}:{session.path}:{name}"
-        watch = LocalWatch(session, kinds, changed)
-        if channel not in self._watches:
-            self.reconnector.subscribe(channel)
-        self._watches.add(channel, session, watch)
+        end = self._watches.watch(channel, session, kinds, changed)
         self.reconnector.send(ScriptCall(SCRIPTS["watch"], None, (), self._watched))
-        return partial(self._unwatch, channel, watch)
+        return end
 
     def _watched(self, reply: Any) -> None:
         if isinstance(reply, list):
@@ -318,8 +311,3 @@ class RedisEngine(RedisAdministration):
             self._published_until = until
         else:
             self._missed_changes = True
-
-    def _unwatch(self, channel: str, watch: LocalWatch[RedisSession]) -> None:
-        removed = self._watches.remove(channel, watch.session, watch)
-        if removed and channel not in self._watches:
-            self.reconnector.unsubscribe(channel)
