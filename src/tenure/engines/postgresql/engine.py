@@ -13,7 +13,7 @@ from tenure.background import BackgroundQueue
 from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.commands.attachment import SessionParameters
-from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, Operation
+from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
@@ -227,9 +227,7 @@ class PostgresEngine(PostgresAdministration):
                 self.listen(f"LISTEN {channel}")
         for statement in self._take_waiting():
             connection.send(statement)
-        for session in self.all_sessions():
-            session.events.attached()
-            session.look_up((WAITING, HANDED, OWNS))
+        self.report_attached()
         self._watches.report_all()
         self._monitor.note_waiter()
 
@@ -242,8 +240,7 @@ class PostgresEngine(PostgresAdministration):
         self.connection = None
         connection.drop(str(why))
         self._waiting[:0] = connection.take_unanswered()
-        for session in self.all_sessions():
-            session.events.detached(why)
+        self.report_detached(why)
 
     def longest_pause(self) -> float:
         """Return the longest pause between two attempts, in seconds."""

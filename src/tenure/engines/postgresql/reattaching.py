@@ -45,16 +45,10 @@ async def reattach(
     at = now()
     found, answers = await opened.call(f"{schema}.reattach", channel, json.dumps(who), epoch)
     for session, answer in zip(sessions, answers, strict=True):
-        if session.over:
-            continue
-        if answer == "taken":
-            session.superseded()
-        elif answer == "gone":
-            session.end("the store does not know it any more")
-        else:
-            session.token = session.tokens[-1]
+        known = isinstance(answer, list)  # the requests of a session in a store that lost data
+        if session.reattached(["ok" if known else answer]):
             session.tokens = session.tokens[-_MOST_TOKENS:]
-            if answer != "ok":
+            if known:
                 session.compare(answer)
             session.prove(at)
     return str(found)

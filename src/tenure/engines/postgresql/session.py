@@ -27,7 +27,6 @@ from tenure.engines.contract import Answer, Removal
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE
 from tenure.engines.postgresql.guarded import GuardedRelease
-from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, SessionCall, Statement
 from tenure.model import UNCHANGED, Unchanged
 
@@ -44,7 +43,6 @@ class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
         guarded: the tokens of leases that were guarded, while these are held.
     """
 
-    heartbeat: PostgresHeartbeat
     channel: str
     guarded: set[int]
 
@@ -154,14 +152,8 @@ class PostgresSession(HandoffSession):
 
     # Proof
 
-    def renew(self) -> None:
-        """Extend the session's expiry; the proof comes through the session's events."""
-        if self.over:
-            return
-        if self._engine.is_in_loop():
-            self._engine.renew(self)
-        else:
-            self._engine.heartbeat.renew(self)
+    def _renew(self) -> None:
+        self._engine.renew(self)
 
     def prove(self, at: float) -> None:
         """Report a proof of that time."""

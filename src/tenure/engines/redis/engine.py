@@ -11,7 +11,7 @@ from tenure.background import BackgroundQueue, BackgroundTimer
 from tenure.clock import Clock
 from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines._kit.commands.attachment import SessionParameters
-from tenure.engines._kit.commands.operations import OWNS, WAITING
+from tenure.engines._kit.commands.operations import WAITING
 from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.contract import Finding
 from tenure.engines.redis.administration import RedisAdministration
@@ -152,8 +152,7 @@ class RedisEngine(RedisAdministration):
         """Report the loss of contact to the sessions."""
         if self.confirmer is not None:
             self.confirmer.disconnect()
-        for session in self.all_sessions():
-            session.events.detached(why)
+        self.report_detached(why)
 
     async def prepare(self, connection: RedisConnection, server: Server) -> None:
         """Greet the namespace, and reattach every session."""
@@ -179,28 +178,18 @@ class RedisEngine(RedisAdministration):
         at = self.clock.now()
         args: tuple[str | int, ...] = (session.id, token, self.channel, *session.tokens[:-1])
         reply = await connection.run("reattach", *args)
-        if session.over:
-            return
-        if reply[0] == b"ok":
-            for former in session.tokens:
-                if former != token:
-                    self._sessions.pop(former, None)
-            session.token = token
+        if session.reattached(reply):
+            for former in session.tokens[:-1]:
+                self._sessions.pop(former, None)
             session.tokens = [token]
             self._proofs.append((session, at))
-        elif reply[0] == b"taken":
-            session.superseded()
-        else:
-            session.end("the store does not know it any more")
 
     def resumed(self) -> None:
         """Report to the sessions that contact is re-established."""
         for session, at in self._proofs:
             if not session.over:
                 session.events.proven(at)
-        for session in self.all_sessions():
-            session.events.attached()
-            session.look_up((WAITING, OWNS))
+        self.report_attached()
         self._report_all()
 
     def _report_all(self) -> None:

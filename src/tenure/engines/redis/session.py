@@ -20,7 +20,6 @@ from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines.contract import Removal
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
 from tenure.engines.redis.confirming import Confirmer
-from tenure.engines.redis.heartbeat import RedisHeartbeat
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.errors import EngineError
 
@@ -42,7 +41,6 @@ class RedisSessionEngine(CommandSessionEngine, Protocol):
     """
 
     reconnector: RedisReconnector
-    heartbeat: RedisHeartbeat
     confirmer: Confirmer | None
     channel: str
     epoch: str
@@ -70,15 +68,9 @@ class RedisSession(CommandSession):
 
     # Proof
 
-    def renew(self) -> None:
-        """Extend the session's expiry; the proof comes through the session's events."""
-        if self.over:
-            return
-        engine = self._engine
-        if not engine.is_in_loop():
-            engine.heartbeat.renew(self)
-        elif self._reconnector.is_up:  # otherwise the reattach is the proof
-            renewed = partial(self._renewed, engine.clock.now())
+    def _renew(self) -> None:
+        if self._reconnector.is_up:  # otherwise the reattach is the proof
+            renewed = partial(self._renewed, self._engine.clock.now())
             self._reconnector.send(ScriptCall(_RENEW, self, (), renewed))
 
     def _renewed(self, at: float, reply: Any) -> None:

@@ -21,6 +21,7 @@ from tenure.engines._kit.commands import replies
 from tenure.engines._kit.commands.operations import Operation, OrderIds
 from tenure.engines._kit.commands.replies import first_word, ignore, settle
 from tenure.engines._kit.commands.values import Values, included
+from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.session import SessionBase
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.errors import EngineError, TenureError
@@ -53,6 +54,11 @@ class CommandSessionEngine(Protocol):
     @property
     def url(self) -> str:
         """URL of the store without secrets."""
+        ...
+
+    @property
+    def heartbeat(self) -> HeartbeatThread[Any]:
+        """The thread that renews sessions while the loop is stuck."""
         ...
 
     def is_in_loop(self) -> bool:
@@ -127,6 +133,10 @@ class CommandAttachment(SessionBase):
     # Defined by each engine
 
     @abstractmethod
+    def _renew(self) -> None:
+        """Renew the session over the engine's connection. Called on the loop."""
+
+    @abstractmethod
     def _send_change(
         self,
         number: int,
@@ -152,6 +162,27 @@ class CommandAttachment(SessionBase):
     @abstractmethod
     async def remaining(self) -> float:
         """Renew the session; return for how long a former attachment may consider a lease held."""
+
+    # Proof
+
+    def renew(self) -> None:
+        """Extend the session's expiry; the proof comes through the session's events."""
+        if self.over:
+            return
+        if self._engine.is_in_loop():
+            self._renew()
+        else:
+            self._engine.heartbeat.renew(self)
+
+    def reattached(self, reply: Any) -> bool:
+        """Handle the reply to a reattach under the last of `tokens`; return whether it succeeded.
+
+        The reply begins with "ok", "gone" or "taken".
+        """
+        if self.over or self._wrong(reply) is not None:
+            return False
+        self.token = self.tokens[-1]
+        return True
 
     # Semaphores
 

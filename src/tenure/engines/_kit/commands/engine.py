@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.commands.attaching import CommandAttaching
-from tenure.engines._kit.commands.operations import OrderIds
+from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, OrderIds
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines._kit.commands.values import Values
 from tenure.engines._kit.heartbeat import HeartbeatThread
@@ -115,6 +115,19 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
             await self.reconnector.aclose()  # first: nothing is granted afterwards
             await self.heartbeat.aclose()
             await self.closed()
+
+    # Sessions
+
+    def report_detached(self, why: TenureError) -> None:
+        """Report the loss of contact to the sessions."""
+        for session in self.all_sessions():
+            session.events.detached(why)
+
+    def report_attached(self) -> None:
+        """Report to the sessions that contact is re-established, and look up their requests."""
+        for session in self.all_sessions():
+            session.events.attached()
+            session.look_up((WAITING, HANDED, OWNS))
 
     def is_in_loop(self) -> bool:
         """Return true on the thread of the engine's loop."""
