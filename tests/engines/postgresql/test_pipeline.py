@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tenure.engines._kit.commands.operations import Operation, OrderIds
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.pipeline import StatementPipeline
-from tenure.engines.postgresql.statements import Call, ExpireCall, Statement
+from tenure.engines.postgresql.statements import Call, Statement
 from tests.engines.postgresql.helpers import SessionOfStatements as Session
 
 
@@ -148,7 +148,7 @@ async def test_other_calls_do_not_wait() -> None:
 
 async def test_nothing_is_under_way_beside_a_statement_that_has_to_be_alone() -> None:
     pipeline = a_pipeline()
-    alone = ExpireCall("expire", (), lambda _: None)
+    alone = Call("expire", (), lambda _: None, alone=True)
     calls = a_call(), a_call()
     pipeline.add(calls[0])
     pipeline.add(alone)

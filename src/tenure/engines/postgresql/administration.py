@@ -17,7 +17,7 @@ from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.pages import PostgresPages
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Argument, Call, Refusal, Statement
+from tenure.engines.postgresql.statements import Arguments, Call, Refusal, Statement
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
 
@@ -39,9 +39,7 @@ class PostgresCommand(Call):
 
     __slots__ = ("_sent", "may_have_run")
 
-    def __init__(
-        self, function: str, args: tuple[Argument, ...], answered: Callable[[Any], object]
-    ) -> None:
+    def __init__(self, function: str, args: Arguments, answered: Callable[[Any], object]) -> None:
         """Describe the call; `answered` receives the reply."""
         super().__init__(function, args, answered)
         self._sent = self.may_have_run = False

@@ -202,11 +202,6 @@ class Batch(Statement):
             operation.again()
         return True
 
-    def dropped(self, why: str) -> None:  # noqa: ARG002  the sessions have the reason
-        """Fail, because the sessions ended with the store."""
-        for operation in self.operations:
-            operation.answered(["gone"])
-
 
 def _place(operation: Operation[Any]) -> tuple[str, object]:
     """Return the node and the name of an operation."""

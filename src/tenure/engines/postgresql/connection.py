@@ -33,7 +33,7 @@ from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.prepared import StatementSender
 from tenure.engines.postgresql.statements import Refusal, Statement
 
-__all__ = ["ListenerOwner", "PostgresConnection", "PostgresConnectionOwner"]
+__all__ = ["PostgresConnection", "PostgresConnectionOwner"]
 
 _log = logging.getLogger("tenure")
 
@@ -74,35 +74,14 @@ class PostgresConnectionOwner(Protocol):
         ...
 
 
-class ListenerOwner:
-    """The owner of a connection that only receives notifications.
-
-    Args:
-        owner: of the connection for statements.
-        connection: the connection for statements; the end of either is the end of both.
-    """
-
-    def __init__(self, owner: PostgresConnectionOwner, connection: PostgresConnection) -> None:
-        """Pass on what the connection receives."""
-        self.pushed = owner.pushed
-        self.send = owner.send
-        self.new_batch = owner.new_batch
-        self.expire = owner.expire
-        self._connection = connection
-
-    def disconnected(self, connection: PostgresConnection, why: str) -> None:  # noqa: ARG002
-        """End the connection for statements."""
-        self._connection.drop(why)
-
-
 class PostgresConnection:
     """One connection.
 
     Attributes:
         over: it has ended.
         trouble: what keeps the statement under way from completing, or empty.
-        listener: the connection that receives notifications, this one or another one; ``None``
-            behind a pooler.
+        listener: the connection that receives notifications, this one or another one, which ends
+            with this one; ``None`` behind a pooler.
     """
 
     def __init__(

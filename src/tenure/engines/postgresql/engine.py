@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -27,14 +28,14 @@ from tenure.engines.postgresql.connecting import (
     greet,
     open_connections,
 )
-from tenure.engines.postgresql.connection import ListenerOwner, PostgresConnection
+from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.looks import PostgresLooks
+from tenure.engines.postgresql.looks import look
 from tenure.engines.postgresql.monitor import PostgresMonitor
+from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.reattaching import reattach
-from tenure.engines.postgresql.renewals import Renewals
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import ExpireCall, Refusal, Sql, Statement
+from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql, Statement
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.engines.postgresql.watches import PostgresWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError
@@ -46,6 +47,8 @@ _log = logging.getLogger("tenure")
 
 _MOST_KNOWN = 10_000
 """Names of which the engine remembers that they have a row."""
+_EARLY = 6
+"""Part of its recovery window after which a session is renewed with another one."""
 
 
 class PostgresEngine(PostgresAdministration):
@@ -66,13 +69,12 @@ class PostgresEngine(PostgresAdministration):
         self.channel = ""
         self.epoch = ""
         self.connection: PostgresConnection | None = None
-        self._waiting: list[Statement] = []  # for a connection
-        self._batch: Batch | None = None  # the last of those, open for more operations
+        self._waiting = StatementPipeline(self.new_batch)  # for a connection
         self._sessions: dict[int, list[PostgresSession]] = {}
         self._watches = PostgresWatches(self.send, self.listen, address.schema)
         self._listened: tuple[str, ...] = ()
-        self._renewals = Renewals(self)
-        self._looks = PostgresLooks(self)
+        self._looks: dict[PostgresSession, dict[int, int]] = {}  # of this iteration of the loop
+        self._renewals: dict[PostgresSession, float] = {}  # of this iteration, and their times
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
         self._quarantine = Quarantine(self.url, clock)
 
@@ -120,15 +122,14 @@ class PostgresEngine(PostgresAdministration):
 
     async def closed(self) -> None:
         """Drop what waits for a connection."""
-        self._take_waiting()
+        self._waiting.take_all()
 
     # Sending
 
     def send(self, statement: Statement) -> None:
         """Send a statement, now or when there is a connection."""
         if self.connection is None:
-            self._batch = None
-            self._waiting.append(statement)
+            self._waiting.add(statement)
         else:
             self.connection.send(statement)
 
@@ -136,14 +137,8 @@ class PostgresEngine(PostgresAdministration):
         """Send an operation, with others."""
         if self.connection is not None:
             self.connection.operate(operation)
-        elif self._batch is None or not self._batch.add(operation):
-            self._batch = self.new_batch()
-            self._batch.add(operation)
-            self._waiting.append(self._batch)
-
-    def _take_waiting(self) -> list[Statement]:
-        waiting, self._waiting, self._batch = self._waiting, [], None
-        return waiting
+        else:
+            self._waiting.operate(operation)
 
     def new_batch(self) -> Batch:
         """Return an empty batch."""
@@ -155,15 +150,59 @@ class PostgresEngine(PostgresAdministration):
 
     def expire(self, sessions: list[int]) -> Statement:
         """Return the statement that ends sessions which have expired."""
-        return ExpireCall("expire", (sessions, self.channel), self.push_all)
+        return Call("expire", (sessions, self.channel), self.push_all, alone=True)
 
     def look(self, session: PostgresSession, requests: dict[int, int]) -> None:
-        """Look at requests of a session, with others."""
-        self._looks.add(session, requests)
+        """Look at requests of a session, with others of this iteration of the loop."""
+        if not self._looks:
+            self.loop.call_soon(self._send_looks)
+        self._looks.setdefault(session, {}).update(requests)
+
+    def _send_looks(self) -> None:
+        looks, self._looks = self._looks, {}
+        if looks := {each: requests for each, requests in looks.items() if not each.over}:
+            self.send(look(looks))
+
+    # Renewals
 
     def renew(self, session: PostgresSession) -> None:
-        """Renew a session, with others."""
-        self._renewals.add(session)
+        """Renew a session, with others of this iteration of the loop.
+
+        Without a connection, and while a statement cannot complete, the heartbeat thread renews it.
+        """
+        if self.connection is None or self.connection.trouble:
+            self.heartbeat.renew(session)
+            return
+        if not self._renewals:
+            self.loop.call_soon(self._send_renewals)
+        self._renewals[session] = self.clock.now()
+
+    def _send_renewals(self) -> None:
+        due, self._renewals = self._renewals, {}
+        sessions = {each.id: each for each in due if not each.over}
+        now = self.clock.now()
+        for each in self.all_sessions():  # with those that are due soon, it is less often
+            if not each.over and now - each.proven_at > each.window / _EARLY:
+                sessions.setdefault(each.id, each)
+
+        def args() -> Arguments:  # with the tokens as of the time of sending
+            who = [[each.id, each.token] for each in sessions.values()]
+            return self.relaxed, who, self.epoch
+
+        if sessions:
+            renewed = partial(self._renewed, min(due.values()), sessions)
+            self.send(Call("renew", args, renewed))
+
+    def _renewed(self, at: float, sessions: dict[int, PostgresSession], reply: Any) -> None:
+        if isinstance(reply, Refusal):
+            _log.warning("sessions could not be renewed: url=%s error=%s", self.url, reply)
+        elif reply is None:
+            self.lost_data()
+        else:
+            alive = set(reply)
+            for number, session in sessions.items():
+                if not session.over:
+                    (session.prove(at) if number in alive else session.probe())
 
     # For the reconnector
 
@@ -188,9 +227,8 @@ class PostgresEngine(PostgresAdministration):
         if direct:
             connection.listener = connection
         elif opened.notifications is not None:
-            owner = ListenerOwner(self, connection)
             connection.listener = PostgresConnection(
-                opened.notifications, owner, *options, prepares=False
+                opened.notifications, self, *options, prepares=False
             )
         return connection
 
@@ -216,8 +254,8 @@ class PostgresEngine(PostgresAdministration):
         """End the sessions of a store that was dropped, and what waits for a connection."""
         for session in self.all_sessions():
             session.end("the schema of the store was dropped")
-        for statement in self._take_waiting():
-            statement.dropped(why)
+        for statement in self._waiting.take_all():
+            statement.answered(Refusal(DROPPED, why))
 
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
@@ -225,7 +263,7 @@ class PostgresEngine(PostgresAdministration):
         for channel in self._watches:
             if channel not in self._listened:  # watched since `_prepare`
                 self.listen(f"LISTEN {channel}")
-        for statement in self._take_waiting():
+        for statement in self._waiting.take_all():
             connection.send(statement)
         self.report_attached()
         self._watches.report_all()
@@ -239,7 +277,7 @@ class PostgresEngine(PostgresAdministration):
         """Keep the unanswered statements for the next connection."""
         self.connection = None
         connection.drop(str(why))
-        self._waiting[:0] = connection.take_unanswered()
+        self._waiting.put_first(connection.take_unanswered())
         self.report_detached(why)
 
     def longest_pause(self) -> float:
@@ -250,6 +288,9 @@ class PostgresEngine(PostgresAdministration):
 
     def disconnected(self, connection: PostgresConnection, why: str) -> None:
         """Replace a connection that has ended."""
+        current = self.connection
+        if current is not None and connection is current.listener:
+            current.drop(why)
         error = EngineUnavailable(f"{self.url}: {why or 'the server closed the connection'}")
         self.reconnector.lost(connection, error, first=None)
 

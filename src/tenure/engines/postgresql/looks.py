@@ -1,30 +1,44 @@
-"""Looks at requests: those of all sessions of a program are one statement."""
+"""Looks at requests: those of all sessions of a program are one statement.
+
+Behind a pooler, which delivers no notification, waiters are polled. Rules:
+
+* A poll is one statement for all sessions of a program. It looks at the first waiter of each queue:
+  those behind it are granted later. If it was granted, the others are looked at too.
+* The first waiter of a queue is polled often, one behind others less.
+* The more programs poll, and the more queues they wait in, the longer is the pause of each. So the
+  polls of all programs together stay below 40 a second.
+* A program with many queues polls less often, since a poll costs the server more.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tenure.engines.postgresql.statements import Argument, Call, Refusal, Statement
+from tenure.engines._kit.commands.operations import WAITING
+from tenure.engines.postgresql.session import PostgresSession
+from tenure.engines.postgresql.statements import Arguments, Call, Refusal
 
-__all__ = ["LookedAt", "PostgresLook", "PostgresLooks"]
+__all__ = ["PostgresPolling", "look"]
+
+_POLL, _LONGEST_POLL = 0.1, 40.0
+"""Seconds between two polls of the first waiter, and of any, at the most."""
+_QUEUES = 1.5
+"""Queues that programs poll without a longer pause.
+
+The programs in one queue need up to 26 polls a second: ten for the first one, a third of it for the
+second one, and so on.
+"""
+_REQUESTS = 100
+"""Requests that one poll looks at without a longer pause."""
+_LOOKS = 20
+"""Looks for what has expired, in a second, of all programs with new waiters."""
 
 
-class LookedAt(Protocol):
-    """A session, as a look sees it."""
-
-    id: int
-    token: str
-    over: bool
-
-    def found(self, requests: dict[int, int], reply: Any) -> bool:
-        """Handle the states of requests; return true if one was granted."""
-        ...
-
-
-class PostgresLook(Call):
-    """Look at requests of some sessions, as they are attached when this is sent.
+def look(
+    requests: dict[PostgresSession, dict[int, int]], done: Callable[[bool], None] | None = None
+) -> Call:
+    """Return a look at requests of some sessions, as they are attached when this is sent.
 
     Args:
         requests: the requests of each session, with their states as they are known here; without
@@ -32,60 +46,87 @@ class PostgresLook(Call):
         done: called after the sessions; true if a request was granted.
     """
 
-    __slots__ = ("_done", "_requests")
+    def args() -> Arguments:
+        return ([[each.id, each.token, list(ids)] for each, ids in requests.items()],)
+
+    def answered(reply: Any) -> None:
+        replies = [reply] * len(requests) if isinstance(reply, Refusal) else reply
+        granted = False
+        for (session, states), each in zip(requests.items(), replies, strict=True):
+            granted |= session.found(states, each)
+        if done is not None:
+            done(granted)
+
+    return Call("look", args, answered)
+
+
+class PostgresPolling:
+    """The polls of one engine.
+
+    Args:
+        send: sends a statement.
+        all_sessions: returns the sessions of the engine.
+        now: returns the time, in seconds.
+        wake_by: has `poll` called by a time.
+
+    Attributes:
+        at: the time of the next poll.
+    """
 
     def __init__(
         self,
-        requests: dict[LookedAt, dict[int, int]],
-        done: Callable[[bool], None] | None = None,
+        send: Callable[[Call], None],
+        all_sessions: Callable[[], Sequence[PostgresSession]],
+        now: Callable[[], float],
+        wake_by: Callable[[float], None],
     ) -> None:
-        """Describe the look."""
-        super().__init__("look", (), self._found)
-        self._requests = requests
-        self._done = done
+        """Start without waiters."""
+        self._send = send
+        self._all_sessions = all_sessions
+        self._now = now
+        self._wake_by = wake_by
+        self._programs = self._queues = self._requests = 1
+        self.at = 0.0
 
-    def args(self) -> tuple[Argument, ...]:
-        """Return the arguments as of now."""
-        return ([[each.id, each.token, list(ids)] for each, ids in self._requests.items()],)
+    @property
+    def pause_of_looks(self) -> float:
+        """Seconds until a look for what has expired, after a request has begun to wait."""
+        return self._programs / _LOOKS
 
-    def _found(self, reply: Any) -> None:
-        replies = [reply] * len(self._requests) if isinstance(reply, Refusal) else reply
-        granted = False
-        for (session, requests), each in zip(self._requests.items(), replies, strict=True):
-            granted |= session.found(requests, each)
-        if self._done is not None:
-            self._done(granted)
+    def note_load(self, programs: int, queues: int) -> None:
+        """Note how many programs poll for how many queues."""
+        self._programs, self._queues = programs, queues
 
-    def dropped(self, why: str) -> None:  # noqa: ARG002  the sessions have the reason
-        """End the sessions, which ended with the store."""
-        for session, requests in self._requests.items():
-            session.found(requests, ["gone"])
+    def note_waiter(self) -> None:
+        """Poll soon for a request that waits."""
+        self.note_ahead(0)
 
+    def note_ahead(self, ahead: int) -> None:
+        """Poll when a request with so many ahead of it may have been granted."""
+        queues = min(self._programs, self._queues) / _QUEUES
+        pause = _POLL * max(1.0, queues, self._requests / _REQUESTS)
+        self.at = min(self.at, self._now() + min(pause * (ahead + 1) ** 1.5, _LONGEST_POLL))
+        self._wake_by(self.at)
 
-class _Engine(Protocol):
-    """The engine, as its looks use it."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def send(self, statement: Statement) -> None: ...
-
-
-class PostgresLooks:
-    """The looks of one engine: those of one iteration of the loop are one statement."""
-
-    def __init__(self, engine: _Engine) -> None:
-        """Start with nothing to look at."""
-        self._engine = engine
-        self._requests: dict[LookedAt, dict[int, int]] = {}
-
-    def add(self, session: LookedAt, requests: dict[int, int]) -> None:
-        """Look at requests of a session, with others that are added in this iteration."""
-        if not self._requests:
-            self._engine.loop.call_soon(self._send)
-        self._requests.setdefault(session, {}).update(requests)
-
-    def _send(self) -> None:
-        requests, self._requests = self._requests, {}
-        requests = {each: ids for each, ids in requests.items() if not each.over}
+    def poll(self) -> None:
+        """Look at the first waiter of each queue."""
+        self.at = self._now() + _LONGEST_POLL
+        first: dict[tuple[str, str], tuple[int, PostgresSession, int]] = {}
+        for session in self._all_sessions():
+            if session.early is not None or session.over:
+                continue  # a takeover is not complete, or it has ended
+            for request_id, order_id in session.waits():
+                place = session.path, session.names[request_id]
+                if place not in first or order_id < first[place][0]:
+                    first[place] = order_id, session, request_id
+        self._requests = len(first)
+        requests: dict[PostgresSession, dict[int, int]] = {}
+        for _, session, request_id in first.values():
+            requests.setdefault(session, {})[request_id] = WAITING
         if requests:
-            self._engine.send(PostgresLook(requests))
+            self._send(look(requests, self._polled))
+
+    def _polled(self, granted: bool) -> None:
+        if granted:
+            for session in self._all_sessions():
+                session.look_up((WAITING,))

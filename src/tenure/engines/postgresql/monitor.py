@@ -2,7 +2,7 @@
 
 A waiter's engine looks when its time is over, or the session of an owner would expire. Events
 report everything else; a look from time to time is the net below them. Behind a pooler no event
-arrives, and the monitor polls (`polling`).
+arrives, and the monitor polls (`looks`).
 
 A server that does not answer is abandoned, unless another connection shows that it executes the
 statement. Then the statement waits for a lock or a standby, and a new connection gains nothing.
@@ -20,7 +20,7 @@ from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.polling import PostgresPolling
+from tenure.engines.postgresql.looks import PostgresPolling
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Statement
 from tenure.engines.postgresql.watches import PostgresWatches
@@ -78,7 +78,7 @@ class PostgresMonitor:
         self._silence = silence
         self._now = engine.clock.now
         self._timer = BackgroundTimer(asyncio.get_running_loop(), self._now, self._turn, failures)
-        self._polling = PostgresPolling(engine, self._now, self._timer.by)
+        self._polling = PostgresPolling(engine.send, engine.all_sessions, self._now, self._timer.by)
         self._look_at = self._check_at = 0.0
         self._sweep_at = self._now() + _SWEEP
 
@@ -158,7 +158,7 @@ class PostgresMonitor:
             for session in sessions:
                 session.look_up((WAITING, HANDED, OWNS))
         elif self._polls and now >= self._polling.at:
-            self._polling.poll(sessions)
+            self._polling.poll()
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP
             self._engine.send(Call("sweep", (self._engine.channel,), partial(self._looked, ())))

@@ -27,7 +27,8 @@ from tenure.engines.contract import Answer, Removal
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE
 from tenure.engines.postgresql.guarded import GuardedRelease
-from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, SessionCall, Statement
+from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, Statement, session_call
+from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
 
 __all__ = ["PostgresSession", "PostgresSessionEngine"]
@@ -172,7 +173,7 @@ class PostgresSession(HandoffSession):
     # Statements
 
     def _call(self, function: str, *args: Any, answered: Callable[[Any], object]) -> None:
-        self._engine.send(SessionCall(function, self, args, answered))
+        self._engine.send(session_call(function, self, args, answered))
 
     def _send_change(
         self,
@@ -221,6 +222,11 @@ class PostgresSession(HandoffSession):
     def _acknowledge(self) -> None:
         words = (self.id, list(self.tokens), self._engine.channel)
         self._engine.send(Call("acknowledge", words, self._engine.push_all))
+
+    def _wrong(self, reply: Any) -> TenureError | None:
+        if isinstance(reply, Refusal) and reply.code == DROPPED:
+            reply = ["gone"]  # the session ended with the store
+        return super()._wrong(reply)
 
     # Requests
 

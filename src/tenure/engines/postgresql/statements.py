@@ -9,16 +9,17 @@ from typing import Any, Protocol, TypeAlias
 __all__ = [
     "DROPPED",
     "Argument",
+    "Arguments",
     "Call",
-    "ExpireCall",
     "PostgresAttached",
     "Refusal",
-    "SessionCall",
     "Sql",
     "Statement",
+    "session_call",
 ]
 
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
+Arguments: TypeAlias = tuple[Argument, ...]
 
 DROPPED = "3F000"
 """Code of a store that does not exist any more."""
@@ -90,36 +91,39 @@ class Statement:
         """Note the end of the connection; return whether the next one sends the statement."""
         return True
 
-    def dropped(self, why: str) -> None:
-        """Fail, because the store does not exist any more."""
-        self.answered(Refusal(DROPPED, why))
-
 
 class Call(Statement):
-    """Call of a function."""
+    """Call of a function.
 
-    __slots__ = ("_answered", "_args", "_function", "holds")
+    Args:
+        function: the name.
+        args: the arguments, or a function that returns them when this is sent.
+        answered: receives the reply.
+        holds: see `Statement`.
+        alone: see `Statement`.
+    """
+
+    __slots__ = ("_answered", "_args", "_function", "alone", "holds")
 
     def __init__(
         self,
         function: str,
-        args: tuple[Argument, ...],
+        args: Arguments | Callable[[], Arguments],
         answered: Callable[[Any], object],
         holds: Collection[object] = (),
+        *,
+        alone: bool = False,
     ) -> None:
-        """Describe the call; `answered` receives the reply."""
+        """Describe the call."""
         self._function = function
         self._args = args
         self._answered = answered
         self.holds = holds
-
-    def args(self) -> tuple[Argument, ...]:
-        """Return the arguments as of now."""
-        return self._args
+        self.alone = alone
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
-        args = self.args()
+        args = self._args() if callable(self._args) else self._args
         places = ",".join(f"${at}" for at in range(1, len(args) + 1))
         return f"SELECT {schema}.{self._function}({places})".encode(), [*map(_encoded, args)]
 
@@ -128,40 +132,14 @@ class Call(Statement):
         self._answered(reply)
 
 
-class SessionCall(Call):
-    """Call of a function for a session, as it is attached when this is sent.
+def session_call(
+    function: str, session: PostgresAttached, args: Arguments, answered: Callable[[Any], object]
+) -> Call:
+    """Return a call of a function for a session, as it is attached when this is sent.
 
     None of the session's operations is under way at the same time.
     """
-
-    __slots__ = ("_session",)
-
-    def __init__(
-        self,
-        function: str,
-        session: PostgresAttached,
-        args: tuple[Argument, ...],
-        answered: Callable[[Any], object],
-    ) -> None:
-        """Describe the call; `answered` receives the reply."""
-        super().__init__(function, args, answered, (session,))
-        self._session = session
-
-    def args(self) -> tuple[Argument, ...]:
-        """Return the arguments as of now."""
-        return (self._session.id, self._session.token, *self._args)
-
-    def dropped(self, why: str) -> None:  # noqa: ARG002  its session has the reason
-        """Fail, because the session ended with the store."""
-        self.answered(["gone"])
-
-
-class ExpireCall(Call):
-    """Call of the function that ends expired sessions; what comes next depends on it."""
-
-    __slots__ = ()
-
-    alone = True
+    return Call(function, lambda: (session.id, session.token, *args), answered, (session,))
 
 
 class Sql(Statement):

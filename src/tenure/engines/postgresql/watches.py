@@ -14,7 +14,7 @@ from typing import Any
 from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import SessionCall, Statement
+from tenure.engines.postgresql.statements import Statement, session_call
 
 __all__ = ["PostgresWatches"]
 
@@ -53,7 +53,7 @@ class PostgresWatches(LocalWatches[PostgresSession]):
         self._places[channel] = [session.path, values.to_text(name)]
         end = self.watch(channel, session, kinds, changed)
         begun = partial(self._begun, channel)
-        self._send(SessionCall("watch", session, (values.to_text(name), channel), begun))
+        self._send(session_call("watch", session, (values.to_text(name), channel), begun))
         return end
 
     def _begun(self, channel: str, reply: Any) -> None:
