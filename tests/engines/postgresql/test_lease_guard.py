@@ -19,7 +19,7 @@ from tenure import blocking
 from tenure._client.internals import request_of
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.engines.postgresql import guarded
+from tenure.engines.postgresql import session as sessions
 from tests.django_settings import configure_django
 from tests.engines.postgresql.helpers import until
 from tests.engines.postgresql.servers import a_schema, new_name, shared
@@ -219,7 +219,7 @@ async def test_a_release_waits_for_the_end_of_the_transaction(url: str, driver: 
 async def test_a_release_that_waits_for_long_is_logged_once(
     url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded, "REPORTED_AFTER", 0.1)
+    monkeypatch.setattr(sessions, "REPORTED_AFTER", 0.1)
 
     def lines() -> list[str]:
         return [each.getMessage() for each in caplog.records if "waits" in each.getMessage()]
@@ -245,7 +245,7 @@ async def test_a_release_that_waits_for_long_is_logged_once(
 async def test_the_end_of_a_session_waits_too_and_is_logged(
     url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded, "REPORTED_AFTER", 0.1)
+    monkeypatch.setattr(sessions, "REPORTED_AFTER", 0.1)
     async with tenure.connect(url) as client:
         session = await client.session()
         lease = await session.mutex("job").lock()

@@ -8,6 +8,7 @@ from typing import Any
 
 from tenure.clock import Clock
 from tenure.core import rules
+from tenure.engines._kit.commands.administration import CommandPages
 from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines._kit.commands.replies import first_word
@@ -15,7 +16,6 @@ from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Attach, GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
-from tenure.engines.postgresql.pages import PostgresPages
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Arguments, Call, Refusal, Statement
 from tenure.engines.postgresql.url import PostgresUrl
@@ -165,14 +165,10 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
         """Return the reason why the store does not answer, if it is known."""
         return self.trouble()
 
-    @abstractmethod
-    def trouble(self, name: str | None = None) -> TenureError | None:
-        """Return the reason why the store grants nothing at this moment, if it is known."""
-
-    def pages(self) -> PostgresPages:
+    def pages(self) -> CommandPages:
         """Return lists in pages."""
         self.check_open()
-        return PostgresPages(self.command)
+        return CommandPages(self)
 
     async def list_nodes(self) -> Sequence[str]:
         """Return the paths of all nodes, sorted."""

@@ -76,7 +76,7 @@ class PostgresEngine(PostgresAdministration):
         self._looks: dict[PostgresSession, dict[int, int]] = {}  # of this iteration of the loop
         self._renewals: dict[PostgresSession, float] = {}  # of this iteration, and their times
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
-        self._quarantine = Quarantine(self.url, clock)
+        self.quarantine = Quarantine(self.url, clock)
 
     @property
     def guarantees(self) -> str:
@@ -340,21 +340,17 @@ class PostgresEngine(PostgresAdministration):
 
     def quarantined(self, left: float, reason: str = "") -> None:
         """Note the rest of a quarantine."""
-        self._quarantine.update(left, reason)
+        self.quarantine.update(left, reason)
         if left > 0:
             self._monitor.look_in(left + 0.01)
 
     # Sessions
 
-    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+    def trouble(self, name: str | None = None) -> TenureError | None:
         """Return the reason why the store grants nothing at this moment, if it is known."""
-        if not self._open:
-            return None
-        if self.connection is None:
-            return self.reconnector.failure
-        if self.connection.trouble:
+        if self._open and self.connection is not None and self.connection.trouble:
             return EngineError(f"{self.url} {self.connection.trouble}")
-        return self._quarantine.trouble()
+        return super().trouble(name)
 
     def new_session(self, given: SessionParameters) -> PostgresSession:
         """Create the object of the attached session."""

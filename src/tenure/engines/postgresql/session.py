@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
@@ -26,15 +28,21 @@ from tenure.engines._kit.commands.values import WHOLE
 from tenure.engines.contract import Answer, Removal
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE
-from tenure.engines.postgresql.guarded import GuardedRelease
 from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, Statement, session_call
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
 
 __all__ = ["PostgresSession", "PostgresSessionEngine"]
 
+_log = logging.getLogger("tenure")
+
 _GUARDED = -2
 """Answer to a withdrawal that a transaction holds up, because it guards the lease."""
+_PAUSE = 0.05
+"""Seconds until the release is tried again."""
+
+REPORTED_AFTER = 5.0
+"""Seconds of waiting after which it is logged, because such a transaction should be short."""
 
 
 class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
@@ -91,6 +99,40 @@ class PostgresEnqueue(EnqueueOperation):
         """Have an earlier sending looked up first."""
         _, request_id, name, *rest = self.words
         self.words = ("E", request_id, name, *(rest or NO_MORE))
+
+
+class GuardedRelease:
+    """Wait of one release. It is logged once when it is long.
+
+    Args:
+        loop: the event loop.
+        node: the path of the node.
+        name: the name of the semaphore; empty for all of the session's.
+        session: the id of the session.
+    """
+
+    __slots__ = ("_began", "_loop", "_name", "_node", "_reported", "_session")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, node: str, name: str, session: int) -> None:
+        """Begin to wait."""
+        self._loop = loop
+        self._node = node
+        self._name = name
+        self._session = session
+        self._began = loop.time()
+        self._reported = False
+
+    def again(self, release: Callable[[], object]) -> None:
+        """Try the release again after a pause."""
+        waited = self._loop.time() - self._began
+        if waited >= REPORTED_AFTER and not self._reported:
+            self._reported = True
+            _log.warning(
+                "release waits for the end of a transaction that guards the lease: "
+                "node=%s name=%r session=%d seconds=%.0f",
+                *(self._node, self._name, self._session, waited),
+            )
+        self._loop.call_later(_PAUSE, release)
 
 
 class PostgresWithdraw(WithdrawOperation):

@@ -40,10 +40,10 @@ class RedisEngine(RedisAdministration):
 
     Attributes:
         confirmer: the confirmation of grants by replicas; ``None`` without ``min_replicas``.
-        quarantine: the time for which nothing is granted, as far as known here.
     """
 
     heartbeat: RedisHeartbeat
+    quarantine: NamespaceQuarantine
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
@@ -258,10 +258,6 @@ class RedisEngine(RedisAdministration):
             self._missed_changes = True
 
     # Sessions
-
-    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
-        """Return the reason why the store currently grants nothing, if known."""
-        return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
     def new_session(self, given: SessionParameters) -> RedisSession:
         """Create the object of the attached session."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from tenure.engines.contract import EngineDefaults
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
-__all__ = ["CommandAdministration"]
+__all__ = ["CommandAdministration", "CommandPages"]
 
 
 class CommandAdministration(EngineDefaults, ABC):
@@ -62,7 +62,9 @@ class CommandAdministration(EngineDefaults, ABC):
         * ``end_session``, path, id: true if it existed
         * ``evict``, path, name, order id: true if it existed; "missing"
 
-        All but the first may reply "no node".
+        All but the first may reply "no node". For `CommandPages`, ``list_sessions`` has an id
+        and a number as further arguments, and ``describe`` a name and a number: the reply begins
+        behind that id or name, and is no longer than the number.
         """
 
     @abstractmethod
@@ -163,8 +165,14 @@ class CommandAdministration(EngineDefaults, ABC):
         rules.check_path(path)
         kinds = included(owners=owners, waiters=waiters)
         _, found = await self.command(path, "describe", path, None, kinds)
-        described = [self.values.semaphore(each, owners=owners, waiters=waiters) for each in found]
+        described = self.described(found, owners=owners, waiters=waiters)
         return sorted(described, key=lambda each: each.name)
+
+    def described(
+        self, found: Iterable[Any], *, owners: bool, waiters: bool
+    ) -> list[SemaphoreDescription]:
+        """Decode semaphores."""
+        return [self.values.semaphore(each, owners=owners, waiters=waiters) for each in found]
 
     async def describe_semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool
@@ -198,3 +206,26 @@ class CommandAdministration(EngineDefaults, ABC):
             rules.check_name(name, path)
             raise refusals.semaphore_not_found(path, name)
         return bool(reply[1])
+
+
+class CommandPages:
+    """Lists in pages, as the contract defines them, of a store that can continue a list."""
+
+    def __init__(self, engine: CommandAdministration) -> None:
+        """List with the commands of an open engine."""
+        self._engine = engine
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """Return the next sessions of a node, by id."""
+        rules.check_path(path)
+        _, found = await self._engine.command(path, "list_sessions", path, after, most)
+        return self._engine.values.sessions(path, found)
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        """Return the next semaphores of a node, by name."""
+        rules.check_path(path)
+        kinds = included(owners=owners, waiters=waiters)
+        _, found = await self._engine.command(path, "describe", path, None, kinds, after, most)
+        return self._engine.described(found, owners=owners, waiters=waiters)

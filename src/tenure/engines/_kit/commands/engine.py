@@ -16,6 +16,7 @@ from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, Order
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines._kit.commands.values import Values
 from tenure.engines._kit.heartbeat import HeartbeatThread
+from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.session import close_sessions
 from tenure.errors import TenureError
 
@@ -46,10 +47,12 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
         order_ids: the highest order id seen by this program.
         failures: failures of events and timers.
         heartbeat: renews sessions while the loop is stuck.
+        quarantine: the time for which nothing is granted, as far as known here.
         reconnector: keeps a connection.
     """
 
     heartbeat: HeartbeatThread[Any]
+    quarantine: Quarantine
     reconnector: CommandReconnector
 
     def __init__(self, url: str, answer_timeout: float, values: Values, clock: Clock) -> None:
@@ -117,6 +120,10 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
             await self.closed()
 
     # Sessions
+
+    def trouble(self, name: str | None = None) -> TenureError | None:  # noqa: ARG002
+        """Return the reason why the store currently grants nothing, if known."""
+        return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
     def report_detached(self, why: TenureError) -> None:
         """Report the loss of contact to the sessions."""
