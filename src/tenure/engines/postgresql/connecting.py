@@ -1,4 +1,4 @@
-"""Connecting to a store: its connections, its greeting, and its creation on first use."""
+"""Connecting to a store: its connections, greeting and creation; reattaching of sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 import psycopg
 
 from tenure.engines._kit.backoff import backoff
+from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines._kit.doctor import one_line
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.login import login_failure
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
 
@@ -31,6 +33,7 @@ __all__ = [
     "explained",
     "greet",
     "open_connections",
+    "reattach",
 ]
 
 _MISSING = frozenset({"3F000", "42883"})  # schema, function
@@ -41,6 +44,8 @@ _ISOLATED = "TN004"
 
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
 _RETRIES = 6
+_MOST_TOKENS = 8
+"""Tokens of a session that are remembered: a store that has lost data may have an earlier one."""
 
 SETTINGS = b"""
     SELECT set_config(name, CASE setting WHEN '0' THEN '2s' WHEN 'on' THEN 'off'
@@ -271,6 +276,45 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
             ) from error
         if error.sqlstate not in _CREATED_MEANWHILE:
             raise
+
+
+async def reattach(
+    opened: OpenedConnections,
+    schema: str,
+    channel: str,
+    sessions: Sequence[PostgresSession],
+    epoch: str,
+    now: Callable[[], float],
+) -> str:
+    """Attach sessions again; returns the store's epoch.
+
+    A store that has lost data may know a session without its latest requests, or with requests that
+    were released. So what it knows is compared with what this program knows, before anything is
+    proven.
+
+    Args:
+        opened: the connections.
+        schema: of the store.
+        channel: for the events of the sessions.
+        sessions: all of the engine.
+        epoch: at which the store had everything that this program knows.
+        now: the clock.
+    """
+    who = []
+    for session in sessions:
+        token = new_token(session.attach_number)
+        session.tokens.append(token)
+        who.append([session.id, session.tokens[:-1], token])
+    at = now()
+    found, answers = await opened.call(f"{schema}.reattach", channel, json.dumps(who), epoch)
+    for session, answer in zip(sessions, answers, strict=True):
+        known = isinstance(answer, list)  # the requests of a session in a store that lost data
+        if session.reattached(["ok" if known else answer]):
+            session.tokens = session.tokens[-_MOST_TOKENS:]
+            if known:
+                session.compare(answer)
+            session.prove(at)
+    return str(found)
 
 
 def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:

@@ -27,13 +27,13 @@ from tenure.engines.postgresql.connecting import (
     explained,
     greet,
     open_connections,
+    reattach,
 )
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.looks import look
 from tenure.engines.postgresql.monitor import PostgresMonitor
 from tenure.engines.postgresql.pipeline import StatementPipeline
-from tenure.engines.postgresql.reattaching import reattach
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql, Statement
 from tenure.engines.postgresql.url import PostgresUrl

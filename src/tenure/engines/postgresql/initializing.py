@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -57,25 +59,16 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
             or the database has an encoding that keeps no texts.
     """
     sql = script(address, role)
-    connection = _connect(address)
-    failed = f"the schema {address.schema} was not created in {address.url}"
-    try:
+    remedy = "Have an administrator run the SQL that --print-sql prints"
+    with _connection(address, "created", remedy) as connection:
         if wrong := encoding_error(address.url, connection.info):
             raise wrong
-        connection.execute(sql.encode())
-    except psycopg.Error as error:
-        if error.sqlstate in _EXISTS:
-            return False
-        if error.sqlstate == _NO_RIGHTS:
-            raise AuthenticationFailed(
-                f"{failed}: {_primary(error)}. Have an administrator run the SQL that "
-                "--print-sql prints"
-            ) from error
-        if error.sqlstate == _NO_ROLE:
-            raise EngineError(f"{failed}: {_primary(error)}. Create the role first") from error
-        raise EngineError(f"{failed}: {one_line(error)}") from error
-    finally:
-        connection.close()
+        try:
+            connection.execute(sql.encode())
+        except psycopg.Error as error:
+            if error.sqlstate in _EXISTS:
+                return False
+            raise
     return True
 
 
@@ -93,24 +86,15 @@ def upgrade(address: PostgresUrl) -> tuple[int, int]:
         EngineError: there is no store, it is of a later version, or programs use its tables all
             the time.
     """
-    connection = _connect(address)
-    failed = f"the schema {address.schema} was not upgraded in {address.url}"
-    try:
+    remedy = "Have its owner run the SQL that --print-sql prints"
+    with _connection(address, "upgraded", remedy) as connection:
         before = _version(connection, address.schema)
         if before is None:
             raise EngineError(
-                f"{failed}: it is not there, or not one of tenure's. Create it with "
-                "'tenure postgresql init'"
+                f"the schema {address.schema} was not upgraded in {address.url}: it is not there, "
+                "or not one of tenure's. Create it with 'tenure postgresql init'"
             )
         _upgrade(connection, address.schema)
-    except psycopg.Error as error:
-        if error.sqlstate == _NO_RIGHTS:
-            raise AuthenticationFailed(
-                f"{failed}: {_primary(error)}. Have its owner run the SQL that --print-sql prints"
-            ) from error
-        raise EngineError(f"{failed}: {one_line(error)}") from error
-    finally:
-        connection.close()
     return before, schema.VERSION
 
 
@@ -139,12 +123,28 @@ def _upgrade(connection: psycopg.Connection[Any], name: str) -> None:
             return
 
 
-def _connect(address: PostgresUrl) -> psycopg.Connection[Any]:
+@contextmanager
+def _connection(address: PostgresUrl, done: str, remedy: str) -> Iterator[psycopg.Connection[Any]]:
+    """Connect, and raise the errors of the store with what to do.
+
+    Args:
+        address: of the store.
+        done: what is done to the schema.
+        remedy: for an account without the right to do it.
+    """
     try:
-        return psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise EngineUnavailable(f"{address.url}: {one_line(error)}") from error
-
-
-def _primary(error: psycopg.Error) -> str:
-    return error.diag.message_primary or one_line(error)
+    failed = f"the schema {address.schema} was not {done} in {address.url}"
+    try:
+        yield connection
+    except psycopg.Error as error:
+        reason = error.diag.message_primary or one_line(error)
+        if error.sqlstate == _NO_RIGHTS:
+            raise AuthenticationFailed(f"{failed}: {reason}. {remedy}") from error
+        if error.sqlstate == _NO_ROLE:
+            raise EngineError(f"{failed}: {reason}. Create the role first") from error
+        raise EngineError(f"{failed}: {one_line(error)}") from error
+    finally:
+        connection.close()
