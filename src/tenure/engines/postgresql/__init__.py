@@ -10,10 +10,9 @@ together. `session` has what PostgreSQL adds to the sessions of `tenure.engines.
 sends `statements`, most of them a `batch`, over `connection`, one socket of libpq, which
 `connecting` opens. `pipeline` decides which of them are under way together, and `prepared` prepares
 them. `engine` owns the connections and sessions; its base is `administration`, which also attaches.
-`monitor` looks for what has expired or was missed, with the polls of `looks`, and `watches` has the
-watches. `heartbeat` has a connection of its own. `values` encodes and decodes, `url` parses.
-`initializing` creates a store for an administrator, and `doctor` examines one, in the words of
-`reported`.
+`monitor` looks for what has expired or was missed, and `watches` has the watches. `heartbeat` has a
+connection of its own. `values` encodes and decodes, `url` parses. `initializing` creates a store
+for an administrator, and `doctor` examines one, in the words of `reported`.
 
 Rules:
 

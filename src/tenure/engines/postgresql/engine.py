@@ -31,8 +31,7 @@ from tenure.engines.postgresql.connecting import (
 )
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.looks import look
-from tenure.engines.postgresql.monitor import PostgresMonitor
+from tenure.engines.postgresql.monitor import PostgresMonitor, look
 from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql, Statement

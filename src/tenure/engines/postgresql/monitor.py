@@ -2,7 +2,7 @@
 
 A waiter's engine looks when its time is over, or the session of an owner would expire. Events
 report everything else; a look from time to time is the net below them. Behind a pooler no event
-arrives, and the monitor polls (`looks`).
+arrives, and the monitor polls.
 
 A server that does not answer is abandoned, unless another connection shows that it executes the
 statement. Then the statement waits for a lock or a standby, and a new connection gains nothing.
@@ -11,21 +11,22 @@ statement. Then the statement waits for a lock or a standby, and a new connectio
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING
+from tenure.engines._kit.commands.polling import WaiterPolling
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.looks import PostgresPolling
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Call, Statement
+from tenure.engines.postgresql.statements import Arguments, Call, Refusal, Statement
 from tenure.engines.postgresql.watches import PostgresWatches
 
-__all__ = ["PostgresMonitor"]
+__all__ = ["PostgresMonitor", "look"]
 
 _TURN = 0.5
 """Seconds between two checks of the connection, at the most; they cost no statement."""
@@ -40,6 +41,31 @@ _WATCH_POLL = 1.0
 _MARGIN = 0.05
 _GUARDED_PAUSE = 0.25
 """Seconds until an owner that has expired is looked at again: a transaction guards its lease."""
+
+
+def look(
+    requests: dict[PostgresSession, dict[int, int]], done: Callable[[bool], None] | None = None
+) -> Call:
+    """Return a look at requests of some sessions, as they are attached when this is sent.
+
+    Args:
+        requests: the requests of each session, with their states as they are known here; without
+            any, the session itself is looked at.
+        done: called after the sessions; true if a request was granted.
+    """
+
+    def args() -> Arguments:
+        return ([[each.id, each.token, list(ids)] for each, ids in requests.items()],)
+
+    def answered(reply: Any) -> None:
+        replies = [reply] * len(requests) if isinstance(reply, Refusal) else reply
+        granted = False
+        for (session, states), each in zip(requests.items(), replies, strict=True):
+            granted |= session.found(states, each)
+        if done is not None:
+            done(granted)
+
+    return Call("look", args, answered)
 
 
 class _Engine(Protocol):
@@ -78,7 +104,12 @@ class PostgresMonitor:
         self._silence = silence
         self._now = engine.clock.now
         self._timer = BackgroundTimer(asyncio.get_running_loop(), self._now, self._turn, failures)
-        self._polling = PostgresPolling(engine.send, engine.all_sessions, self._now, self._timer.by)
+        self._polling = WaiterPolling[PostgresSession](
+            lambda requests, done: engine.send(look(requests, done)),
+            engine.all_sessions,
+            self._now,
+            self._timer.by,
+        )
         self._look_at = self._check_at = 0.0
         self._sweep_at = self._now() + _SWEEP
 

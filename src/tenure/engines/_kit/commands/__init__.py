@@ -5,7 +5,8 @@ engine encodes the commands and makes the connections.
 
 Modules, in reading order: `replies` and `values` decode and encode. `session` has the requests of a
 session, based on `attachment` (its token and end), and `operations` are sent in batches. `handoff`
-passes mutexes on between requests of a session, for engines whose store reports neighbours.
+passes mutexes on between requests of a session, for engines whose store reports neighbours, and
+`polling` polls for waiters where the store delivers no events.
 `engine` opens and closes; its bases are `attaching`, which attaches and takes over, and
 `administration`, the operations on nodes.
 """

@@ -1,8 +1,8 @@
-"""Looks at requests: those of all sessions of a program are one statement.
+"""Polls for waiters, in a store that delivers no events.
 
-Behind a pooler, which delivers no notification, waiters are polled. Rules:
+Rules:
 
-* A poll is one statement for all sessions of a program. It looks at the first waiter of each queue:
+* A poll is one command for all sessions of a program. It looks at the first waiter of each queue:
   those behind it are granted later. If it was granted, the others are looked at too.
 * The first waiter of a queue is polled often, one behind others less.
 * The more programs poll, and the more queues they wait in, the longer is the pause of each. So the
@@ -13,13 +13,14 @@ Behind a pooler, which delivers no notification, waiters are polled. Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
+from tenure.engines._kit.commands.handoff import HandoffSession
 from tenure.engines._kit.commands.operations import WAITING
-from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Arguments, Call, Refusal
 
-__all__ = ["PostgresPolling", "look"]
+__all__ = ["WaiterPolling"]
+
+S = TypeVar("S", bound=HandoffSession)
 
 _POLL, _LONGEST_POLL = 0.1, 40.0
 """Seconds between two polls of the first waiter, and of any, at the most."""
@@ -35,36 +36,12 @@ _LOOKS = 20
 """Looks for what has expired, in a second, of all programs with new waiters."""
 
 
-def look(
-    requests: dict[PostgresSession, dict[int, int]], done: Callable[[bool], None] | None = None
-) -> Call:
-    """Return a look at requests of some sessions, as they are attached when this is sent.
-
-    Args:
-        requests: the requests of each session, with their states as they are known here; without
-            any, the session itself is looked at.
-        done: called after the sessions; true if a request was granted.
-    """
-
-    def args() -> Arguments:
-        return ([[each.id, each.token, list(ids)] for each, ids in requests.items()],)
-
-    def answered(reply: Any) -> None:
-        replies = [reply] * len(requests) if isinstance(reply, Refusal) else reply
-        granted = False
-        for (session, states), each in zip(requests.items(), replies, strict=True):
-            granted |= session.found(states, each)
-        if done is not None:
-            done(granted)
-
-    return Call("look", args, answered)
-
-
-class PostgresPolling:
+class WaiterPolling(Generic[S]):
     """The polls of one engine.
 
     Args:
-        send: sends a statement.
+        look: looks at requests of sessions, given with their states as they are known here; calls
+            a function then with true if one was granted.
         all_sessions: returns the sessions of the engine.
         now: returns the time, in seconds.
         wake_by: has `poll` called by a time.
@@ -75,13 +52,13 @@ class PostgresPolling:
 
     def __init__(
         self,
-        send: Callable[[Call], None],
-        all_sessions: Callable[[], Sequence[PostgresSession]],
+        look: Callable[[dict[S, dict[int, int]], Callable[[bool], None]], None],
+        all_sessions: Callable[[], Sequence[S]],
         now: Callable[[], float],
         wake_by: Callable[[float], None],
     ) -> None:
         """Start without waiters."""
-        self._send = send
+        self._look = look
         self._all_sessions = all_sessions
         self._now = now
         self._wake_by = wake_by
@@ -111,7 +88,7 @@ class PostgresPolling:
     def poll(self) -> None:
         """Look at the first waiter of each queue."""
         self.at = self._now() + _LONGEST_POLL
-        first: dict[tuple[str, str], tuple[int, PostgresSession, int]] = {}
+        first: dict[tuple[str, str], tuple[int, S, int]] = {}
         for session in self._all_sessions():
             if session.early is not None or session.over:
                 continue  # a takeover is not complete, or it has ended
@@ -120,11 +97,11 @@ class PostgresPolling:
                 if place not in first or order_id < first[place][0]:
                     first[place] = order_id, session, request_id
         self._requests = len(first)
-        requests: dict[PostgresSession, dict[int, int]] = {}
+        requests: dict[S, dict[int, int]] = {}
         for _, session, request_id in first.values():
             requests.setdefault(session, {})[request_id] = WAITING
         if requests:
-            self._send(look(requests, self._polled))
+            self._look(requests, self._polled)
 
     def _polled(self, granted: bool) -> None:
         if granted:
