@@ -7,10 +7,11 @@ import asyncio
 import tenure
 from tenure.clock import SystemClock
 from tenure.engines._kit.commands.operations import Operation, OrderIds
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.contract import Attach, Enqueued, Place
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.engine import PostgresEngine
-from tenure.engines.postgresql.statements import Call, Statement
+from tenure.engines.postgresql.statements import Call
 from tenure.testing.recorder import Recorder
 from tests.engines.postgresql.helpers import PATIENCE, SessionOfStatements, an_engine, enqueue
 from tests.engines.postgresql.servers import PostgresServer, a_schema

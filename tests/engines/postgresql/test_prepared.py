@@ -11,8 +11,8 @@ import pytest
 
 import tenure
 from tenure.clock import SystemClock
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.postgresql.engine import PostgresEngine
-from tenure.engines.postgresql.statements import Statement
 from tests.engines.postgresql.helpers import PATIENCE, an_engine
 from tests.engines.postgresql.poolers import a_pooled_schema
 from tests.engines.postgresql.servers import a_schema

@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 
 from tenure.clock import SystemClock
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.contract import Attach
 from tenure.engines.postgresql.engine import PostgresEngine
-from tenure.engines.postgresql.statements import Statement
 from tenure.testing.recorder import Attached, Detached, Recorder
 from tests.engines.postgresql.helpers import an_engine, until
 from tests.engines.postgresql.servers import a_schema, shared

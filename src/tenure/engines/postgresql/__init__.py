@@ -8,11 +8,12 @@ polls.
 Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema` puts
 together. `session` has what PostgreSQL adds to the sessions of `tenure.engines._kit.commands`. It
 sends `statements`, most of them a `batch`, over `connection`, one socket of libpq, which
-`connecting` opens. `pipeline` decides which of them are under way together, and `prepared` prepares
-them. `engine` owns the connections and sessions; its base is `administration`, which also attaches.
-`monitor` looks for what has expired or was missed, and `watches` has the watches. `heartbeat` has a
-connection of its own. `values` encodes and decodes, `url` parses. `initializing` creates a store
-for an administrator, and `doctor` examines one, in the words of `reported`.
+`connecting` opens. The kit's `pipeline` decides which of them are under way together, and
+`prepared` prepares them. `engine` owns the connections and sessions; its base is `administration`,
+which also attaches. `monitor` looks for what has expired or was missed, and `watches` has the
+watches. `heartbeat` has a connection of its own. `values` encodes and decodes, `url` parses.
+`initializing` creates a store for an administrator, and `doctor` examines one, in the words of
+`reported`.
 
 Rules:
 

@@ -12,12 +12,13 @@ from tenure.engines._kit.commands.administration import CommandPages
 from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines._kit.commands.replies import first_word
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Attach, GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Arguments, Call, Refusal, Statement
+from tenure.engines.postgresql.statements import Arguments, Call, Refusal
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from tenure.engines._kit.commands.operations import Operation, OrderIds
-from tenure.engines.postgresql.statements import Refusal, Statement
+from tenure.engines._kit.commands.operations import OrderIds
+from tenure.engines._kit.commands.statements import OperationBatch
+from tenure.engines.postgresql.statements import Refusal
 
 __all__ = ["NO_MORE", "Batch"]
 
@@ -18,15 +19,10 @@ _OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
 
 NO_MORE = ("", "", "", "1")
 """Words of an operation that has only three, as far as it has no more."""
-_MOST_OPERATIONS = 1000
-_MOST_TEXT = 1024 * 1024
-"""Characters of data in one batch, unless one operation has more."""
 
 
-class Batch(Statement):
-    """Operations of sessions, in order.
-
-    One that the database refuses does not fail the others: the batch is sent again in parts.
+class Batch(OperationBatch):
+    """Operations of sessions, in order, as a call of one function.
 
     Args:
         caller: the channel of the engine.
@@ -36,13 +32,7 @@ class Batch(Statement):
         pushed: called with events of the engine's sessions.
     """
 
-    __slots__ = (
-        *("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed", "_room"),
-        *("holds", "operations", "shares"),
-    )
-
-    holds: set[object]
-    shares: set[object]
+    __slots__ = ("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed")
 
     def __init__(
         self,
@@ -61,43 +51,6 @@ class Batch(Statement):
         self._known = known
         self._relaxed = relaxed
         self._pushed = pushed
-
-    def _clear(self) -> None:
-        self.operations: list[Operation[Any]] = []
-        self.holds = set()  # the names
-        self.shares = set()  # the sessions
-        self._room = _MOST_TEXT
-
-    def add(self, operation: Operation[Any]) -> bool:
-        """Add an operation; return false if there is no room for it."""
-        operations, size = self.operations, _size(operation)
-        if operations and (size > self._room or len(operations) >= _MOST_OPERATIONS):
-            return False
-        self._room -= size
-        operations.append(operation)
-        self.holds.add(_place(operation))
-        self.shares.add(operation.session)
-        return True
-
-    def take(self, most: int, held: Container[object]) -> Batch:
-        """Remove operations, the first ones on names that are not held; return a batch of them."""
-        taken, operations, several = self._like(), self.operations, len(self.holds) > 1
-        self._clear()
-        for each in operations:
-            place = _place(each)
-            free = len(taken.operations) < most or (several and place in taken.holds)
-            (taken if free and place not in held else self).add(each)
-        return taken
-
-    def parts(self) -> list[Statement]:
-        """Return the two halves of the batch."""
-        middle = len(self.operations) // 2
-        if not middle:
-            return []
-        halves = self._like(), self._like()
-        for at, each in enumerate(self.operations):
-            halves[at >= middle].add(each)
-        return [*halves]
 
     def _like(self) -> Batch:
         place = self._caller, self._order_ids, self._known
@@ -195,22 +148,6 @@ class Batch(Statement):
     def rolled_back(self) -> None:
         """Assume nothing of the rows: other programs remove those that are not used."""
         self._known.clear()
-
-    def lost(self) -> bool:
-        """Have the operations looked up first."""
-        for operation in self.operations:
-            operation.again()
-        return True
-
-
-def _place(operation: Operation[Any]) -> tuple[str, object]:
-    """Return the node and the name of an operation."""
-    return operation.session.path, operation.words[2]
-
-
-def _size(operation: Operation[Any]) -> int:
-    words = operation.words
-    return len(str(words[4])) if len(words) > 4 else 0
 
 
 def _number(text: str) -> bytes | None:

@@ -28,10 +28,11 @@ from psycopg import pq
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.operations import Operation
+from tenure.engines._kit.commands.pipeline import StatementPipeline
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.postgresql.batch import Batch
-from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.prepared import StatementSender
-from tenure.engines.postgresql.statements import Refusal, Statement
+from tenure.engines.postgresql.statements import Refusal
 
 __all__ = ["PostgresConnection", "PostgresConnectionOwner"]
 

@@ -15,6 +15,8 @@ from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.operations import Operation
+from tenure.engines._kit.commands.pipeline import StatementPipeline
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
@@ -32,9 +34,8 @@ from tenure.engines.postgresql.connecting import (
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.monitor import PostgresMonitor, look
-from tenure.engines.postgresql.pipeline import StatementPipeline
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql, Statement
+from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.engines.postgresql.watches import PostgresWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError

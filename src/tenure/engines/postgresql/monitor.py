@@ -19,11 +19,12 @@ from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING
 from tenure.engines._kit.commands.polling import WaiterPolling
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Arguments, Call, Refusal, Statement
+from tenure.engines.postgresql.statements import Arguments, Call, Refusal
 from tenure.engines.postgresql.watches import PostgresWatches
 
 __all__ = ["PostgresMonitor", "look"]

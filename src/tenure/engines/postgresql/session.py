@@ -24,11 +24,12 @@ from tenure.engines._kit.commands.operations import (
     WithdrawOperation,
 )
 from tenure.engines._kit.commands.replies import first_word
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.commands.values import WHOLE
 from tenure.engines.contract import Answer, Removal
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE
-from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, Statement, session_call
+from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, session_call
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
 

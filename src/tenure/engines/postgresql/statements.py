@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeAlias
 
+from tenure.engines._kit.commands.statements import Statement
+
 __all__ = [
     "DROPPED",
     "Argument",
@@ -14,7 +16,6 @@ __all__ = [
     "PostgresAttached",
     "Refusal",
     "Sql",
-    "Statement",
     "session_call",
 ]
 
@@ -50,46 +51,6 @@ class PostgresAttached(Protocol):
     id: int
     token: str
     path: str
-
-
-class Statement:
-    """A statement, and the receiver of its reply.
-
-    Attributes:
-        recurs: its SQL is sent again and again, with other parameters.
-        alone: no other one is under way at the same time.
-        holds: no other one that holds or shares one of these is under way at the same time.
-        shares: the same for another one that holds one of these.
-    """
-
-    __slots__ = ()
-
-    recurs = True
-    alone = False
-    holds: Collection[object] = ()
-    shares: Collection[object] = ()
-
-    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
-        """Return the SQL and its parameters as of now."""
-        raise NotImplementedError
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply: a value from JSON, or a `Refusal`."""
-        raise NotImplementedError
-
-    def judged(self) -> None:
-        """Note that the sessions which hold it up have been ended, if that was possible."""
-
-    def rolled_back(self) -> None:
-        """Note that the database has rolled it back; it is sent again."""
-
-    def parts(self) -> list[Statement]:
-        """Return statements that do the same together; empty if this does one thing."""
-        return []
-
-    def lost(self) -> bool:
-        """Note the end of the connection; return whether the next one sends the statement."""
-        return True
 
 
 class Call(Statement):

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Statement, session_call
+from tenure.engines.postgresql.statements import session_call
 
 __all__ = ["PostgresWatches"]
 

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tenure.engines._kit.commands.operations import Operation
-from tenure.engines.postgresql.batch import Batch
-from tenure.engines.postgresql.statements import Statement
+from tenure.engines._kit.commands.statements import OperationBatch, Statement
 
 __all__ = ["StatementPipeline"]
 
@@ -41,12 +40,12 @@ class StatementPipeline:
         under_way: those that were sent, the first one first.
     """
 
-    def __init__(self, new_batch: Callable[[], Batch]) -> None:
+    def __init__(self, new_batch: Callable[[], OperationBatch]) -> None:
         """Start empty."""
         self.under_way: deque[Statement] = deque()
         self._new_batch = new_batch
         self._waiting: deque[Statement] = deque()
-        self._batch: Batch | None = None  # the last one that waits, open for more
+        self._batch: OperationBatch | None = None  # the last one that waits, open for more
         self._batches = self._operations = 0  # under way
         self._latest = 0  # operations of the last batch, if others waited for its end
         self._held: set[object] = set()  # by statements under way
@@ -82,7 +81,7 @@ class StatementPipeline:
         statement = self._waiting[0]
         if under_way and (statement.alone or under_way[-1].alone):
             return None
-        if isinstance(statement, Batch):
+        if isinstance(statement, OperationBatch):
             portion = self._portion(statement)
             if portion is None:
                 return None
@@ -96,7 +95,7 @@ class StatementPipeline:
         self._shared.update(statement.shares)
         return statement
 
-    def _portion(self, batch: Batch) -> Batch | None:
+    def _portion(self, batch: OperationBatch) -> OperationBatch | None:
         """Take what may be sent of the first batch that waits."""
         held = self._held
         if self._batches >= _BATCHES or not held.isdisjoint(batch.shares) or held >= batch.holds:
@@ -121,7 +120,7 @@ class StatementPipeline:
         """Return the first statement under way, which is no longer."""
         statement = self.under_way.popleft()
         self._ended(statement)
-        if isinstance(statement, Batch):
+        if isinstance(statement, OperationBatch):
             self._latest = len(statement.operations) if self._waiting else 0
         return statement
 
@@ -130,7 +129,7 @@ class StatementPipeline:
         self._ended(self.under_way.pop())
 
     def _ended(self, statement: Statement) -> None:
-        if isinstance(statement, Batch):
+        if isinstance(statement, OperationBatch):
             self._batches -= 1
             self._operations -= len(statement.operations)
         self._held.difference_update(statement.holds)
