@@ -8,6 +8,7 @@ can use the result, so they may run meanwhile.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
@@ -39,24 +40,9 @@ def creation(schema: str) -> str:
     Two programs may run it at the same time; the second one finds the schema and fails. It waits
     for the first one, without the timeouts of its account.
     """
-    parts = "\n".join(map(_text, _PARTS)).replace("SCHEMA", schema)
-    # The name was checked when the URL was parsed.
-    return f"""BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL lock_timeout = 0;
-SET LOCAL statement_timeout = 0;
-SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext('{schema}'));
-CREATE SCHEMA {schema};
-{parts}
-INSERT INTO {schema}.meta (version, serves, epoch, server, place) VALUES ({VERSION}, {SERVES},
-    '{secrets.token_hex(8)}', {schema}.server_name(), '{schema}.meta'::regclass);
-INSERT INTO {schema}.witness
-    SELECT epoch, place, relaxed, quarantined_until FROM {schema}.meta;
-INSERT INTO {schema}.nodes (path, config)
-    VALUES ('{DEFAULT_NODE}', '{config_text(NodeConfig())}');
-SELECT setval('{schema}.order_ids', (extract(epoch FROM clock_timestamp()) * 1e6)::bigint);
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
-COMMIT;
-"""  # noqa: S608
+    text = _text("create").replace(":epoch", secrets.token_hex(8))
+    text = text.replace(":node", DEFAULT_NODE).replace(":config", config_text(NodeConfig()))
+    return _filled(text, map(_text, _PARTS), schema)
 
 
 def upgrade(schema: str) -> str:
@@ -66,41 +52,13 @@ def upgrade(schema: str) -> str:
     for a lock that a program has, so that others do not wait behind it for long.
     """
     steps = [_step(version, text) for version, text in sorted(MIGRATIONS.items())]
-    parts = "\n".join([*steps, *map(_text, _FUNCTIONS)]).replace("SCHEMA", schema)
-    return f"""BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL lock_timeout = '3s';
-SET LOCAL statement_timeout = 0;
-SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext('{schema}'));
-DO $upgrade$
-BEGIN
-    IF (SELECT version FROM {schema}.meta) > {VERSION} THEN
-        RAISE 'the schema has version %, and this tenure has {VERSION}',
-            (SELECT version FROM {schema}.meta) USING HINT = 'Upgrade tenure.';
-    END IF;
-END $upgrade$;
-{parts}
-UPDATE {schema}.meta SET version = {VERSION}, serves = {SERVES}
-    WHERE version <> {VERSION} OR serves <> {SERVES};
--- Accounts that may use the store may use its new functions.
-DO $upgrade$
-DECLARE
-    it text;
-BEGIN
-    FOR it IN SELECT oid::regprocedure FROM pg_proc
-        WHERE pronamespace = '{schema}'::regnamespace AND proacl IS NULL
-    LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', it);
-    END LOOP;
-    FOR it IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
-        FROM pg_proc p, aclexplode(p.proacl) a
-        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = 'hello'
-            AND a.grantee <> p.proowner
-    LOOP
-        EXECUTE format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO %s', it);
-    END LOOP;
-END $upgrade$;
-COMMIT;
-"""  # noqa: S608
+    return _filled(_text("upgrade"), [*steps, *map(_text, _FUNCTIONS)], schema)
+
+
+def _filled(text: str, parts: Iterable[str], schema: str) -> str:
+    text = text.replace(":version", str(VERSION)).replace(":serves", str(SERVES))
+    text = text.replace(":schema", schema)  # it was checked when the URL was parsed
+    return text.replace("--#parts", "\n".join(parts).replace("SCHEMA", schema))
 
 
 def _step(version: int, text: str) -> str:
