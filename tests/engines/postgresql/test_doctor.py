@@ -12,7 +12,7 @@ import pytest
 from tenure import blocking
 from tenure.doctor import Finding, examine, healthy
 from tenure.engines import diagnose
-from tenure.engines.postgresql import doctor, reported, schema
+from tenure.engines.postgresql import doctor, schema
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import PostgresServer, a_schema, a_server, shared
 
@@ -134,7 +134,7 @@ def test_an_examination_after_a_crash_changes_nothing(url: str) -> None:
 
 
 def test_an_old_server_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reported, "OLDEST", 99)
+    monkeypatch.setattr(doctor, "OLDEST", 99)
     assert "is too old" in failure(url).found
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_cannot_be_used_is_reported_with_what_to_do(
 
 
 def test_a_refused_password_is_reported_as_such() -> None:
-    found = reported.unreachable('FATAL: password authentication failed for user "tenure"')
+    found = doctor.unreachable('FATAL: password authentication failed for user "tenure"')
     assert "check the user and the password" in found.remedy
 
 
@@ -189,7 +189,7 @@ def test_a_server_that_accepts_no_writes_is_a_failure(careless: PostgresServer) 
 
 
 def test_a_standby_is_a_failure() -> None:
-    found = reported.role(standby=True, read_only=False)
+    found = doctor.role(standby=True, read_only=False)
     assert found.level == "failure"
     assert "standby" in found.found
 

@@ -12,8 +12,7 @@ sends `statements`, most of them a `batch`, over `connection`, one socket of lib
 `prepared` prepares them. `engine` owns the connections and sessions; its base is `administration`,
 which also attaches. `monitor` looks for what has expired or was missed, and `watches` has the
 watches. `heartbeat` has a connection of its own. `values` encodes and decodes, `url` parses.
-`initializing` creates a store for an administrator, and `doctor` examines one, in the words of
-`reported`.
+`initializing` creates a store for an administrator, and `doctor` examines one.
 
 Rules:
 

@@ -20,9 +20,11 @@ from psycopg.conninfo import conninfo_to_dict
 from tenure.engines._kit import doctor as common
 from tenure.engines._kit.doctor import one_line
 from tenure.engines.contract import Finding
-from tenure.engines.postgresql import reported, schema
+from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.connecting import cut, encoding_error
+from tenure.engines.postgresql.login import login_failure
 from tenure.engines.postgresql.url import PostgresUrl
+from tenure.errors import EngineError
 
 __all__ = ["examine"]
 
@@ -32,6 +34,9 @@ CONNECT_TIMEOUT = 5
 """Seconds for one attempt to connect, at the most."""
 TIMEOUT = 10.0
 """Seconds for the examination of a connected server."""
+
+OLDEST = 13
+"""Oldest major version of PostgreSQL that has what the store uses."""
 
 _READ_ONLY = "25006"
 
@@ -43,14 +48,14 @@ def examine(address: PostgresUrl) -> Iterator[Finding]:
         connection = _connect(address)
         took = time.perf_counter() - at
     except (psycopg.Error, OSError) as error:
-        yield reported.unreachable(one_line(error))
+        yield unreachable(one_line(error))
         return
     late = threading.Event()
     timer = threading.Timer(TIMEOUT, _interrupt, (connection, late))
     timer.daemon = True
     timer.start()
     try:
-        yield reported.connected(connection, took)
+        yield connected(connection, took)
         yield from _server(connection, address)
     except (psycopg.Error, OSError) as error:
         found = f"no answer within {TIMEOUT:g} s" if late.is_set() else f"failed: {one_line(error)}"
@@ -107,15 +112,15 @@ def _server(connection: Connection, address: PostgresUrl) -> Iterator[Finding]:
         "current_setting('default_transaction_isolation')",
     )
     here = (before + time.time()) / 2
-    yield reported.version(number)
-    encoding = connection.info.parameter_status("server_encoding") or "unknown"
-    yield reported.encoding(encoding, encoding_error(address.url, connection.info))
-    yield reported.role(standby=standby, read_only=read_only)
-    yield reported.pooler(connection.info.backend_pid, pid, address.listen)
+    yield version(number)
+    characters = connection.info.parameter_status("server_encoding") or "unknown"
+    yield encoding(characters, encoding_error(address.url, connection.info))
+    yield role(standby=standby, read_only=read_only)
+    yield pooler(connection.info.backend_pid, pid, address.listen)
     if connection.info.backend_pid != pid:
-        yield reported.isolation(settings[4])
-    yield reported.durability(address, *settings[:3])
-    yield reported.vacuum(running=settings[3])
+        yield isolation(settings[4])
+    yield durability(address, *settings[:3])
+    yield vacuum(running=settings[3])
     yield _round_trip(connection)
     yield common.clock(clock - here)
     yield from _schema(connection, address.schema, usable=not (standby or read_only))
@@ -174,12 +179,12 @@ def _store(connection: Connection, name: str) -> Iterator[Finding]:
             "nothing: the next program finds out whether a grant may be lost, and waits then",
         )
         return
-    version, _, left, reason, serves, *_ = found
-    if remedy := schema.mismatch(version, serves):
-        found = f"{name} has version {version}, and this tenure needs {schema.VERSION}"
+    number, _, left, reason, serves, *_ = found
+    if remedy := schema.mismatch(number, serves):
+        found = f"{name} has version {number}, and this tenure needs {schema.VERSION}"
         yield Finding("failure", "schema", found, remedy)
         return
-    yield Finding("ok", "schema", f"{name}, version {version}")
+    yield Finding("ok", "schema", f"{name}, version {number}")
     yield common.quarantine(left, reason)
     nodes = json.loads(_read(connection, f"SELECT {name}.list_nodes()")[0])
     sessions = semaphores = 0
@@ -189,3 +194,106 @@ def _store(connection: Connection, name: str) -> Iterator[Finding]:
             sessions, semaphores = sessions + reply[2], semaphores + reply[3]
     found = f"nodes: {len(nodes)}, sessions: {sessions}, semaphores: {semaphores}"
     yield Finding("ok", "contents", found)
+
+
+# What the server reports
+
+
+def unreachable(text: str) -> Finding:
+    """Report why no connection was opened."""
+    return Finding("failure", "connection", text, login_failure(text).remedy)
+
+
+def connected(connection: Connection, took: float) -> Finding:
+    """Report the connection, and the seconds that it took."""
+    info, link = connection.info, connection.pgconn
+    local = info.host.startswith("/")
+    secured = "a socket" if local else "with TLS" if link.ssl_in_use else "not encrypted"
+    place = info.host if local else f"{info.host}:{info.port}"
+    return Finding(
+        "ok",
+        "connection",
+        f"{place}, {secured}, database {info.dbname}, account {info.user}, connected in "
+        f"{took * 1e3:.1f} ms",
+    )
+
+
+def encoding(database: str, wrong: EngineError | None) -> Finding:
+    """Examine the encoding of texts, such as names."""
+    if wrong is not None:
+        found, _, remedy = str(wrong).partition(". ")
+        return Finding("failure", "encoding", found, remedy)
+    if database != "UTF8":
+        remedy = "use names of its characters, or create a database with ENCODING 'UTF8'"
+        return Finding("warning", "encoding", f"{database}, which lacks characters", remedy)
+    return Finding("ok", "encoding", database)
+
+
+def version(number: int) -> Finding:
+    """Examine the version."""
+    found = f"PostgreSQL {number // 10000}.{number % 10000}"
+    if number // 10000 < OLDEST:
+        remedy = f"use PostgreSQL {OLDEST} or newer"
+        return Finding("failure", "server", f"{found} is too old", remedy)
+    return Finding("ok", "server", found)
+
+
+def role(*, standby: bool, read_only: bool) -> Finding:
+    """Examine whether the server accepts writes."""
+    if standby:
+        remedy = "name the primary, or all servers: the one that accepts writes is chosen"
+        return Finding("failure", "role", "a standby, which is read-only", remedy)
+    if read_only:
+        remedy = "turn default_transaction_read_only off for this account and database"
+        return Finding("failure", "role", "transactions are read-only", remedy)
+    return Finding("ok", "role", "primary")
+
+
+def pooler(given: int, actual: int, listen: str) -> Finding:
+    """Compare the process of the connection's greeting with the one that answers."""
+    if given == actual:
+        return Finding("ok", "pooler", "none")
+    if listen:
+        return Finding("ok", "pooler", "there is one, and ?listen= names the server")
+    remedy = (
+        "name the server's own address with ?listen=HOST:PORT, so that grants are notified; "
+        "without it waiters poll"
+    )
+    return Finding("warning", "pooler", "there is one in front of the server", remedy)
+
+
+def isolation(level: str) -> Finding:
+    """Examine the isolation level that an account has behind a pooler."""
+    if level in ("read committed", "read uncommitted"):
+        return Finding("ok", "isolation", level)
+    remedy = (
+        "run ALTER ROLE ACCOUNT SET default_transaction_isolation = 'read committed', and have the "
+        "pooler reconnect"
+    )
+    return Finding("failure", "isolation", f"transactions are {level} by default", remedy)
+
+
+def durability(address: PostgresUrl, fsync: bool, pages: bool, commit: str) -> Finding:
+    """Examine the settings on which confirmed commits depend."""
+    switches = {"fsync": fsync, "full_page_writes": pages}
+    off = [name for name, on in switches.items() if not on]
+    if commit == "off" and not address.relaxed:  # durability=process allows for it
+        off.append("synchronous_commit")
+    if off:
+        plural = "are" if len(off) > 1 else "is"
+        return Finding(
+            "warning",
+            "durability",
+            f"{' and '.join(off)} {plural} off",
+            "turn on what is off: a crash may damage the database, or undo a confirmed grant",
+        )
+    found = f"fsync and full_page_writes are on, synchronous_commit is {commit}"
+    return Finding("ok", "durability", found)
+
+
+def vacuum(*, running: bool) -> Finding:
+    """Examine whether dead rows are removed."""
+    if running:
+        return Finding("ok", "autovacuum", "on")
+    remedy = "turn autovacuum and track_counts on: every lock leaves dead rows"
+    return Finding("warning", "autovacuum", "off", remedy)
