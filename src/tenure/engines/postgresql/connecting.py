@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -113,16 +114,14 @@ class OpenedConnections:
     async def call(self, function: str, *args: Any) -> Any:
         """Call a function by its qualified name, and return its reply."""
         sql = f"SELECT {function}({','.join('%s' for _ in args)})".encode()
-        for failures in range(_RETRIES):
+        for failures in count():
             try:
                 cursor = await self.statements.execute(sql, args)
                 break
             except psycopg.Error as error:  # other programs may connect at the same time
-                if error.sqlstate not in _PASSING:
+                if error.sqlstate not in _PASSING or failures >= _RETRIES:
                     raise
             await asyncio.sleep(backoff(failures))
-        else:
-            cursor = await self.statements.execute(sql, args)
         row = await cursor.fetchone()
         assert row is not None
         return json.loads(row[0])

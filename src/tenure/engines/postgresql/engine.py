@@ -57,9 +57,11 @@ class PostgresEngine(PostgresAdministration):
     Attributes:
         channel: the channel of events for its sessions.
         epoch: at which the store had everything that this program knows.
+        operate: sends an operation, with others, now or when there is a connection.
     """
 
     heartbeat: PostgresHeartbeat
+    operate: Callable[[Operation[Any]], None]
 
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
@@ -70,6 +72,7 @@ class PostgresEngine(PostgresAdministration):
         self.epoch = ""
         self.connection: PostgresConnection | None = None
         self._waiting = StatementPipeline(self.new_batch)  # for a connection
+        self.operate = self._waiting.operate
         self._sessions: dict[int, list[PostgresSession]] = {}
         self._watches = PostgresWatches(self.send, self.listen, address.schema)
         self._listened: tuple[str, ...] = ()
@@ -132,13 +135,6 @@ class PostgresEngine(PostgresAdministration):
             self._waiting.add(statement)
         else:
             self.connection.send(statement)
-
-    def operate(self, operation: Operation[Any]) -> None:
-        """Send an operation, with others."""
-        if self.connection is not None:
-            self.connection.operate(operation)
-        else:
-            self._waiting.operate(operation)
 
     def new_batch(self) -> Batch:
         """Return an empty batch."""
@@ -260,6 +256,7 @@ class PostgresEngine(PostgresAdministration):
     def up(self, connection: PostgresConnection) -> None:
         """Send what waits for a connection, and look up what may have been missed."""
         self.connection = connection
+        self.operate = connection.operate
         for channel in self._watches:
             if channel not in self._listened:  # watched since `_prepare`
                 self.listen(f"LISTEN {channel}")
@@ -276,6 +273,7 @@ class PostgresEngine(PostgresAdministration):
     def down(self, connection: PostgresConnection, why: TenureError) -> None:
         """Keep the unanswered statements for the next connection."""
         self.connection = None
+        self.operate = self._waiting.operate
         connection.drop(str(why))
         self._waiting.put_first(connection.take_unanswered())
         self.report_detached(why)

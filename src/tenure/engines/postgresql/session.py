@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -106,34 +105,31 @@ class GuardedRelease:
     """Wait of one release. It is logged once when it is long.
 
     Args:
-        loop: the event loop.
-        node: the path of the node.
+        session: has the lease.
         name: the name of the semaphore; empty for all of the session's.
-        session: the id of the session.
     """
 
-    __slots__ = ("_began", "_loop", "_name", "_node", "_reported", "_session")
+    __slots__ = ("_began", "_name", "_reported", "_session")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, node: str, name: str, session: int) -> None:
+    def __init__(self, session: PostgresSession, name: str) -> None:
         """Begin to wait."""
-        self._loop = loop
-        self._node = node
-        self._name = name
         self._session = session
-        self._began = loop.time()
+        self._name = name
+        self._began = session.loop.time()
         self._reported = False
 
     def again(self, release: Callable[[], object]) -> None:
         """Try the release again after a pause."""
-        waited = self._loop.time() - self._began
+        session = self._session
+        waited = session.loop.time() - self._began
         if waited >= REPORTED_AFTER and not self._reported:
             self._reported = True
             _log.warning(
                 "release waits for the end of a transaction that guards the lease: "
                 "node=%s name=%r session=%d seconds=%.0f",
-                *(self._node, self._name, self._session, waited),
+                *(session.path, self._name, session.id, waited),
             )
-        self._loop.call_later(_PAUSE, release)
+        session.loop.call_later(_PAUSE, release)
 
 
 class PostgresWithdraw(WithdrawOperation):
@@ -252,7 +248,7 @@ class PostgresSession(HandoffSession):
             if isinstance(reply, list):
                 engine.push_all(reply[1:])
                 if reply[:1] == ["guarded"]:
-                    guarded = guarded or GuardedRelease(self.loop, self.path, "", self.id)
+                    guarded = guarded or GuardedRelease(self, "")
                     guarded.again(partial(engine.send, leaving))
                     return
             dropped = isinstance(reply, Refusal) and reply.code == DROPPED
@@ -307,7 +303,7 @@ class PostgresSession(HandoffSession):
         elif reply == _GUARDED:
             operation.keep(None)  # it has lost its timeout
             if operation.guarded is None:
-                operation.guarded = GuardedRelease(self.loop, self.path, operation.name, self.id)
+                operation.guarded = GuardedRelease(self, operation.name)
             operation.guarded.again(partial(self._withdraw_again, operation))
         elif first_word(reply) == "unkept":  # the store has granted nothing meanwhile
             if operation.kept in self.requests:
