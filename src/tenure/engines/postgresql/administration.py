@@ -11,7 +11,7 @@ from tenure.core import rules
 from tenure.engines._kit.commands.administration import CommandPages
 from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
-from tenure.engines._kit.commands.replies import first_word
+from tenure.engines._kit.commands.replies import first_word, repeated
 from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Attach, GuardStatement
@@ -26,9 +26,6 @@ __all__ = ["PostgresAdministration"]
 
 _REPORTING = frozenset({"drop_node", "end_session", "evict"})
 """Functions with the engine's channel as an argument, and with events in their replies."""
-
-_ONCE = frozenset({"create_node", "drop_node", "end_session", "evict"})
-"""Functions that answer otherwise when they have been called before."""
 
 
 class PostgresCommand(Call):
@@ -131,36 +128,10 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
         def replied(reply: Any) -> None:
             if command in _REPORTING and first_word(reply) == "ok":
                 self.push_all(reply[-1])
-            if call.may_have_run and command in _ONCE:
-                self._repeated(command, args, reply, answered)
-            else:
-                answered(reply)
+            answered(repeated(command, reply) if call.may_have_run else reply)
 
         call = PostgresCommand(command, (*words,), replied)
         self.send(call)
-
-    def _repeated(
-        self, command: str, args: tuple[Any, ...], reply: Any, answered: Callable[[Any], None]
-    ) -> None:
-        """Handle the reply to a command whose first answer may have been lost.
-
-        What it has already done is not there to be done again.
-        """
-        word = first_word(reply)
-        if word == "exists":
-            path, config = args
-
-            def described(found: Any) -> None:
-                mine = first_word(found) == "ok" and found[1] == config
-                answered(["ok"] if mine else reply)
-
-            self.send(Call("describe_node", (values.to_text(path),), described))
-        elif (command, word) == ("drop_node", "no node"):
-            answered(["ok", []])
-        elif word == "missing" or (word == "ok" and reply[1:2] == [False]):
-            answered(["ok", True, []])
-        else:
-            answered(reply)
 
     def note_silence(self) -> TenureError | None:
         """Return the reason why the store does not answer, if it is known."""

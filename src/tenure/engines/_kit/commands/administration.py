@@ -10,7 +10,7 @@ from typing import Any
 
 from tenure.clock import Clock
 from tenure.core import refusals, rules
-from tenure.engines._kit.commands.replies import first_word, settle
+from tenure.engines._kit.commands.replies import REPEATED, first_word, settle
 from tenure.engines._kit.commands.values import Values, config_from, config_text, included
 from tenure.engines.contract import EngineDefaults
 from tenure.errors import EngineError, EngineUnavailable, TenureError
@@ -50,6 +50,9 @@ class CommandAdministration(EngineDefaults, ABC):
         self, command: str, args: tuple[Any, ...], answered: Callable[[Any], None]
     ) -> None:
         """Send a command; `answered` receives the reply, a list that begins with "ok".
+
+        A store that does not recognize a command which it has executed before, for example because
+        the answer was lost, passes the reply through `replies.repeated`.
 
         Commands and their arguments, with the rest of the reply after "ok" or another first word:
 
@@ -131,6 +134,10 @@ class CommandAdministration(EngineDefaults, ABC):
         rules.check_path(path)
         reply = await self.command(path, "create_node", path, config_text(config))
         if first_word(reply) == "exists" and not exist_ok:
+            if reply[1:] == [REPEATED]:
+                _, found, *_ = await self.command(path, "describe_node", path)
+                if found == config_text(config):
+                    return  # the first execution has created it
             raise refusals.node_exists(path)
 
     async def alter_node(self, path: str, config: NodeConfig) -> None:

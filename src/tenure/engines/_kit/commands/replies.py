@@ -12,7 +12,10 @@ from typing import Any
 from tenure.core import refusals, rules
 from tenure.errors import EngineError, TenureError
 
-__all__ = ["error", "first_word", "ignore", "settle", "text"]
+__all__ = ["REPEATED", "error", "first_word", "ignore", "repeated", "settle", "text"]
+
+REPEATED = "repeated"
+"""Second word of a reply to a repeated command that may have created what exists."""
 
 
 def text(word: str | bytes) -> str:
@@ -35,6 +38,21 @@ def settle(future: asyncio.Future[Any], reply: Any) -> None:
 
 def ignore(reply: object) -> None:
     """Ignore a reply that has no receiver."""
+
+
+def repeated(command: str, reply: Any) -> Any:
+    """Return the reply to a command of administration that may have been executed before.
+
+    What the first execution has removed is not there to be removed again.
+    """
+    word = first_word(reply)
+    if word == "exists":
+        return ["exists", REPEATED]
+    if (command, word) == ("drop_node", "no node"):
+        return ["ok"]
+    if command in ("end_session", "evict") and word in ("ok", "missing"):
+        return ["ok", True]
+    return reply
 
 
 def error(url: str, path: str, name: str, count: int, reply: Any) -> TenureError:
