@@ -47,7 +47,7 @@ def init(*, print_sql: bool, role: str | None) -> None:
     """
     url = _postgresql_url(print_sql=print_sql)
     with needs_extra("postgresql", "postgresql"):
-        from tenure.engines.postgresql.initializing import initialize, script
+        from tenure.engines.postgresql.schema import initialize, script
         from tenure.engines.postgresql.url import parse
 
     address = parse(url)
@@ -78,14 +78,14 @@ def upgrade(*, print_sql: bool) -> None:
     """
     url = _postgresql_url(print_sql=print_sql)
     with needs_extra("postgresql", "postgresql"):
-        from tenure.engines.postgresql import initializing, schema
+        from tenure.engines.postgresql import schema
         from tenure.engines.postgresql.url import parse
 
     address = parse(url)
     if print_sql:
-        click.echo(schema.upgrade(address.schema), nl=False)
+        click.echo(schema.upgrading(address.schema), nl=False)
         return
-    before, after = initializing.upgrade(address)
+    before, after = schema.upgrade(address)
     versions = f"has version {after}" if before == after else f"went from {before} to {after}"
     say(f"the schema {address.schema} in {safe(address.url)} {versions}")
 

@@ -15,7 +15,7 @@ import pytest
 import tenure
 from tenure.engines import diagnose
 from tenure.engines.contract import Attach
-from tenure.engines.postgresql.initializing import initialize
+from tenure.engines.postgresql.schema import initialize
 from tenure.engines.postgresql.url import parse
 from tenure.testing.recorder import Recorder
 from tests.engines.postgresql.helpers import an_engine, backends, enqueue

@@ -10,7 +10,7 @@ import pytest
 
 import tenure
 from tenure.engines.postgresql import schema
-from tenure.engines.postgresql.initializing import initialize, upgrade
+from tenure.engines.postgresql.schema import initialize, upgrade
 from tenure.engines.postgresql.url import parse
 from tests.engines.postgresql.helpers import PATIENCE, queue_of
 from tests.engines.postgresql.servers import a_schema, new_name, shared

@@ -5,14 +5,14 @@ transaction and one round trip, by the server's clock. A grant is sent with ``NO
 engine that has its session. Behind a transaction pooler, where that cannot be received, the engine
 polls.
 
-Modules, in the order to read them in: ``sql/`` has the tables and functions, which `schema` puts
-together. `session` has what PostgreSQL adds to the sessions of `tenure.engines._kit.commands`. It
-sends `statements`, most of them a `batch`, over `connection`, one socket of libpq, which
-`connecting` opens. The kit's `pipeline` decides which of them are under way together, and
-`prepared` prepares them. `engine` owns the connections and sessions; its base is `administration`,
-which also attaches. `monitor` looks for what has expired or was missed, and `watches` has the
-watches. `heartbeat` has a connection of its own. `values` encodes and decodes, `url` parses.
-`initializing` creates a store for an administrator, and `doctor` examines one.
+Modules, in the order to read them in: ``sql/`` has the tables and functions, of which `schema`
+makes a store. `session` has what PostgreSQL adds to the sessions of
+`tenure.engines._kit.commands`. It sends `statements`, most of them a `batch`, over `connection`,
+one socket of libpq, which `connecting` opens. The kit's `pipeline` decides which of them are under
+way together, and `prepared` prepares them. `engine` owns the connections and sessions; its base is
+`administration`, which also attaches. `monitor` looks for what has expired or was missed, and
+`watches` has the watches. `heartbeat` has a connection of its own. `values` encodes and decodes,
+`url` parses, `login` explains errors, and `doctor` examines a store.
 
 Rules:
 

@@ -18,10 +18,10 @@ from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines._kit.doctor import one_line
 from tenure.engines.postgresql import schema
-from tenure.engines.postgresql.login import login_failure
+from tenure.engines.postgresql.login import NO_RIGHT, encoding_error
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.url import PostgresUrl
-from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
+from tenure.errors import AuthenticationFailed, EngineError
 
 __all__ = [
     "SETTINGS",
@@ -30,18 +30,12 @@ __all__ = [
     "StoreState",
     "abandoned",
     "cut",
-    "encoding_error",
-    "explained",
     "greet",
     "open_connections",
     "reattach",
 ]
 
 _MISSING = frozenset({"3F000", "42883"})  # schema, function
-_CREATED_MEANWHILE = frozenset({"42P06", "23505"})
-_NO_RIGHT = "42501"
-_READ_ONLY = "25006"
-_ISOLATED = "TN004"
 
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
 _RETRIES = 6
@@ -205,27 +199,6 @@ async def _connect(address: PostgresUrl, conninfo: str) -> _Psycopg:
     return opened
 
 
-def encoding_error(url: str, info: psycopg.ConnectionInfo) -> EngineError | None:
-    """Return the error for a connection whose texts the database would not understand.
-
-    A text that is sent in one encoding and read in another one is another key, so that one name
-    would be two locks.
-    """
-    database = info.parameter_status("server_encoding")
-    if database == "SQL_ASCII":
-        return EngineError(
-            f"{url} cannot be used: the database's encoding is SQL_ASCII, which keeps no texts. "
-            "Create the database with ENCODING 'UTF8'"
-        )
-    client = info.parameter_status("client_encoding")
-    if client != "UTF8":
-        return EngineError(
-            f"{url} cannot be used: the connection's encoding is {client}, although UTF8 was "
-            "requested. Have the pooler pass client_encoding on"
-        )
-    return None
-
-
 async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool) -> StoreState:
     """Return the state of the store.
 
@@ -267,13 +240,13 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
     except psycopg.Error as error:
         if not connection.closed:
             await connection.execute("ROLLBACK")
-        if error.sqlstate == _NO_RIGHT:
+        if error.sqlstate == NO_RIGHT:
             raise AuthenticationFailed(
                 f"{address.url} has no schema {address.schema}, and this account may not create "
                 f"it: {one_line(error)}. Have an administrator run the SQL that 'tenure postgresql "
                 "init --print-sql' prints"
             ) from error
-        if error.sqlstate not in _CREATED_MEANWHILE:
+        if error.sqlstate not in schema.EXISTS:
             raise
 
 
@@ -314,28 +287,3 @@ async def reattach(
                 session.compare(answer)
             session.prove(at)
     return str(found)
-
-
-def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
-    """Return an error of psycopg's as one that says what to do."""
-    text = one_line(error)
-    if error.sqlstate == _ISOLATED:
-        return EngineError(
-            f"{address.url} cannot be used: {text}. Run ALTER ROLE "
-            "ACCOUNT SET default_transaction_isolation = 'read committed', and have the pooler "
-            "reconnect"
-        )
-    if error.sqlstate == _NO_RIGHT:
-        return AuthenticationFailed(
-            f"{address.url}: this account may not use the schema {address.schema}: {text}. Grant "
-            "it USAGE on the schema and EXECUTE on its functions"
-        )
-    if isinstance(error, psycopg.OperationalError):
-        failure = login_failure(text)
-        if failure.error is EngineUnavailable:
-            return EngineUnavailable(f"{address.url}: {text}")
-        remedy = f"{failure.remedy[0].upper()}{failure.remedy[1:]}"
-        return failure.error(f"{address.url} refused the login: {text}. {remedy}")
-    if error.sqlstate == _READ_ONLY:  # a pooler leads to a standby, until it is promoted
-        return EngineUnavailable(f"{address.url}: {text}")
-    return EngineError(f"{address.url} cannot be used: {text}")

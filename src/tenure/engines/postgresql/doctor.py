@@ -21,8 +21,8 @@ from tenure.engines._kit import doctor as common
 from tenure.engines._kit.doctor import one_line
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import schema
-from tenure.engines.postgresql.connecting import cut, encoding_error
-from tenure.engines.postgresql.login import login_failure
+from tenure.engines.postgresql.connecting import cut
+from tenure.engines.postgresql.login import encoding_error, login_failure
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
 

@@ -26,13 +26,13 @@ from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
     abandoned,
-    explained,
     greet,
     open_connections,
     reattach,
 )
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
+from tenure.engines.postgresql.login import explained
 from tenure.engines.postgresql.monitor import PostgresMonitor, look
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql

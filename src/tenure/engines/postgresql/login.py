@@ -1,4 +1,4 @@
-"""Errors of a login: which of them pass by themselves, and what to do about the others.
+"""Errors of connecting: which of them pass by themselves, and what to do about the others.
 
 libpq reports a failed login as text, without its SQLSTATE. So the texts of PostgreSQL and of
 PgBouncer are sorted here, in the order of the table; the first match counts. A text that is not
@@ -10,9 +10,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import psycopg
+
+from tenure.engines._kit.doctor import one_line
+from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
 
-__all__ = ["LoginFailure", "login_failure"]
+__all__ = ["NO_RIGHT", "LoginFailure", "encoding_error", "explained", "login_failure"]
+
+NO_RIGHT = "42501"
+_READ_ONLY = "25006"
+_ISOLATED = "TN004"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +98,49 @@ _TABLE = (
 def login_failure(text: str) -> LoginFailure:
     """Return the kind of failure that a text of libpq's reports."""
     return next((each for each in _TABLE if re.search(each.pattern, text)), _OTHER)
+
+
+def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
+    """Return an error of psycopg's as one that says what to do."""
+    text = one_line(error)
+    if error.sqlstate == _ISOLATED:
+        return EngineError(
+            f"{address.url} cannot be used: {text}. Run ALTER ROLE "
+            "ACCOUNT SET default_transaction_isolation = 'read committed', and have the pooler "
+            "reconnect"
+        )
+    if error.sqlstate == NO_RIGHT:
+        return AuthenticationFailed(
+            f"{address.url}: this account may not use the schema {address.schema}: {text}. Grant "
+            "it USAGE on the schema and EXECUTE on its functions"
+        )
+    if isinstance(error, psycopg.OperationalError):
+        failure = login_failure(text)
+        if failure.error is EngineUnavailable:
+            return EngineUnavailable(f"{address.url}: {text}")
+        remedy = f"{failure.remedy[0].upper()}{failure.remedy[1:]}"
+        return failure.error(f"{address.url} refused the login: {text}. {remedy}")
+    if error.sqlstate == _READ_ONLY:  # a pooler leads to a standby, until it is promoted
+        return EngineUnavailable(f"{address.url}: {text}")
+    return EngineError(f"{address.url} cannot be used: {text}")
+
+
+def encoding_error(url: str, info: psycopg.ConnectionInfo) -> EngineError | None:
+    """Return the error for a connection whose texts the database would not understand.
+
+    A text that is sent in one encoding and read in another one is another key, so that one name
+    would be two locks.
+    """
+    database = info.parameter_status("server_encoding")
+    if database == "SQL_ASCII":
+        return EngineError(
+            f"{url} cannot be used: the database's encoding is SQL_ASCII, which keeps no texts. "
+            "Create the database with ENCODING 'UTF8'"
+        )
+    client = info.parameter_status("client_encoding")
+    if client != "UTF8":
+        return EngineError(
+            f"{url} cannot be used: the connection's encoding is {client}, although UTF8 was "
+            "requested. Have the pooler pass client_encoding on"
+        )
+    return None
