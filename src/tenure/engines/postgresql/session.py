@@ -12,7 +12,7 @@ from tenure.engines._kit.commands.attachment import (
     CommandSessionEngine,
     SessionParameters,
 )
-from tenure.engines._kit.commands.handoff import HandoffSession
+from tenure.engines._kit.commands.handoff import HandoffSession, HandoffWithdraw
 from tenure.engines._kit.commands.operations import (
     HANDED,
     OWNS,
@@ -22,7 +22,6 @@ from tenure.engines._kit.commands.operations import (
     EnqueueOperation,
     WithdrawOperation,
 )
-from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.commands.values import WHOLE
 from tenure.engines.contract import Answer, Removal
@@ -132,15 +131,14 @@ class GuardedRelease:
         session.loop.call_later(_PAUSE, release)
 
 
-class PostgresWithdraw(WithdrawOperation):
+class PostgresWithdraw(HandoffWithdraw):
     """Operation that takes a request out of its queue.
 
     Attributes:
         guarded: its wait for a transaction that guards the lease.
-        kept: a request of the session that has to be in the queue.
     """
 
-    __slots__ = ("guarded", "kept")
+    __slots__ = ("guarded",)
 
     def __init__(
         self,
@@ -155,15 +153,8 @@ class PostgresWithdraw(WithdrawOperation):
         super().__init__(session, request_id, name, retried=retried)
         self.words += (values.to_text(name),)
         self.guarded: GuardedRelease | None = None
-        self.keep(kept)
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        unkept = self.session.unkept
-        if unkept and self.request_id in unkept:
-            unkept.discard(self.request_id)
-            self.may_have_run = True  # the session owned the mutex until now
-        super().answered(reply)
+        if kept is not None:
+            self.keep(kept)
 
     def keep(self, kept: int | None) -> None:
         """Make the withdrawal depend on that request, or on none."""
@@ -176,7 +167,6 @@ class PostgresSession(HandoffSession):
 
     Attributes:
         proven_at: the time of its latest proof.
-        unkept: requests that had left the queue before their releases arrived.
     """
 
     enqueuing = PostgresEnqueue
@@ -188,7 +178,6 @@ class PostgresSession(HandoffSession):
         """Start attached, with the token that the store has."""
         super().__init__(engine, engine, given)
         self.proven_at = engine.clock.now()
-        self.unkept: set[int] = set()
 
     # Proof
 
@@ -293,33 +282,15 @@ class PostgresSession(HandoffSession):
             self._engine.note_waiter()  # it may time out earlier
         return answer
 
-    def _withdrawal(self, request_id: int, name: str, kept: int | None) -> PostgresWithdraw:
-        return PostgresWithdraw(self, request_id, name, kept=kept)
-
     def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
         """Handle the error of a withdrawal, or its delay."""
-        if not isinstance(operation, PostgresWithdraw):
-            super().not_withdrawn(operation, reply)
-        elif reply == _GUARDED:
+        if isinstance(operation, PostgresWithdraw) and reply == _GUARDED:
             operation.keep(None)  # it has lost its timeout
             if operation.guarded is None:
                 operation.guarded = GuardedRelease(self, operation.name)
             operation.guarded.again(partial(self._withdraw_again, operation))
-        elif first_word(reply) == "unkept":  # the store has granted nothing meanwhile
-            if operation.kept in self.requests:
-                self._removed(operation.kept, REMOVALS.get(reply[1], Removal.LAPSED))
-            elif operation.kept is not None:
-                self.unkept.add(operation.kept)  # and its release will find nothing
-            operation.keep(self.handed(operation.name))
-            self._withdraw_again(operation)
         else:
             super().not_withdrawn(operation, reply)
-
-    def _withdraw_again(self, operation: PostgresWithdraw) -> None:
-        if not self.over:
-            self._engine.operate(operation)
-        elif not operation.retried:
-            operation.fail(self.reason)
 
     def compare(self, found: list[list[Any]]) -> None:
         """Compare the requests with those of a store that has lost data.

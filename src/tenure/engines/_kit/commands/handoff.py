@@ -13,6 +13,7 @@ release. Tasks of one program do not wait for the store in between. Rules:
 * A timeout could remove a request in the store while the release ahead is on the way, and the store
   would grant the mutex to another session. So this release names the request: it takes effect only
   if that one is in the queue, and removes its timeout. A release that was sent before names none.
+  The store replies "unkept", and why the request has left the queue, if it did not take effect.
   If the request has timed out, it is lost, so nothing is handed on to one that soon times out.
 * A session that may be resumed hands nothing on: the process that resumes it knows what the store
   knows, and may be a server whose clients know more.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from tenure.engines._kit.commands.attachment import (
     CommandSender,
@@ -34,16 +35,18 @@ from tenure.engines._kit.commands.attachment import (
 from tenure.engines._kit.commands.operations import (
     HANDED,
     OWNS,
+    REMOVALS,
     SENT,
     WAITING,
     EnqueueOperation,
     WithdrawOperation,
 )
+from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.model import UNCHANGED, Recovered, Unchanged
 
-__all__ = ["Handoff", "HandoffSession"]
+__all__ = ["Handoff", "HandoffSession", "HandoffWithdraw"]
 
 MARGIN = 1.0
 """Seconds that a request may still wait if a mutex is handed on to it, at the least."""
@@ -149,12 +152,50 @@ class Handoff:
         return after if before in self._released and after not in self._deadlines else None
 
 
+class HandoffWithdraw(WithdrawOperation):
+    """Operation that takes a request out of its queue, and may hand its mutex on.
+
+    Attributes:
+        kept: a request of the session that has to be in the queue, and loses its timeout.
+    """
+
+    __slots__ = ("kept",)
+
+    def __init__(
+        self,
+        session: Any,
+        request_id: int,
+        name: str,
+        *,
+        retried: bool = False,
+        kept: int | None = None,
+    ) -> None:
+        """Set the arguments of the withdrawal."""
+        super().__init__(session, request_id, name, retried=retried)
+        self.kept = kept
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        unkept = self.session.unkept
+        if unkept and self.request_id in unkept:
+            unkept.discard(self.request_id)
+            self.may_have_run = True  # the session owned the mutex until now
+        super().answered(reply)
+
+    def keep(self, kept: int | None) -> None:
+        """Make the withdrawal depend on that request, or on none, when it is sent again."""
+        self.kept = kept
+
+
 class HandoffSession(CommandSession):
     """A session that hands mutexes on between its requests.
 
     Attributes:
         handoff: the order ids of its requests, and which of these stand side by side.
+        unkept: requests that had left the queue before their releases arrived.
     """
+
+    withdrawing: ClassVar[type[HandoffWithdraw]] = HandoffWithdraw
 
     def __init__(
         self, engine: CommandSessionEngine, sender: CommandSender, given: SessionParameters
@@ -162,6 +203,7 @@ class HandoffSession(CommandSession):
         """Start attached, with the token in the store."""
         super().__init__(engine, sender, given)
         self.handoff = Handoff()
+        self.unkept: set[int] = set()
         self._hands_on = given.how.liveness == "process"
 
     # Defined by each engine
@@ -173,16 +215,6 @@ class HandoffSession(CommandSession):
     @abstractmethod
     def _may_hand_on(self, request_id: int) -> bool:
         """Return whether the next request may be granted while this one's release is on the way."""
-
-    @abstractmethod
-    def _withdrawal(self, request_id: int, name: str, kept: int | None) -> WithdrawOperation:
-        """Return an operation that takes a request out of its queue.
-
-        Args:
-            request_id: of the request.
-            name: the name of the semaphore.
-            kept: a request that must be in the queue, and loses its timeout.
-        """
 
     # Requests
 
@@ -216,10 +248,28 @@ class HandoffSession(CommandSession):
         if after is not None and (deadline := handoff.deadline(after)) is not None:
             waits = self.requests.get(after) == WAITING
             kept = after = after if not waits or self.loop.time() < deadline - MARGIN else None
-        operation = self._withdrawal(request_id, name, kept)
+        operation = self.withdrawing(self, request_id, name, kept=kept)
         self._sender.operate(operation)
         self._hand_on(after)
         return operation
+
+    def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
+        """Handle the error of a withdrawal, or that it has not taken effect."""
+        if not isinstance(operation, HandoffWithdraw) or first_word(reply) != "unkept":
+            super().not_withdrawn(operation, reply)
+            return
+        if operation.kept in self.requests:  # the store has granted nothing meanwhile
+            self._removed(operation.kept, REMOVALS.get(reply[1], Removal.LAPSED))
+        elif operation.kept is not None:
+            self.unkept.add(operation.kept)  # and its release will find nothing
+        operation.keep(self.handed(operation.name))
+        self._withdraw_again(operation)
+
+    def _withdraw_again(self, operation: HandoffWithdraw) -> None:
+        if not self.over:
+            self._sender.operate(operation)
+        elif not operation.retried:
+            operation.fail(self.reason)
 
     def alter(
         self,
