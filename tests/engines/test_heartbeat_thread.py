@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tenure.background import Failures
 from tenure.engines._kit import heartbeat
 from tenure.engines._kit.heartbeat import HeartbeatThread
 
@@ -24,7 +23,7 @@ class Thread(HeartbeatThread[str]):
     """Heartbeat thread that sends the names of sessions, and waits for as many bytes."""
 
     def __init__(self, place: tuple[str, int]) -> None:
-        super().__init__(NAME, lambda: 7.0, Failures("heartbeats", logging.getLogger("tenure")))
+        super().__init__(NAME, lambda: 7.0, "heartbeats")
         self.place = place
         self.renewed: list[dict[str, float]] = []
         self.errors: list[Exception] = []  # raised by the next renewals

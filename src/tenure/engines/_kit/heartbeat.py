@@ -42,7 +42,7 @@ class HeartbeatThread(ABC, Generic[S]):
     Args:
         name: the name of the thread.
         now: reads the clock.
-        failures: logs unexpected errors.
+        what: what the thread does, for the log of unexpected errors.
 
     Attributes:
         expected: errors of `renew_now` that are normal for any store.
@@ -50,9 +50,9 @@ class HeartbeatThread(ABC, Generic[S]):
 
     expected: ClassVar[tuple[type[Exception], ...]] = (OSError,)
 
-    def __init__(self, name: str, now: Callable[[], float], failures: Failures) -> None:
+    def __init__(self, name: str, now: Callable[[], float], what: str) -> None:
         self._now = now
-        self._failures = failures
+        self._failures = Failures(what, _log)
         self._loop = asyncio.get_running_loop()
         self._thread = BackgroundThread(name, self._run)
         self._ended = asyncio.Event()

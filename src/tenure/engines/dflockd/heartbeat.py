@@ -7,17 +7,13 @@ session. Other replies that it reads wait for the loop.
 
 from __future__ import annotations
 
-import logging
 import select
 
-from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.dflockd.connection import DflockdConnection
 
 __all__ = ["DflockdHeartbeat"]
-
-_log = logging.getLogger("tenure")
 
 _POLL = 50
 """Milliseconds between two checks for new connections, and for the thread's end."""
@@ -28,7 +24,7 @@ class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
 
     def __init__(self, clock: Clock) -> None:
         """Start without a thread and without connections."""
-        super().__init__("tenure-dflockd-heartbeat", clock.now, Failures("reading renewals", _log))
+        super().__init__("tenure-dflockd-heartbeat", clock.now, "reading renewals")
 
     def renew_now(self, awaited: dict[DflockdConnection, float]) -> None:
         """Read the replies that have arrived; return the connections that still expect one."""

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.etcd import answers, wire
@@ -234,8 +233,8 @@ class EtcdHeartbeat(HeartbeatThread[Renewable]):
 
     def __init__(self, address: EtcdUrl, clock: Clock) -> None:
         """Start with nothing to renew, and without a thread."""
-        failures = Failures(f"renewing in the heartbeat thread on {address.url}", _log)
-        super().__init__("tenure-etcd-heartbeat", clock.now, failures)
+        what = f"renewing in the heartbeat thread on {address.url}"
+        super().__init__("tenure-etcd-heartbeat", clock.now, what)
         self._address = address
         self._clock = clock
         self._first = 0  # turn of the member that is tried first

@@ -11,14 +11,12 @@ Rules:
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 from typing import Protocol
 
 from msgspec import DecodeError, Struct
 
-from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.url import Endpoint
@@ -146,8 +144,7 @@ class NativeHeartbeat(HeartbeatThread[RenewedSession]):
         self, address: NativeUrl, tls: ssl.SSLContext | None, clock: Clock, program: bytes
     ) -> None:
         """Start without a thread and without connections."""
-        failures = Failures(f"heartbeats to {address.url}", logging.getLogger("tenure"))
-        super().__init__("tenure-native-heartbeat", clock.now, failures)
+        super().__init__("tenure-native-heartbeat", clock.now, f"heartbeats to {address.url}")
         self._server_name = "" if address.tls is None else address.tls.server_name
         self._tls = tls
         self._hello = wire.Hello(

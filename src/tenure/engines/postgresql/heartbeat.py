@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import select
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 import psycopg
 from psycopg import pq
 
-from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.postgresql.connecting import SETTINGS, cut
@@ -71,8 +69,7 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
             examined: called on the loop with a backend that executes a statement, and what the
                 statement waits for.
         """
-        failures = Failures(f"heartbeats to {address.url}", logging.getLogger("tenure"))
-        super().__init__("tenure-postgresql-heartbeat", clock.now, failures)
+        super().__init__("tenure-postgresql-heartbeat", clock.now, f"heartbeats to {address.url}")
         self._address = address
         self._examined = examined
         self.backend = 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from typing import Any
 
 import hiredis
 
-from tenure.background import Failures
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.redis.commands import SCRIPTS, AttachedSession, Word, pack
@@ -29,8 +27,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
 
     def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
         """Start without a thread and without a connection."""
-        failures = Failures(f"heartbeats to {address.url}", logging.getLogger("tenure"))
-        super().__init__("tenure-redis-heartbeat", clock.now, failures)
+        super().__init__("tenure-redis-heartbeat", clock.now, f"heartbeats to {address.url}")
         self._address = address
         self._witness = witness
         self._meta = meta
