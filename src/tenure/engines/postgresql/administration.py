@@ -18,7 +18,7 @@ from tenure.engines.contract import Attach, GuardStatement
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.session import PostgresSession
-from tenure.engines.postgresql.statements import Arguments, Call, Refusal
+from tenure.engines.postgresql.statements import Call, Refusal
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
 
@@ -26,31 +26,6 @@ __all__ = ["PostgresAdministration"]
 
 _REPORTING = frozenset({"drop_node", "end_session", "evict"})
 """Functions with the engine's channel as an argument, and with events in their replies."""
-
-
-class PostgresCommand(Call):
-    """Call of a function of administration.
-
-    Attributes:
-        may_have_run: it was sent before, without an answer.
-    """
-
-    __slots__ = ("_sent", "may_have_run")
-
-    def __init__(self, function: str, args: Arguments, answered: Callable[[Any], object]) -> None:
-        """Describe the call; `answered` receives the reply."""
-        super().__init__(function, args, answered)
-        self._sent = self.may_have_run = False
-
-    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
-        """Return the SQL and its parameters; it is sent now."""
-        self._sent = True
-        return super().packed(schema)
-
-    def lost(self) -> bool:
-        """Note the end of the connection."""
-        self.may_have_run = self._sent
-        return True
 
 
 class PostgresAdministration(CommandEngine[PostgresSession]):
@@ -130,7 +105,7 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
                 self.push_all(reply[-1])
             answered(repeated(command, reply) if call.may_have_run else reply)
 
-        call = PostgresCommand(command, (*words,), replied)
+        call = Call(command, (*words,), replied)
         self.send(call)
 
     def note_silence(self) -> TenureError | None:

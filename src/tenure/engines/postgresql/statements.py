@@ -62,9 +62,12 @@ class Call(Statement):
         answered: receives the reply.
         holds: see `Statement`.
         alone: see `Statement`.
+
+    Attributes:
+        may_have_run: it was sent before, without an answer.
     """
 
-    __slots__ = ("_answered", "_args", "_function", "alone", "holds")
+    __slots__ = ("_answered", "_args", "_function", "_sent", "alone", "holds", "may_have_run")
 
     def __init__(
         self,
@@ -81,9 +84,11 @@ class Call(Statement):
         self._answered = answered
         self.holds = holds
         self.alone = alone
+        self._sent = self.may_have_run = False
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
-        """Return the SQL and its parameters."""
+        """Return the SQL and its parameters; it is sent now."""
+        self._sent = True
         args = self._args() if callable(self._args) else self._args
         places = ",".join(f"${at}" for at in range(1, len(args) + 1))
         return f"SELECT {schema}.{self._function}({places})".encode(), [*map(_encoded, args)]
@@ -91,6 +96,11 @@ class Call(Statement):
     def answered(self, reply: Any) -> None:
         """Handle the reply."""
         self._answered(reply)
+
+    def lost(self) -> bool:
+        """Note the end of the connection."""
+        self.may_have_run = self._sent
+        return True
 
 
 def session_call(
