@@ -81,6 +81,8 @@ class _Engine(Protocol):
 
     def send(self, statement: Statement) -> None: ...
 
+    def longest_silence(self, timeout: float) -> float: ...
+
     def expire(self, sessions: list[int]) -> Statement: ...
 
     def ticked(self, reply: dict[str, Any]) -> None: ...
@@ -151,8 +153,7 @@ class PostgresMonitor:
             return
         now = self._now()
         connection = self._engine.connection
-        shortest = min((session.window for session in sessions), default=30.0)
-        silence = min(self._silence, max(shortest / 3, 0.3))
+        silence = self._engine.longest_silence(self._silence)
         if connection is not None:
             silent = connection.silent_for
             if silent > silence:

@@ -219,8 +219,7 @@ class RedisEngine(RedisAdministration):
             return
         now = self.clock.now()
         sessions = self.all_sessions()
-        shortest = min((session.window for session in sessions), default=_POLL * _SIGNS)
-        timeout = min(self._address.socket_timeout, max(shortest / 3, 0.3))
+        timeout = self.longest_silence(self._address.socket_timeout)
         if self.reconnector.is_up:
             self._silent = 0 if self.reconnector.check() else self._silent + 1
             if self._silent >= _SIGNS:

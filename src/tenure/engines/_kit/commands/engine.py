@@ -125,6 +125,15 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
         """Return the reason why the store currently grants nothing, if known."""
         return (self.reconnector.failure or self.quarantine.trouble()) if self._open else None
 
+    def longest_silence(self, timeout: float) -> float:
+        """Return the seconds after which a server that does not answer is abandoned.
+
+        Args:
+            timeout: the longest time; the sessions need another connection within their windows.
+        """
+        shortest = min((session.window for session in self.all_sessions()), default=3 * timeout)
+        return min(timeout, max(shortest / 3, 0.3))
+
     def report_detached(self, why: TenureError) -> None:
         """Report the loss of contact to the sessions."""
         for session in self.all_sessions():
