@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.attaching import new_token
@@ -29,6 +30,7 @@ __all__ = [
     "SchemaDropped",
     "StoreState",
     "abandoned",
+    "connect_blocking",
     "cut",
     "greet",
     "open_connections",
@@ -125,6 +127,19 @@ class OpenedConnections:
         if self.notifications is not None:
             for channel in channels:
                 await self.notifications.execute(f"LISTEN {channel}".encode())
+
+
+def connect_blocking(conninfo: str, timeout: int, **parameters: str) -> psycopg.Connection[Any]:
+    """Connect without an event loop.
+
+    Args:
+        conninfo: the connection string.
+        timeout: seconds for the attempt, and until a server that does not respond is abandoned.
+        parameters: of libpq's, instead of those in the string.
+    """
+    limits = {"connect_timeout": timeout, "tcp_user_timeout": timeout * 1000}
+    conninfo = make_conninfo(conninfo, **limits, **parameters)
+    return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
 
 
 def cut(connection: psycopg.BaseConnection[Any]) -> None:

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from tenure.engines._kit import doctor as common
 from tenure.engines._kit.doctor import one_line
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import schema
-from tenure.engines.postgresql.connecting import cut
+from tenure.engines.postgresql.connecting import connect_blocking, cut
 from tenure.engines.postgresql.login import encoding_error, login_failure
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
@@ -69,18 +68,12 @@ def examine(address: PostgresUrl) -> Iterator[Finding]:
 def _connect(address: PostgresUrl) -> Connection:
     """Connect to the server that programs use; without one, to any, such as a standby."""
     timeout = min(int(address.connect_timeout), CONNECT_TIMEOUT)
-    parameters: dict[str, Any] = {
-        **conninfo_to_dict(address.conninfo),
-        "connect_timeout": timeout,
-        "tcp_user_timeout": timeout * 1000,
-    }
     try:
-        connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+        connection = connect_blocking(address.conninfo, timeout)
     except psycopg.OperationalError as error:
         if "read-only" not in str(error):
             raise
-        parameters["target_session_attrs"] = "any"
-        connection = psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+        connection = connect_blocking(address.conninfo, timeout, target_session_attrs="any")
     connection.read_only = True
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection

@@ -12,7 +12,7 @@ from psycopg import pq
 
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
-from tenure.engines.postgresql.connecting import SETTINGS, cut
+from tenure.engines.postgresql.connecting import SETTINGS, connect_blocking, cut
 from tenure.engines.postgresql.url import PostgresUrl
 
 __all__ = ["PostgresHeartbeat", "RenewedSession"]
@@ -82,13 +82,7 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
         if not sessions:
             return
         if self._connection is None:
-            self._connection = psycopg.connect(
-                self._address.conninfo,
-                connect_timeout=_TIMEOUT,
-                tcp_user_timeout=_TIMEOUT * 1000,
-                autocommit=True,
-                prepare_threshold=None,
-            )
+            self._connection = connect_blocking(self._address.conninfo, _TIMEOUT)
             pid = self._connection.pgconn.backend_pid
             self._connection.execute(SETTINGS, (pid,))
         connection = self._connection.pgconn
