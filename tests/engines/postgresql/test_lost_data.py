@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+import psycopg
 import pytest
 
 import tenure
+from tenure._client.internals import session_core
 from tenure.engines.contract import Attach, Place
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.recorder import Attached, Proven, Recorder, Removed
@@ -19,6 +22,10 @@ from tests.engines.postgresql.helpers import PATIENCE, an_engine, queue_of, unti
 from tests.engines.postgresql.servers import a_schema, shared
 
 _WINDOW = 2.0
+_PUT_BACK = """
+    UPDATE SCHEMA.queues q SET held = s.held, whole = s.whole, owners = s.owners,
+        waiters = s.waiters, last_owner = s.last_owner
+    FROM SCHEMA.saved_queues s WHERE s.id = q.id"""
 
 
 @pytest.fixture
@@ -50,16 +57,41 @@ class _Rows:
             "CREATE TABLE SCHEMA.saved_requests AS TABLE SCHEMA.requests",
         )
 
-    def lose(self) -> None:
-        """Put back what was kept, as a failover that loses the latest commits does."""
-        self._run(
+    @contextmanager
+    def blocked(self) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+        """Let nothing change the queues meanwhile."""
+        with psycopg.connect(shared().url) as connection:
+            connection.execute(f"SELECT FROM {self._schema}.queues FOR UPDATE".encode())
+            yield connection
+
+    @contextmanager
+    def unreachable(self, session: tenure.Session) -> Iterator[None]:
+        """Let a program lose its connection, and make no other one meanwhile."""
+        engine = session_core(session).client.engine
+        self._run("UPDATE SCHEMA.meta SET serves = 1000")
+        engine.connection.drop("the test drops it")  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self._run("UPDATE SCHEMA.meta SET serves = 1")
+
+    def lose(self, blocking: psycopg.Connection[tuple[object, ...]] | None = None) -> None:
+        """Put back what was kept, as a failover that loses the latest commits does.
+
+        Args:
+            blocking: has the queues.
+        """
+        statements = [
             "DELETE FROM SCHEMA.requests",
             "INSERT INTO SCHEMA.requests TABLE SCHEMA.saved_requests",
-            "UPDATE SCHEMA.queues q SET held = s.held, whole = s.whole, owners = s.owners, "
-            "waiters = s.waiters, last_owner = s.last_owner FROM SCHEMA.saved_queues s "
-            "WHERE s.id = q.id",
+            _PUT_BACK,
             "SELECT SCHEMA.data_was_restored()",
-        )
+        ]
+        if blocking is None:
+            self._run(*statements)
+        else:
+            blocking.execute(";".join(statements).replace("SCHEMA", self._schema).encode())
+            blocking.commit()
 
 
 @pytest.fixture
@@ -169,3 +201,36 @@ async def test_a_lease_that_the_store_knows_as_waiting_is_lost(url: str, rows: _
             assert last.fencing_token > later.fencing_token
         assert await queue_of(other, "m") == (0, 0)
         await second.aclose()
+
+
+async def test_a_lease_that_was_handed_on_is_lost_if_another_request_is_ahead_again(
+    url: str, rows: _Rows
+) -> None:
+    """The other program has not learned that its request was evicted, and the store has lost it."""
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        client.session(recovery_window=2 * _WINDOW) as session,
+        other.session(recovery_window=2 * _WINDOW) as second,
+    ):
+        first = await session.mutex("m").lock()
+        theirs = asyncio.create_task(second.mutex("m").lock())
+        await until(lambda: rows.waiters == 1)
+        waiting = [asyncio.create_task(session.mutex("m").lock()) for _ in range(2)]
+        await until(lambda: rows.waiters == 3)
+        await session.mutex("m").locked()
+        rows.save()
+        with rows.unreachable(second):
+            async with client.session() as administrator:
+                found = await administrator.semaphore("m").describe(owners=True, waiters=True)
+            assert await client.evict("/default", "m", found.waiters[0].order_id)
+            await first.release()
+            lease = await waiting[0]
+            with rows.blocked() as blocking:
+                releasing = asyncio.create_task(lease.release())
+                lease = await waiting[1]
+                rows.lose(blocking)
+            await asyncio.gather(releasing, return_exceptions=True)
+        later = await theirs
+        assert not lease.held
+        await later.release()

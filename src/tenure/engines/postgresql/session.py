@@ -295,16 +295,19 @@ class PostgresSession(HandoffSession):
     def compare(self, found: list[list[Any]]) -> None:
         """Compare the requests with those of a store that has lost data.
 
-        Leases that it does not know, or knows as waiting, are lost. What has been released here is
-        released there once more.
+        Leases that it does not know, or knows as waiting, are lost. One that was handed on is kept
+        if one of the session's requests that stand side by side ahead of it is the owner. Otherwise
+        a request that was removed may be ahead again. What has been released here is released there
+        once more.
 
         Args:
             found: request id, name, and whether it is an owner, for each request of the store.
         """
         owns = {request_id: granted for request_id, _, granted in found}
         for request_id, standing in list(self.requests.items()):
-            unknown = request_id not in owns
-            if (standing == OWNS and not owns.get(request_id)) or (standing == HANDED and unknown):
+            ahead = self.handoff.side_by_side(request_id) if standing == HANDED else (request_id,)
+            known = request_id in owns and any(map(owns.get, ahead))
+            if standing >= HANDED and not known:
                 self._removed(request_id, Removal.LAPSED)
         if self.early is None:  # otherwise its requests are not known here yet
             for request_id, name, _ in found:

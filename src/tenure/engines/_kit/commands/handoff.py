@@ -114,6 +114,13 @@ class Handoff:
         """Return whether the release of this request is on the way."""
         return number in self._released
 
+    def side_by_side(self, number: int) -> Iterator[int]:
+        """Yield a request, and those that stand side by side ahead of it, from back to front."""
+        ahead: int | None = number
+        while ahead is not None:
+            yield ahead
+            ahead = self._ahead.get(ahead)
+
     def deadline(self, number: int) -> float | None:
         """Return the time of a request's timeout, if it has one."""
         return self._deadlines.get(number)
