@@ -75,6 +75,21 @@ class _Rows:
         finally:
             self._run("UPDATE SCHEMA.meta SET serves = 1")
 
+    def crash(self) -> None:
+        """End what waits for the queues, as a crash of the server does."""
+        waits = f"query LIKE '%{self._schema}.%' AND wait_event_type = 'Lock'"
+        find = f"SELECT pid FROM pg_stat_activity WHERE {waits}"
+        shared().execute(f"SELECT pg_terminate_backend(pid, 10000) FROM ({find}) found")
+
+    @property
+    def owners(self) -> list[int]:
+        """The order ids of the owners."""
+        found = shared().execute(
+            f"SELECT y.order_id FROM {self._schema}.requests y JOIN {self._schema}.queues x "
+            "ON x.id = y.queue AND y.order_id <= x.last_owner"
+        )
+        return [int(str(order_id)) for (order_id,) in found]
+
     def lose(self, blocking: psycopg.Connection[tuple[object, ...]] | None = None) -> None:
         """Put back what was kept, as a failover that loses the latest commits does.
 
@@ -234,3 +249,27 @@ async def test_a_lease_that_was_handed_on_is_lost_if_another_request_is_ahead_ag
         later = await theirs
         assert not lease.held
         await later.release()
+
+
+async def test_a_lease_that_was_handed_on_is_kept_behind_the_request_that_handed_it_on(
+    url: str, rows: _Rows
+) -> None:
+    async with (
+        tenure.connect(url) as client,
+        client.session(recovery_window=2 * _WINDOW) as session,
+    ):
+        first = await session.mutex("m").lock()
+        waiting = asyncio.create_task(session.mutex("m").lock())
+        await until(lambda: rows.waiters == 1)
+        await session.mutex("m").locked()
+        rows.save()
+        with rows.blocked() as blocking:
+            releasing = asyncio.create_task(first.release())
+            lease = await waiting
+            with rows.unreachable(session):
+                rows.crash()
+                rows.lose(blocking)
+        await releasing
+        assert rows.owners == []  # in the quarantine
+        await until(lambda: rows.owners == [lease.fencing_token])
+        assert lease.held

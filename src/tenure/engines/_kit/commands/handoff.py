@@ -114,6 +114,10 @@ class Handoff:
         """Return whether the release of this request is on the way."""
         return number in self._released
 
+    def is_behind(self, number: int) -> bool:
+        """Return whether a request stands directly behind another one."""
+        return number in self._ahead
+
     def side_by_side(self, number: int) -> Iterator[int]:
         """Yield a request, and those that stand side by side ahead of it, from back to front."""
         ahead: int | None = number
@@ -332,6 +336,17 @@ class HandoffSession(CommandSession):
             if standing == HANDED and self.names[each] == name:
                 return each
         return None
+
+    def waiting_names(self) -> set[str]:
+        """Return the names for which requests wait in the store.
+
+        One that was handed a mutex waits there during a quarantine, after the release ahead.
+        """
+        return {
+            self.names[each]
+            for each, at in self.requests.items()
+            if at == WAITING or (at == HANDED and not self.handoff.is_behind(each))
+        }
 
     def waits(self) -> Iterator[tuple[int, int]]:
         """Yield the requests that wait, with their order ids."""
