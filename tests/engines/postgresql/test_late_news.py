@@ -16,11 +16,11 @@ from tenure._client.guarding import guard_in_thread
 from tenure._client.internals import request_of, session_core
 from tenure.clock import SystemClock
 from tenure.engines._kit.commands.handoff import MARGIN
-from tenure.engines._kit.commands.operations import WAITING
+from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING
 from tenure.engines.contract import Attach
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
-from tenure.testing.recorder import Recorder
+from tenure.testing.recorder import Recorder, Removed
 from tests.engines.postgresql.helpers import PATIENCE, an_engine, is_waited_for
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import a_schema, shared
@@ -242,3 +242,29 @@ async def test_a_request_that_is_shrunk_before_its_answer_is_not_exclusive() -> 
             found = await other.describe_semaphore(NAME, owners=True, waiters=True)
             assert len(found.owners) == 1
             assert session.requests[2] == WAITING  # type: ignore[attr-defined]
+
+
+async def test_the_timeout_of_a_request_that_was_handed_on_to_is_over() -> None:
+    clock = SystemClock()
+    with a_schema() as url:
+        async with (
+            an_engine(url, clock) as engine,
+            await psycopg.AsyncConnection.connect(shared().url) as theirs,
+        ):
+            events = Recorder()
+            session = await engine.attach(Attach("/default", 60.0), events)
+            first, second = (
+                session.enqueue(each, NAME, EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
+                for each in (1, 2)
+            )
+            placed = await answer_of(first)
+            await answer_of(second)
+            guard = f"SELECT {url.rpartition('schema=')[2]}.guard('/default', '{NAME}', "
+            await theirs.execute(f"{guard}{placed.order_id})".encode())
+            releasing = session.withdraw(1)  # it waits for the end of the transaction
+            assert session.requests[2] == HANDED  # type: ignore[attr-defined]
+            await answer_of(session.alter(2, count=None, data=b"", timeout=0))
+            await theirs.commit()
+            await answer_of(releasing)
+            assert not [each for each in events.said if isinstance(each, Removed)]
+            assert session.requests[2] == OWNS  # type: ignore[attr-defined]

@@ -291,6 +291,8 @@ class HandoffSession(CommandSession):
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         """Change a request in place."""
+        if self.requests.get(request_id) == HANDED:
+            timeout = UNCHANGED  # as for any owner
         if count is not None or timeout is not UNCHANGED:
             self.handoff.is_changed(request_id)
             if self.requests.get(request_id) == SENT:
