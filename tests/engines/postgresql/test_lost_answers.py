@@ -10,12 +10,13 @@ import psycopg
 import pytest
 
 import tenure
+from tenure._client.internals import session_core
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, Engine
 from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.model import NodeConfig
 from tenure.testing.recorder import Recorder
-from tests.engines.postgresql.helpers import an_engine, until
+from tests.engines.postgresql.helpers import PATIENCE, an_engine, queue_of, until
 from tests.engines.postgresql.servers import a_schema, shared
 
 _BLOCKED = """SELECT count(*) FROM pg_stat_activity
@@ -83,3 +84,31 @@ async def test_a_command_that_has_not_run_before_fails_as_ever() -> None:
             with pytest.raises(tenure.NodeExists):
                 await engine.create_node("/old", NodeConfig(), exist_ok=False)
             assert not await engine.end_session("/default", 1)
+
+
+async def test_a_request_whose_answer_is_lost_and_that_is_refused_then_leaves_its_queue() -> None:
+    with a_schema() as url:
+        name = url.rpartition("schema=")[2]
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            session = await client.session(recovery_window=60)
+            engine = session_core(session).client.engine
+            assert isinstance(engine, PostgresEngine)
+            async with other.mutex("m").lock():
+                find = "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'operate' "
+                ((works,),) = shared().execute(f"{find} AND pronamespace = '{name}'::regnamespace")
+                head, mark, _ = str(works).partition("AS $function$")
+                with psycopg.connect(shared().url) as holding:
+                    holding.execute(f"SELECT FROM {name}.queues FOR UPDATE".encode())
+                    acquiring = asyncio.create_task(session.mutex("m").lock())
+                    await until(lambda: shared().execute(_BLOCKED.format(name)) == [(1,)])
+                    shared().execute(f"{head}{mark} BEGIN RAISE 'it is broken'; END $function$")
+                    assert engine.connection is not None
+                    engine.connection.drop("the test drops it")
+                    holding.rollback()
+                with pytest.raises(tenure.EngineError, match="it is broken"):
+                    await acquiring
+                assert await queue_of(other, "m") == (1, 1)
+                shared().execute(str(works))
+                async with asyncio.timeout(PATIENCE):
+                    while await queue_of(other, "m") != (1, 0):  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)

@@ -146,7 +146,8 @@ class CommandSession(CommandAttachment):
             self._retry_after_quarantine(operation, reply[1] * self.time_unit)
         else:
             self._drop(request_id)
-            self.names.pop(request_id, None)
+            if not isinstance(reply, Exception):  # else it is withdrawn: it may be queued
+                self.names.pop(request_id, None)
             error = self._wrong(reply)
             operation.fail(error or self._error(reply, operation.name, operation.count))
 
