@@ -10,6 +10,8 @@ import psycopg
 import pytest
 
 import tenure
+from tenure.engines.postgresql import initializing
+from tenure.engines.postgresql.url import parse
 from tests.engines.postgresql.helpers import (
     PATIENCE,
     is_waited_for,
@@ -21,6 +23,13 @@ from tests.engines.postgresql.servers import PostgresServer
 pytestmark = pytest.mark.exhaustive
 
 _ROLE = "program"
+_HOSTILE = b"""
+    CREATE FUNCTION public.setval(text, bigint) RETURNS bigint LANGUAGE sql AS
+        $$ INSERT INTO public.called VALUES ('setval') RETURNING 1::bigint $$;
+    CREATE FUNCTION public.same(oid, regclass) RETURNS boolean LANGUAGE sql AS
+        $$ INSERT INTO public.called VALUES ('=') RETURNING $1 = $2::oid $$;
+    CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.same)"""
+"""Fit the calls of the store's SQL better than what is in `pg_catalog`."""
 
 
 def _url_of_the_role(server: PostgresServer) -> str:
@@ -182,3 +191,18 @@ async def test_an_account_with_usage_and_execute_can_use_a_store_that_exists(
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
         connection.execute("SELECT FROM tenure.requests")
+
+
+async def test_functions_and_operators_of_another_account_are_not_called(
+    server: PostgresServer,
+) -> None:
+    server.execute(f"CREATE ROLE {_ROLE} LOGIN")
+    server.execute(f"GRANT CREATE ON SCHEMA public TO {_ROLE}")
+    server.execute("CREATE TABLE called (what text); GRANT INSERT ON called TO PUBLIC")
+    with psycopg.connect(_url_of_the_role(server), autocommit=True) as hostile:
+        hostile.execute(_HOSTILE)
+    assert initializing.initialize(parse(server.url))
+    initializing.upgrade(parse(server.url))
+    async with tenure.connect(server.url) as client, client.mutex("m").lock():
+        pass
+    assert server.execute("SELECT what FROM called") == []

@@ -1,4 +1,6 @@
 BEGIN ISOLATION LEVEL READ COMMITTED;
+-- No functions and operators that other accounts have created.
+SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '3s';
 SET LOCAL statement_timeout = 0;
 SELECT pg_advisory_xact_lock(hashtext('tenure'), hashtext(':schema'));
