@@ -180,20 +180,24 @@ async def test_a_synchronous_failover_needs_no_quarantine(server: PostgresServer
 
 
 @guarantee("restarted", "tokens rise", on=POSTGRESQL)
-@pytest.mark.parametrize("how", ["dump", "data_was_restored"])
+@pytest.mark.parametrize("how", ["dump", "template", "data_was_restored"])
 async def test_restored_data_begin_with_a_quarantine(server: PostgresServer, how: str) -> None:
     async with tenure.connect(server.url) as client:
         session = await client.session(recovery_window=_WINDOW)
         token = (await session.mutex("m").lock()).fencing_token
         await session.detach()
-    if how == "dump":
+    url = server.url
+    if how == "template":
+        server.execute("CREATE DATABASE copy TEMPLATE postgres")
+        url = url.replace("/postgres?", "/copy?")
+    elif how == "dump":
         dump = server.folder / "dump"
         server.run("pg_dump", "--schema", "tenure", "--file", str(dump), "--dbname", server.url)
         server.execute("DROP SCHEMA tenure CASCADE")
         server.run("psql", "--quiet", "--file", str(dump), "--dbname", server.url)
     else:
         server.execute("SELECT tenure.data_was_restored()")
-    async with tenure.connect(server.url) as client:
+    async with tenure.connect(url) as client:
         with pytest.raises(tenure.AcquireTimeout, match="the database was restored"):
             await client.mutex("free").lock(timeout=0.5)
         async with client.mutex("free").lock(timeout=PATIENCE) as later:

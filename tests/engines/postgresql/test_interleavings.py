@@ -7,6 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
+from tests.engines.postgresql.helpers import PATIENCE
 from tests.engines.postgresql.stepping import a_store
 
 
@@ -282,3 +283,74 @@ async def test_an_acquisition_finds_what_happened_while_it_waited() -> None:
         assert isinstance(await acquiring, list)
         assert await store.owner("m") == other.session
         await store.check()
+
+
+@pytest.mark.parametrize("setting", ["off", "local"])
+@pytest.mark.parametrize("crashed", [False, True])
+async def test_no_grant_commits_less_durably_than_it_must(setting: str, crashed: bool) -> None:
+    async with a_store() as store:
+        one = await store.actor()
+        await one.execute(f"SET synchronous_commit = {setting}")
+        if crashed:
+            await one.execute("TRUNCATE SCHEMA.witness")
+        await one.begin()
+        assert await one.lock("m") > 0
+        assert await one.execute("SHOW synchronous_commit") == [("on",)]
+        await one.commit()
+
+
+async def test_an_order_id_waits_for_a_transaction_that_has_not_moved_the_sequence() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor(window=None)
+        ((restored,),) = await one.execute("SELECT setval('SCHEMA.order_ids', 1000)")
+        await other.begin()
+        await other.attach(60)  # the longest window
+        locking = asyncio.create_task(one.lock("m"))
+        assert await store.blocked(one, locking)
+        await other.commit()
+        ((now,),) = await one.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+        assert await locking > 1e6 * (now - PATIENCE) > restored
+
+
+async def test_a_quarantine_does_not_begin_in_a_transaction_that_has_locks() -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        lease = await one.lock("m")
+        await other.begin()
+        await other.execute("SELECT FROM SCHEMA.queues WHERE name = 'm' FOR UPDATE")
+        turning = asyncio.create_task(one.turn_over("m", [1]))
+        assert await store.blocked(one, turning)  # after it has found that there is no quarantine
+        await store.lose_data()
+        holding = await store.actor(window=None)
+        await holding.begin()
+        await holding.call("guard", "/default", "m", lease)
+        await other.commit()
+        with pytest.raises(psycopg.Error, match="begins before all locks") as refused:
+            await turning
+        assert refused.value.sqlstate == "TN001"  # it is sent again
+        assert await one.operate(one.operation("w", "m", 1)) == [-2]
+        await holding.commit()
+        assert await one.turn_over("m", [1]) == [0]
+        await store.check()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_guard_with_an_old_snapshot_takes_no_renewed_lease_for_lost(level: str) -> None:
+    async with a_store() as store:
+        one, other = await store.actor(), await store.actor()
+        lease = await one.lock("m")
+        overdue = "UPDATE SCHEMA.sessions SET seen = seen - interval '1 h' WHERE id = %s"
+        await one.execute(overdue, one.session)
+        await other.execute(f"BEGIN ISOLATION LEVEL {level}")
+        await other.execute("SELECT FROM SCHEMA.meta")
+        ((epoch,),) = await one.execute("SELECT epoch FROM SCHEMA.meta")
+        await one.execute("UPDATE SCHEMA.sessions SET seen = clock_timestamp()")
+        assert await one.call("renew", False, [[one.session, one.token]], epoch) == [one.session]
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            await other.call("guard", "/default", "m", lease)
+        await other.execute("ROLLBACK")
+        await one.execute(overdue, one.session)
+        await other.execute(f"BEGIN ISOLATION LEVEL {level}")
+        with pytest.raises(psycopg.Error, match="is not held any more"):
+            await other.call("guard", "/default", "m", lease)
+        await other.execute("ROLLBACK")

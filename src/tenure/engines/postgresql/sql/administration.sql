@@ -6,8 +6,7 @@ DECLARE
     left_of_it double precision;
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.witness, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
-    DELETE FROM SCHEMA.witness WHERE (SELECT server FROM SCHEMA.meta) <> SCHEMA.server_name();
-    left_of_it := SCHEMA.quarantine();
+    left_of_it := SCHEMA.quarantine(connects => true);
     UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
         WHERE its_relaxed AND NOT relaxed OR synchronous <> its_synchronous;
     UPDATE SCHEMA.witness SET relaxed = true WHERE its_relaxed AND NOT relaxed;
@@ -276,6 +275,9 @@ BEGIN
             SELECT relfilenode FROM pg_class WHERE oid = 'SCHEMA.requests'::regclass) THEN
         RAISE 'could not serialize access, because the table of requests was rewritten'
             USING ERRCODE = '40001', HINT = 'Roll back, and retry the transaction.';
+    END IF;
+    IF SCHEMA.expired(s) THEN  -- if it was renewed since the snapshot, this is a failure to serialize
+        PERFORM FROM SCHEMA.sessions WHERE id = s.id FOR SHARE SKIP LOCKED;
     END IF;
     IF s.id IS NULL OR SCHEMA.expired(s) THEN
         RAISE 'the lease of % on % with token % is not held any more', name, node, token

@@ -36,10 +36,12 @@
 --   * A guard holds the rows of requests, and waits for the end of a transaction that removes one. If
 --     it guards several leases, it may wait while it holds others, for which nothing waits.
 
+-- The server and the database of the data, and their timeline.
 CREATE OR REPLACE FUNCTION SCHEMA.server_name() RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system())::text || '/'
-        || left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)
+    SELECT (SELECT system_identifier FROM pg_control_system()) || '.'
+        || (SELECT oid FROM pg_database WHERE datname = current_database()) || '/'
+        || left(pg_walfile_name(pg_current_wal_lsn()), 8)
 $$;
 
 -- One row if requests may be granted and this transaction commits as durably as it must. A look at it
@@ -48,12 +50,15 @@ CREATE OR REPLACE VIEW SCHEMA.calm AS
     SELECT true AS calm FROM SCHEMA.witness
     WHERE place = 'SCHEMA.meta'::regclass AND quarantined_until < clock_timestamp()
         AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
-        AND (relaxed OR current_setting('synchronous_commit') <> 'off');
+        AND (relaxed OR current_setting('synchronous_commit') NOT IN ('off', 'local'));
 
--- Seconds for which nothing is granted; 0 outside a quarantine. It begins one after a loss of data.
--- The transaction's commit waits for the disk unless a crash would begin one, whatever the account's
--- or the server's setting is.
-CREATE OR REPLACE FUNCTION SCHEMA.quarantine() RETURNS double precision
+-- Seconds for which nothing is granted; 0 outside a quarantine. It begins one after a loss of data,
+-- which the name of the server shows too, to a program that connects.
+-- The transaction's commit waits for the disk and the synchronous standbys unless a crash would begin
+-- one, whatever the account's or the server's setting is.
+CREATE OR REPLACE FUNCTION SCHEMA.quarantine(
+    connects boolean DEFAULT false
+) RETURNS double precision
 LANGUAGE plpgsql AS $$
 DECLARE
     m SCHEMA.meta;
@@ -61,30 +66,33 @@ DECLARE
     name text;
     ids bigint[];
 BEGIN
-    IF EXISTS (SELECT FROM SCHEMA.calm) THEN
+    IF NOT connects AND EXISTS (SELECT FROM SCHEMA.calm) THEN
         RETURN 0;
     ELSIF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE 'transactions are %', current_setting('transaction_isolation')
             USING ERRCODE = 'TN004', HINT = 'The functions need READ COMMITTED.';
     END IF;
     SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch
-        WHERE x.place = 'SCHEMA.meta'::regclass;
-    IF NOT m.relaxed AND current_setting('synchronous_commit') = 'off' THEN
+        WHERE x.place = 'SCHEMA.meta'::regclass
+            AND (NOT connects OR x.server = SCHEMA.server_name());
+    IF m.relaxed IS NOT TRUE AND current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     IF m.quarantined_until < clock_timestamp() THEN
         RETURN 0;
     ELSIF m.quarantined_until <= clock_timestamp() + make_interval(secs => m.longest_window) THEN
         RETURN extract(epoch FROM m.quarantined_until - clock_timestamp());
+    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN  -- `turn_over`, for example, has locks
+        RAISE 'a quarantine begins before all locks' USING ERRCODE = 'TN001';  -- it is sent again
     END IF;
     ids := array(SELECT id FROM SCHEMA.sessions ORDER BY id FOR NO KEY UPDATE);
     UPDATE SCHEMA.meta  -- if the clock was set back
         SET quarantined_until = clock_timestamp() + make_interval(secs => longest_window)
         WHERE quarantined_until > clock_timestamp() + make_interval(secs => longest_window);
     SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
-    IF m.place <> 'SCHEMA.meta'::regclass
+    name := SCHEMA.server_name();
+    IF m.place <> 'SCHEMA.meta'::regclass OR m.server <> name
             OR NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
-        name := SCHEMA.server_name();
         IF split_part(name, '/', 1) <> split_part(m.server, '/', 1)
                 OR m.place <> 'SCHEMA.meta'::regclass
                 OR name <> m.server AND NOT m.synchronous THEN
@@ -121,24 +129,19 @@ $$;
 CREATE OR REPLACE FUNCTION SCHEMA.next_order_id(above bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    id bigint := nextval('SCHEMA.order_ids');
+    id bigint;
     wall bigint := extract(epoch FROM clock_timestamp()) * 1e6;
 BEGIN
-    IF id > above AND id > wall - 1000000 THEN
-        RETURN id;
-    END IF;
-    IF id > above THEN
-        PERFORM FROM SCHEMA.meta FOR UPDATE SKIP LOCKED;  -- the transaction that has it moves the sequence
-        IF NOT FOUND THEN
-            RETURN nextval('SCHEMA.order_ids');
+    FOR attempt IN 1 .. 3 LOOP
+        id := nextval('SCHEMA.order_ids');
+        IF id > above AND id > wall - 1000000 THEN
+            RETURN id;
+        ELSIF attempt = 1 THEN  -- most often, the transaction that has it moves the sequence now
+            PERFORM FROM SCHEMA.meta FOR UPDATE SKIP LOCKED;
+        ELSIF attempt = 2 THEN
+            PERFORM FROM SCHEMA.meta FOR UPDATE;
         END IF;
-    ELSE
-        PERFORM FROM SCHEMA.meta FOR UPDATE;
-    END IF;
-    id := nextval('SCHEMA.order_ids');
-    IF id > above AND id > wall - 1000000 THEN
-        RETURN id;
-    END IF;
+    END LOOP;
     -- Others draw ids at the same time: it must not be set back below theirs.
     RETURN setval('SCHEMA.order_ids', greatest(id + 1000000, above + 1, wall));
 END $$;
