@@ -202,7 +202,7 @@ class _Program:
             releases = [[1, "w", each.number, each.name] for each in requests]
             await actor.call("operate", *common, *arguments(who, releases, ()), False)
         finally:
-            await actor.call("sweep", actor.channel)
+            await actor.call("tick", actor.channel, None, None)
 
     async def acquire(self) -> None:
         """Lock a mutex as a program does that has nothing else to do."""
@@ -307,7 +307,7 @@ class _Program:
         await self.actor.call("leave", session.number, tokens, detach, self.actor.channel, False)
 
     async def look_after(self) -> None:
-        """Expire, watch and sweep."""
+        """Expire, watch and remove rows."""
         session, (node, name) = self.world.session(), self.world.place()
         watched = [[*self.world.place(), "tenure_q"], [node, name, "tenure_q"]]
         places = [self.world.place() for _ in range(3)]
@@ -319,7 +319,7 @@ class _Program:
             "UPDATE SCHEMA.queues SET watched_until = 'epoch' WHERE id IN (SELECT id FROM "
             "SCHEMA.queues WHERE watched_until > 'epoch' FOR UPDATE SKIP LOCKED)"
         )
-        await self.actor.call("sweep", self.actor.channel)
+        await self.actor.call("tick", self.actor.channel, None, None)
 
     async def administrate(self) -> None:
         """Describe, evict, end sessions, create and drop a node."""

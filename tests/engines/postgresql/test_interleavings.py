@@ -136,7 +136,7 @@ async def test_a_watched_queue_that_was_removed_is_watched_again() -> None:
         one, other = await store.actor(), await store.actor()
         await one.call("watch", one.session, one.token, "m", "tenure_q1")
         await one.execute("UPDATE SCHEMA.queues SET watched_until = 'epoch'")
-        await other.call("sweep", other.channel)
+        await other.call("tick", other.channel, None, None)
         assert await one.execute("SELECT FROM SCHEMA.queues") == []
         await other.lock("m")
         watched = [["/default", "m", "tenure_q1"], ["/default", "n", "tenure_q2"]]

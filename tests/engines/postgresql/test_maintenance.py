@@ -33,9 +33,10 @@ from tests.engines.postgresql.stepping import (
 _PASSING = frozenset({"TN001", "55P03"})
 """Codes of errors after which the engine sends the call again."""
 _INTERNAL = frozenset(
-    {"deadline", "end_sessions", "expired", "fits", "lock_expired", "lock_own", "next_order_id"}
-    | {"page", "quarantine", "report", "server_name", "settle", "state", "take_out"}
-    | {"create_semaphore", "update_semaphore", "delete_semaphore", "alter_request", "without"}
+    {"deadline", "end_sessions", "expired", "fault", "fits", "lock_expired", "lock_own"}
+    | {"lock_tables", "next_order_id", "page", "quarantine", "report", "server_name", "settle"}
+    | {"create_semaphore", "update_semaphore", "delete_semaphore", "alter_request"}
+    | {"take_out", "without"}
 )
 """Functions that only functions of the store call."""
 _WAITS = 600.0
@@ -150,7 +151,6 @@ _CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
     "remaining": lambda s: (s.taken.session, s.taken.token),
     "renew": lambda s: (False, [[s.owner.session, s.owner.token]], s.epoch),
     "store_time": lambda s: (),
-    "sweep": lambda s: (s.caller.channel,),
     "take_over": lambda s: (NODE, s.owner.session, "another", s.caller.channel, "", _WAITS + 1),
     "tick": lambda s: (
         *(s.caller.channel, [[NODE, "d"], [NODE, "m"]], [[NODE, "watched", "tenure_q"]]),

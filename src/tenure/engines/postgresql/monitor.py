@@ -194,7 +194,8 @@ class PostgresMonitor:
             self._polling.poll()
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP
-            self._engine.send(Call("sweep", (self._engine.channel,), partial(self._looked, ())))
+            words = self._engine.channel, None, None
+            self._engine.send(Call("tick", words, partial(self._looked, ())))
 
     def _look(self, sessions: list[PostgresSession]) -> None:
         places = [

@@ -2,29 +2,23 @@
 
 CREATE OR REPLACE FUNCTION SCHEMA.hello(its_relaxed boolean, its_synchronous boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    left_of_it double precision;
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.witness, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
-    left_of_it := SCHEMA.quarantine(connects => true);
+    PERFORM SCHEMA.quarantine(connects => true);
     UPDATE SCHEMA.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
         WHERE its_relaxed AND NOT relaxed OR synchronous <> its_synchronous;
     UPDATE SCHEMA.witness SET relaxed = true WHERE its_relaxed AND NOT relaxed;
-    RETURN SCHEMA.state(left_of_it);
+    RETURN SCHEMA.examine();
 END $$;
 
-CREATE OR REPLACE FUNCTION SCHEMA.state(left_of_it double precision) RETURNS text
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN (SELECT json_build_array(version, epoch, left_of_it, quarantine_reason, serves)
-        FROM SCHEMA.meta)::text;
-END $$;
-
--- The same for an examination, which writes nothing: it fails where `hello` would have to.
+-- The state of the store. It writes nothing, and fails where `hello` would have to.
 CREATE OR REPLACE FUNCTION SCHEMA.examine() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    left_of_quarantine double precision := SCHEMA.quarantine();
 BEGIN
-    RETURN SCHEMA.state(SCHEMA.quarantine());
+    RETURN (SELECT json_build_array(
+        version, epoch, left_of_quarantine, quarantine_reason, serves) FROM SCHEMA.meta)::text;
 END $$;
 
 CREATE OR REPLACE FUNCTION SCHEMA.store_time() RETURNS text
@@ -55,9 +49,7 @@ DECLARE
     events text[];
     q SCHEMA.queues;
 BEGIN
-    LOCK TABLE SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests,
-        SCHEMA.removals IN ROW EXCLUSIVE MODE;
-    PERFORM SCHEMA.quarantine();
+    PERFORM SCHEMA.lock_tables();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["no node"]';
@@ -144,8 +136,7 @@ DECLARE
     its_node integer;
     ids bigint[];
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
-        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
+    PERFORM SCHEMA.lock_tables();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
@@ -180,17 +171,14 @@ CREATE OR REPLACE FUNCTION SCHEMA.end_session(its_path text, number bigint, call
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its_node integer;
-    s SCHEMA.sessions;
     events text[];
 BEGIN
-    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
-    PERFORM SCHEMA.quarantine();
+    PERFORM SCHEMA.lock_tables();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
-    SELECT * INTO s FROM SCHEMA.sessions WHERE id = number AND node = its_node FOR UPDATE;
+    PERFORM FROM SCHEMA.sessions WHERE id = number AND node = its_node FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["ok",false,[]]';
     END IF;
@@ -212,9 +200,7 @@ DECLARE
     events text[];
     owned boolean;
 BEGIN
-    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
-    PERFORM SCHEMA.quarantine();
+    PERFORM SCHEMA.lock_tables();
     SELECT id INTO its_node FROM SCHEMA.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';

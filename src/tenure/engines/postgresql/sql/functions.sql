@@ -23,14 +23,14 @@
 --
 -- There is no deadlock, because a transaction waits only for rows that come after all that it holds:
 --
---   1. nodes, by id: attaching and takeovers share them, and the drop of a node holds it alone;
+--   1. nodes, by id: attaching shares one, and its drop holds it alone;
 --   2. sessions, by id;
 --   3. new queues, by node and name, as long as their inserts are not committed;
 --   4. queues, by id;
 --   5. `meta`: the next order id after a jump, the longest window, a quarantine.
 --
 --   * Nothing waits for a request: what a transaction guards is skipped, and tried again later.
---   * `tick` inserts queues first, and skips sessions that are locked. A sweep skips queues that are.
+--   * `tick` inserts queues first. It skips sessions that are locked, and queues that are to be removed.
 --   * A quarantine begins before all other locks, with those of all sessions before `meta`. What
 --     finds one in between grants nothing: see `calm`.
 --   * A guard holds the rows of requests, and waits for the end of a transaction that removes one. If
@@ -117,6 +117,18 @@ BEGIN
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
 END $$;
 
+-- Lock the tables before all rows; answers the seconds for which nothing is granted.
+CREATE OR REPLACE FUNCTION SCHEMA.lock_tables(relaxed boolean DEFAULT false) RETURNS double precision
+LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE SCHEMA.meta, SCHEMA.witness, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former,
+        SCHEMA.queues, SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
+    IF relaxed THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    RETURN SCHEMA.quarantine();
+END $$;
+
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
 CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
 LANGUAGE sql AS $$
@@ -149,6 +161,13 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.expired(s SCHEMA.sessions) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT clock_timestamp() - s.seen > make_interval(secs => s.recovery_window)
+$$;
+
+-- What is wrong with a session for a holder of a token; null if nothing is.
+CREATE OR REPLACE FUNCTION SCHEMA.fault(s SCHEMA.sessions, its_token text) RETURNS text
+LANGUAGE sql AS $$
+    SELECT CASE WHEN s.id IS NULL OR SCHEMA.expired(s) THEN '["gone"]'
+        WHEN s.token <> its_token THEN '["taken"]' END
 $$;
 
 -- Report an event of a session: with NOTIFY, or as the result if its engine is the caller.
@@ -816,8 +835,8 @@ LANGUAGE sql AS $$
         ORDER BY s.id FOR UPDATE SKIP LOCKED) x
 $$;
 
--- Expire sessions and requests in some queues, [node, name] each, or all with null. Renews what is
--- watched, [node, name, channel] each. Writes nothing if nothing has expired. Answers
+-- Expire sessions and requests in some queues, [node, name] each. With null, expire all sessions, and
+-- remove the rows of ephemeral semaphores that are gone. Renews what is watched, [node, name, channel] each. Writes nothing if nothing has expired. Answers
 -- {"due": seconds until an owner's session in these queues expires, unless it is renewed, or a waiter
 -- of the caller does, "quarantine": seconds, "why": its reason, "epoch": the epoch, "seen": the
 -- counters of each watched queue, "pollers": [programs that poll for waiters, queues for which they
@@ -826,7 +845,8 @@ CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET jit = off SET enable_seqscan = off AS $$
 DECLARE
-    frozen double precision := SCHEMA.quarantine();
+    frozen double precision := SCHEMA.lock_tables();
+    queues bigint[];
     ids bigint[];
     q SCHEMA.queues;
     r SCHEMA.requests;
@@ -834,12 +854,9 @@ DECLARE
     seen jsonb;
     due double precision;
     more text[];
-    awaited bigint[];
     wanted bigint[];
     pollers jsonb;
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former, SCHEMA.queues,
-        SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
             LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
         PERFORM FROM SCHEMA.nodes WHERE path IN (
@@ -852,21 +869,18 @@ BEGIN
     UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id IN (
         SELECT id FROM SCHEMA.sessions s WHERE s.seen > clock_timestamp() + interval '1 second'
         ORDER BY id FOR UPDATE SKIP LOCKED);
-    IF places IS NULL THEN
-        ids := SCHEMA.lock_expired(array(SELECT id FROM SCHEMA.sessions s WHERE SCHEMA.expired(s)));
-    ELSE
-        ids := SCHEMA.lock_expired(array(
-            SELECT y.session FROM jsonb_array_elements(places) p
-                JOIN SCHEMA.nodes n ON n.path = p ->> 0
-                JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1
-                JOIN SCHEMA.requests y ON y.queue = x.id
-                JOIN SCHEMA.sessions s ON s.id = y.session AND SCHEMA.expired(s)));
-    END IF;
-    awaited := array(
+    queues := array(
         SELECT x.id FROM jsonb_array_elements(places) p JOIN SCHEMA.nodes n ON n.path = p ->> 0
-            JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1 AND x.waiters > 0);
+            JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1);
+    IF places IS NULL THEN
+        ids := array(SELECT id FROM SCHEMA.sessions s WHERE SCHEMA.expired(s));
+    ELSE
+        ids := array(SELECT s.id FROM SCHEMA.requests y JOIN SCHEMA.sessions s ON s.id = y.session
+            WHERE y.queue = ANY (queues) AND SCHEMA.expired(s));
+    END IF;
+    ids := SCHEMA.lock_expired(ids);
     wanted := array(
-        SELECT x.id FROM SCHEMA.queues x WHERE x.id = ANY (awaited) AND (
+        SELECT x.id FROM SCHEMA.queues x WHERE x.id = ANY (queues) AND x.waiters > 0 AND (
             frozen = 0 AND (SELECT SCHEMA.fits(x, y.count) FROM SCHEMA.requests y
                 WHERE y.queue = x.id AND y.order_id > x.last_owner ORDER BY y.order_id LIMIT 1)
             OR EXISTS (SELECT FROM SCHEMA.requests y WHERE y.queue = x.id
@@ -903,36 +917,26 @@ BEGIN
             LEFT JOIN SCHEMA.nodes n ON n.path = w.v ->> 0
             LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w.v ->> 1;
     END IF;
-    SELECT min(least(s.recovery_window, extract(epoch FROM s.seen - clock_timestamp())
-            + s.recovery_window))
-        INTO due FROM jsonb_array_elements(places) p JOIN SCHEMA.nodes n ON n.path = p ->> 0
-        JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1
-        JOIN SCHEMA.requests y ON y.queue = x.id AND y.order_id <= x.last_owner
-        JOIN SCHEMA.sessions s ON s.id = y.session;
-    SELECT least(due, min(extract(epoch FROM y.deadline - clock_timestamp()))) INTO due
-        FROM SCHEMA.queues x JOIN SCHEMA.requests y ON y.queue = x.id AND y.order_id > x.last_owner
-        JOIN SCHEMA.sessions s ON s.id = y.session AND s.channel IN (caller, '')
-        WHERE x.id = ANY (awaited);  -- other engines look after their own
+    SELECT min(CASE WHEN y.order_id <= x.last_owner THEN least(s.recovery_window,
+                extract(epoch FROM s.seen - clock_timestamp()) + s.recovery_window)
+            WHEN s.channel IN (caller, '') THEN  -- other engines look after their own
+                extract(epoch FROM y.deadline - clock_timestamp()) END)
+        INTO due FROM SCHEMA.queues x JOIN SCHEMA.requests y ON y.queue = x.id
+        JOIN SCHEMA.sessions s ON s.id = y.session WHERE x.id = ANY (queues);
     IF left(caller, 5) = 'poll_' AND places IS NOT NULL THEN
         SELECT jsonb_build_array(count(DISTINCT s.channel), count(DISTINCT y.queue)) INTO pollers
             FROM SCHEMA.requests y JOIN SCHEMA.sessions s ON s.id = y.session
             WHERE y.granted_at IS NULL AND left(s.channel, 5) = 'poll_';
     END IF;
+    IF places IS NULL THEN  -- it waits for no lock, so it may come last
+        DELETE FROM SCHEMA.queues WHERE id IN (
+            SELECT x.id FROM SCHEMA.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
+                AND x.watched_until < clock_timestamp()
+            ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED);
+    END IF;
     RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
         'pollers', pollers, 'why', (SELECT quarantine_reason FROM SCHEMA.meta),
         'epoch', (SELECT epoch FROM SCHEMA.meta))::text;
-END $$;
-
--- Remove rows of ephemeral semaphores that are gone, and expire everything that is overdue.
-CREATE OR REPLACE FUNCTION SCHEMA.sweep(caller text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    answer text := SCHEMA.tick(caller, NULL, NULL);  -- it waits for locks, so it comes first
-BEGIN
-    DELETE FROM SCHEMA.queues WHERE id IN (
-        SELECT x.id FROM SCHEMA.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
-            AND x.watched_until < clock_timestamp() ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED);
-    RETURN answer;
 END $$;
 
 -- Keep the queue of a name watched from now on; answers [id, counters].
@@ -944,12 +948,10 @@ DECLARE
     s SCHEMA.sessions;
     q SCHEMA.queues;
 BEGIN
-    LOCK TABLE SCHEMA.sessions, SCHEMA.queues IN ROW EXCLUSIVE MODE;
+    PERFORM SCHEMA.lock_tables();
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
-    IF s.id IS NULL OR SCHEMA.expired(s) THEN
-        RETURN '["gone"]';
-    ELSIF s.token <> its_token THEN
-        RETURN '["taken"]';
+    IF SCHEMA.fault(s, its_token) IS NOT NULL THEN
+        RETURN SCHEMA.fault(s, its_token);
     END IF;
     INSERT INTO SCHEMA.queues (node, name) VALUES (s.node, its_name) ON CONFLICT DO NOTHING;
     UPDATE SCHEMA.queues SET watched_until = clock_timestamp() + interval '90 seconds',
@@ -968,8 +970,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET jit = off SET enable_seqscan = off AS $$
 BEGIN
     RETURN (SELECT jsonb_agg(CASE
-        WHEN s.id IS NULL OR SCHEMA.expired(s) THEN '["gone"]'::jsonb
-        WHEN s.token <> w.v ->> 1 THEN '["taken"]'
+        WHEN SCHEMA.fault(s, w.v ->> 1) IS NOT NULL THEN SCHEMA.fault(s, w.v ->> 1)::jsonb
         ELSE coalesce((
             SELECT jsonb_agg(CASE
                 WHEN y.order_id IS NULL THEN to_jsonb(v.reason)

@@ -7,7 +7,6 @@ CREATE OR REPLACE FUNCTION SCHEMA.attach(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     its_node integer;
-    number bigint;
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.sessions IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
@@ -15,24 +14,20 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '["no node"]';
     END IF;
-    SELECT id INTO number FROM SCHEMA.sessions WHERE token = its_token;
-    IF FOUND THEN  -- sent before
-        RETURN json_build_array('ok', number)::text;
-    ELSIF (SELECT reltuples FROM pg_class WHERE oid = 'SCHEMA.sessions'::regclass) > most / 2
-            AND (SELECT count(*) FROM SCHEMA.sessions WHERE node = its_node) >= most THEN
-        RETURN '["full"]';
+    IF NOT EXISTS (SELECT FROM SCHEMA.sessions WHERE token = its_token) THEN  -- or else sent before
+        IF (SELECT reltuples FROM pg_class WHERE oid = 'SCHEMA.sessions'::regclass) > most / 2
+                AND (SELECT count(*) FROM SCHEMA.sessions WHERE node = its_node) >= most THEN
+            RETURN '["full"]';
+        END IF;
+        INSERT INTO SCHEMA.sessions
+                (id, node, token, channel, seen, recovery_window, liveness, key, description)
+            VALUES (nextval('SCHEMA.session_ids'), its_node, its_token, its_channel,
+                clock_timestamp(), its_window, its_liveness, decode(its_key, 'hex'),
+                its_description)
+            ON CONFLICT DO NOTHING;  -- if it was sent before, and was committed only now
+        UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
     END IF;
-    INSERT INTO SCHEMA.sessions
-            (id, node, token, channel, seen, recovery_window, liveness, key, description)
-        VALUES (nextval('SCHEMA.session_ids'), its_node, its_token, its_channel, clock_timestamp(),
-            its_window, its_liveness, decode(its_key, 'hex'), its_description)
-        ON CONFLICT DO NOTHING RETURNING id INTO number;
-    IF NOT FOUND THEN  -- sent before, and committed only now
-        SELECT id INTO STRICT number FROM SCHEMA.sessions WHERE token = its_token;
-        RETURN json_build_array('ok', number)::text;
-    END IF;
-    UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
-    RETURN json_build_array('ok', number)::text;
+    RETURN json_build_array('ok', (SELECT id FROM SCHEMA.sessions WHERE token = its_token))::text;
 END $$;
 
 -- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token]
@@ -95,10 +90,6 @@ BEGIN
     END IF;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number;
     IF s.key = decode(its_key, 'hex') THEN  -- a guess locks nothing, and so writes nothing
-        PERFORM FROM SCHEMA.nodes WHERE id = its_node FOR KEY SHARE;
-        IF NOT FOUND THEN
-            RETURN '["no node"]';
-        END IF;
         SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
     END IF;
     IF s.id IS NULL OR s.node <> its_node OR SCHEMA.expired(s) THEN
@@ -135,10 +126,8 @@ DECLARE
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE;
-    IF s.id IS NULL OR SCHEMA.expired(s) THEN
-        RETURN '["gone"]';
-    ELSIF s.token <> its_token THEN
-        RETURN '["taken"]';
+    IF SCHEMA.fault(s, its_token) IS NOT NULL THEN
+        RETURN SCHEMA.fault(s, its_token);
     END IF;
     UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id = number;
     SELECT clock_timestamp() + make_interval(secs => longest_window) INTO latest FROM SCHEMA.meta;
@@ -167,13 +156,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s SCHEMA.sessions;
 BEGIN
-    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
+    PERFORM SCHEMA.lock_tables();
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR KEY SHARE;
-    IF s.id IS NULL OR SCHEMA.expired(s) THEN
-        RETURN '["gone"]';
-    ELSIF s.token <> its_token THEN
-        RETURN '["taken"]';
+    IF SCHEMA.fault(s, its_token) IS NOT NULL THEN
+        RETURN SCHEMA.fault(s, its_token);
     END IF;
     -- A grant that is under way goes to the former attachment's channel, so it is waited for.
     PERFORM FROM SCHEMA.queues x
@@ -213,12 +199,7 @@ DECLARE
     s SCHEMA.sessions;
     events text[];
 BEGIN
-    IF relaxed THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
-    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
-    PERFORM SCHEMA.quarantine();
+    PERFORM SCHEMA.lock_tables(relaxed);
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR UPDATE;
     IF s.id IS NULL THEN
         RETURN '["gone"]';
@@ -252,17 +233,10 @@ DECLARE
     q SCHEMA.queues;
     answer text;
 BEGIN
-    IF relaxed THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
-    LOCK TABLE SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
-    PERFORM SCHEMA.quarantine();
+    PERFORM SCHEMA.lock_tables(relaxed);
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
-    IF s.id IS NULL OR SCHEMA.expired(s) THEN
-        RETURN '["gone"]';
-    ELSIF s.token <> its_token THEN
-        RETURN '["taken"]';
+    IF SCHEMA.fault(s, its_token) IS NOT NULL THEN
+        RETURN SCHEMA.fault(s, its_token);
     ELSIF s.change_number = number THEN
         RETURN s.change_answer;
     END IF;
@@ -400,9 +374,7 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.expire(candidates jsonb, caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    LOCK TABLE SCHEMA.sessions, SCHEMA.former, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
-        IN ROW EXCLUSIVE MODE;
-    PERFORM SCHEMA.quarantine();
+    PERFORM SCHEMA.lock_tables();
     RETURN to_json(SCHEMA.end_sessions(SCHEMA.lock_expired(
         array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c)),
         'it expired', caller))::text;
