@@ -18,11 +18,14 @@ from tests.engines.postgresql.helpers import (
     queue_of,
     until_detached_and_back,
 )
+from tests.engines.postgresql.scenarios import CALLS, a_scenario
 from tests.engines.postgresql.servers import PostgresServer
 
 pytestmark = pytest.mark.exhaustive
 
 _ROLE = "program"
+_READING = {"describe_node", "guard", "list_nodes", "list_sessions", "look", "store_time"}
+"""Functions that write nothing."""
 _HOSTILE = b"""
     CREATE FUNCTION public.setval(text, bigint) RETURNS bigint LANGUAGE sql AS
         $$ INSERT INTO public.called VALUES ('setval') RETURNING 1::bigint $$;
@@ -140,6 +143,19 @@ async def test_a_crash_loses_no_grant_although_the_account_does_not_wait_for_the
             assert await queue_of(client, "m") == (1, 0)
             assert lease.held
         await events.aclose()
+
+
+@pytest.mark.parametrize("function", sorted(CALLS.keys() - _READING - {"data_was_restored"}))
+async def test_every_function_that_writes_waits_for_the_disk_whatever_the_account_does(
+    function: str,
+) -> None:
+    async with a_scenario() as scenario:
+        caller = scenario.caller
+        await caller.execute("SET synchronous_commit = 'off'")
+        await caller.begin()
+        await caller.call(function, *CALLS[function](scenario))
+        assert await caller.execute("SHOW synchronous_commit") == [("on",)]
+        await caller.execute("ROLLBACK")
 
 
 async def test_an_account_that_may_not_create_the_schema_gets_a_clear_error(

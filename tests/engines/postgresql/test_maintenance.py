@@ -9,29 +9,21 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import pytest
 
 import tenure
-from tenure.core import rules
 from tests.engines.postgresql.helpers import PATIENCE, until
+from tests.engines.postgresql.scenarios import CALLS, a_scenario
 from tests.engines.postgresql.servers import PostgresServer
 from tests.engines.postgresql.stepping import (
     NODE,
     TABLES,
-    Actor,
-    Store,
     a_store,
-    arguments,
     maintenance,
 )
 
-_PASSING = frozenset({"TN001", "55P03"})
-"""Codes of errors after which the engine sends the call again."""
 _INTERNAL = frozenset(
     {"deadline", "end_sessions", "expired", "fault", "fits", "lock_expired", "lock_own"}
     | {"lock_tables", "next_order_id", "page", "quarantine", "report", "server_name", "settle"}
@@ -39,129 +31,6 @@ _INTERNAL = frozenset(
     | {"take_out", "without"}
 )
 """Functions that only functions of the store call."""
-_WAITS = 600.0
-
-
-@dataclass
-class _Scene:
-    """A store with a bit of everything.
-
-    Attributes:
-        owner: owns the mutex "m", with request 1.
-        waiter: waits for it, with request 1.
-        expired: owns the mutex "d", with request 1.
-        taken: its session was taken over, which is not completed.
-        caller: makes the calls of the test, each in a transaction that is rolled back.
-        admin: maintains the tables.
-        other: holds locks, or looks for them.
-        lease: order id of the owner's request.
-        epoch: of the store.
-    """
-
-    store: Store
-    owner: Actor
-    waiter: Actor
-    expired: Actor
-    taken: Actor
-    caller: Actor
-    admin: Actor
-    other: Actor
-    lease: int
-    epoch: str
-
-    async def call(self, function: str) -> Any:
-        """Call a function in a transaction, and undo what it does."""
-        await self.caller.begin()
-        try:
-            return await self.caller.call(function, *_CALLS[function](self))
-        except psycopg.Error as error:
-            if error.sqlstate not in _PASSING:
-                raise
-        finally:
-            await self.caller.execute("ROLLBACK")
-
-
-@contextlib.asynccontextmanager
-async def _a_scene() -> AsyncIterator[_Scene]:
-    async with a_store() as store:
-        owner, waiter, expired, taken = [await store.actor(window=_WAITS) for _ in range(4)]
-        caller, admin, other = [await store.actor(window=None) for _ in range(3)]
-        lease = await owner.lock("m")
-        await waiter.operate(waiter.operation("m", "m"))
-        await expired.lock("d")
-        await expired.execute(
-            "UPDATE SCHEMA.sessions SET seen = 'epoch' WHERE id = %s", expired.session
-        )
-        take_over = NODE, taken.session, "secret", caller.channel, "", None
-        _, taken.token, *_ = await caller.call("take_over", *take_over)
-        await owner.call("change", *_change(owner, 1, "create", ["s", "2", "", True, 100]))
-        await caller.call("create_node", "/empty", "{}")
-        for actor in (caller, admin, other):
-            await actor.execute("SET deadlock_timeout = '10ms'")
-            await actor.execute("SET statement_timeout = '20s'")
-        ((epoch,),) = await caller.execute("SELECT epoch FROM SCHEMA.meta")
-        yield _Scene(
-            *(store, owner, waiter, expired, taken, caller, admin, other), lease=lease, epoch=epoch
-        )
-
-
-def _change(actor: Actor, number: int, kind: str, args: list[Any]) -> tuple[Any, ...]:
-    return actor.session, actor.token, number, kind, args, actor.channel, False
-
-
-def _single(actor: Actor, number: int, name: str) -> tuple[Any, ...]:
-    return actor.channel, 0, False, actor.session, actor.token, number, name
-
-
-_CALLS: dict[str, Callable[[_Scene], tuple[Any, ...]]] = {
-    "acknowledge": lambda s: (s.taken.session, [f"1.{s.taken.channel}"], ""),
-    "acquire": lambda s: (*_single(s.owner, 2, "m"), None),
-    "alter_node": lambda s: (NODE, "{}", "{}"),
-    "attach": lambda s: (
-        *(NODE, "1.new", s.caller.channel, _WAITS + 1, "", "window", "", rules.SESSIONS_PER_NODE),
-    ),
-    "begin_session": lambda s: (s.taken.session, s.taken.token, ""),
-    "change": lambda s: _change(s.owner, 2, "alter", ["m", 1, None, "", "-"]),
-    "create_node": lambda s: ("/other", "{}"),
-    "data_was_restored": lambda s: (),
-    "describe": lambda s: (NODE, None, "all"),
-    "describe_node": lambda s: (NODE,),
-    "drop_node": lambda s: (NODE, True, s.caller.channel),
-    "end_session": lambda s: (NODE, s.owner.session, s.caller.channel),
-    "evict": lambda s: (NODE, "m", s.lease, s.caller.channel),
-    "examine": lambda s: (),
-    "expire": lambda s: ([s.expired.session], s.caller.channel),
-    "guard": lambda s: (NODE, "m", s.lease),
-    "hello": lambda s: (True, True),
-    "leave": lambda s: (s.owner.session, [s.owner.token], False, s.owner.channel, False),
-    "list_nodes": lambda s: (),
-    "list_sessions": lambda s: (NODE,),
-    "look": lambda s: ([[s.owner.session, s.owner.token, [1]]],),
-    "operate": lambda s: (
-        *(s.owner.channel, 0, False),
-        *arguments(
-            [(s.owner.session, s.owner.token)],
-            [[1, "m", 2, "new"], [1, "w", 1, "m"], [1, "m", 3, "m"]],
-            ["new"],
-        ),
-        False,
-    ),
-    "reattach": lambda s: (s.owner.channel, [[s.owner.session, [s.owner.token], "1.again"]], "x"),
-    "release": lambda s: _single(s.owner, 1, "m"),
-    "remaining": lambda s: (s.taken.session, s.taken.token),
-    "renew": lambda s: (False, [[s.owner.session, s.owner.token]], s.epoch),
-    "store_time": lambda s: (),
-    "take_over": lambda s: (NODE, s.owner.session, "another", s.caller.channel, "", _WAITS + 1),
-    "tick": lambda s: (
-        *(s.caller.channel, [[NODE, "d"], [NODE, "m"]], [[NODE, "watched", "tenure_q"]]),
-    ),
-    "turn_over": lambda s: (
-        *(s.owner.channel, 0, False, s.owner.session, s.owner.token),
-        *("m", "{1}", "{2}", "{NULL}", "{}"),
-    ),
-    "watch": lambda s: (s.owner.session, s.owner.token, "m", "tenure_q"),
-}
-
 _ENDED = {"drop_node": 3, "end_session": 1, "leave": 1}
 """Number of sessions that a call ends: the owner's, the waiter's and the one taken over."""
 
@@ -172,130 +41,132 @@ async def test_these_are_all_functions() -> None:
         rows = await actor.execute(
             "SELECT proname FROM pg_proc WHERE pronamespace = 'SCHEMA'::regnamespace"
         )
-    assert {name for (name,) in rows} == _INTERNAL | _CALLS.keys()
+    assert {name for (name,) in rows} == _INTERNAL | CALLS.keys()
 
 
-@pytest.mark.parametrize("function", _CALLS)
+@pytest.mark.parametrize("function", CALLS)
 async def test_a_transaction_that_waits_for_a_table_has_locked_no_row(function: str) -> None:
-    async with _a_scene() as scene:
+    async with a_scenario() as scenario:
         for table in TABLES:
-            await scene.admin.begin()
-            await scene.admin.execute(f"LOCK TABLE SCHEMA.{table}")
+            await scenario.admin.begin()
+            await scenario.admin.execute(f"LOCK TABLE SCHEMA.{table}")
             if table != "witness":  # it has no index
-                await scene.admin.execute(f"CLUSTER SCHEMA.{table} USING {table}_pkey")
-            calling = asyncio.create_task(scene.call(function))
-            if await scene.store.blocked(scene.caller, calling):
+                await scenario.admin.execute(f"CLUSTER SCHEMA.{table} USING {table}_pkey")
+            calling = asyncio.create_task(scenario.call(function))
+            if await scenario.store.blocked(scenario.caller, calling):
                 for each in TABLES:
                     if each not in (table, "witness"):  # NOWAIT: an error if a row is locked
-                        await scene.other.execute(f"SELECT FROM SCHEMA.{each} FOR UPDATE NOWAIT")
-            await scene.admin.commit()
+                        await scenario.other.execute(f"SELECT FROM SCHEMA.{each} FOR UPDATE NOWAIT")
+            await scenario.admin.commit()
             await calling
-        await scene.store.check()
+        await scenario.store.check()
 
 
-@pytest.mark.parametrize("function", _CALLS)
+@pytest.mark.parametrize("function", CALLS)
 async def test_reindex_and_a_transaction_are_in_no_deadlock(function: str) -> None:
-    async with _a_scene() as scene:
+    async with a_scenario() as scenario:
         for held, table in itertools.product(("nodes", "sessions", "former", "queues"), TABLES):
-            await scene.other.begin()
-            await scene.other.execute(f"SELECT FROM SCHEMA.{held} FOR UPDATE")
-            calling = asyncio.create_task(scene.call(function))
-            if await scene.store.blocked(scene.caller, calling):  # it has read some tables
-                indexing = asyncio.create_task(scene.admin.execute(f"REINDEX TABLE SCHEMA.{table}"))
-                await scene.store.blocked(scene.admin, indexing)
-                await scene.other.commit()
+            await scenario.other.begin()
+            await scenario.other.execute(f"SELECT FROM SCHEMA.{held} FOR UPDATE")
+            calling = asyncio.create_task(scenario.call(function))
+            if await scenario.store.blocked(scenario.caller, calling):  # it has read some tables
+                indexing = asyncio.create_task(
+                    scenario.admin.execute(f"REINDEX TABLE SCHEMA.{table}")
+                )
+                await scenario.store.blocked(scenario.admin, indexing)
+                await scenario.other.commit()
                 await asyncio.gather(calling, indexing)
             else:
-                await scene.other.commit()
+                await scenario.other.commit()
                 await calling
-        await scene.store.check()
+        await scenario.store.check()
 
 
-@pytest.mark.parametrize("function", _CALLS)
+@pytest.mark.parametrize("function", CALLS)
 async def test_sessions_are_renewed_while_a_transaction_waits(function: str) -> None:
-    async with _a_scene() as scene:
-        sessions = [scene.owner, scene.waiter, scene.taken]
+    async with a_scenario() as scenario:
+        sessions = [scenario.owner, scenario.waiter, scenario.taken]
         who = [[each.session, each.token] for each in sessions]
         ended = sessions[: _ENDED.get(function, 0)]  # locked before their queues, and not renewed
         for locks, locked in (("queues FOR UPDATE", ended), ("sessions FOR KEY SHARE", [])):
-            await scene.other.begin()
-            await scene.other.execute(f"SELECT FROM SCHEMA.{locks}")
-            calling = asyncio.create_task(scene.call(function))
-            if await scene.store.blocked(scene.caller, calling):
-                alive = await scene.admin.call("renew", False, who, scene.epoch)
+            await scenario.other.begin()
+            await scenario.other.execute(f"SELECT FROM SCHEMA.{locks}")
+            calling = asyncio.create_task(scenario.call(function))
+            if await scenario.store.blocked(scenario.caller, calling):
+                alive = await scenario.admin.call("renew", False, who, scenario.epoch)
                 assert {*alive} == {each.session for each in sessions if each not in locked}
-            await scene.other.commit()
+            await scenario.other.commit()
             await calling
 
 
 async def test_a_drop_that_is_refused_locks_no_session() -> None:
-    async with _a_scene() as scene:
-        await scene.other.begin()
-        await scene.other.execute("SELECT FROM SCHEMA.sessions FOR KEY SHARE")
-        reply = await scene.caller.call("drop_node", NODE, False, scene.caller.channel)
+    async with a_scenario() as scenario:
+        await scenario.other.begin()
+        await scenario.other.execute("SELECT FROM SCHEMA.sessions FOR KEY SHARE")
+        reply = await scenario.caller.call("drop_node", NODE, False, scenario.caller.channel)
         assert reply == ["busy", 3]
-        await scene.other.commit()
+        await scenario.other.commit()
 
 
 async def test_a_session_that_cannot_be_reattached_leaves_the_others_to_their_renewals() -> None:
-    async with _a_scene() as scene:
-        sessions = [scene.owner, scene.waiter]
-        await scene.other.begin()
-        await scene.other.execute(  # as an operation does that was under way in the lost connection
-            "SELECT FROM SCHEMA.sessions WHERE id = %s FOR KEY SHARE", scene.waiter.session
+    async with a_scenario() as scenario:
+        sessions = [scenario.owner, scenario.waiter]
+        await scenario.other.begin()
+        await scenario.other.execute(  # like an operation under way in the lost connection
+            "SELECT FROM SCHEMA.sessions WHERE id = %s FOR KEY SHARE", scenario.waiter.session
         )
         who = [[each.session, [each.token], f"1.again{each.session}"] for each in sessions]
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            await scene.caller.call("reattach", scene.owner.channel, who, scene.epoch)
+            await scenario.caller.call("reattach", scenario.owner.channel, who, scenario.epoch)
         renewed = [[each.session, each.token] for each in sessions]
-        alive = await scene.admin.call("renew", False, renewed, scene.epoch)
+        alive = await scenario.admin.call("renew", False, renewed, scenario.epoch)
         assert sorted(alive) == [each.session for each in sessions]
-        await scene.other.commit()
-        reply = await scene.caller.call("reattach", scene.owner.channel, who, scene.epoch)
-        assert reply == [scene.epoch, ["ok", "ok"]]
+        await scenario.other.commit()
+        reply = await scenario.caller.call("reattach", scenario.owner.channel, who, scenario.epoch)
+        assert reply == [scenario.epoch, ["ok", "ok"]]
 
 
 async def test_rewritten_tables_keep_their_queues_and_are_no_loss_of_data() -> None:
-    async with _a_scene() as scene:
+    async with a_scenario() as scenario:
         before = {
-            table: sorted(await scene.admin.execute(f"SELECT {table}::text FROM SCHEMA.{table}"))
+            table: sorted(await scenario.admin.execute(f"SELECT {table}::text FROM SCHEMA.{table}"))
             for table in TABLES
         }
         for table in TABLES:
             for command in maintenance("SCHEMA", table):
-                await scene.admin.execute(command)
+                await scenario.admin.execute(command)
         for table, rows in before.items():
-            found = await scene.admin.execute(f"SELECT {table}::text FROM SCHEMA.{table}")
+            found = await scenario.admin.execute(f"SELECT {table}::text FROM SCHEMA.{table}")
             assert sorted(found) == rows
-        assert (await scene.admin.call("hello", False, False))[1:4] == [scene.epoch, 0, ""]
-        assert await scene.owner.operate(scene.owner.operation("w", "m", 1)) == [0]
-        ((granted,),) = await scene.other.execute(
+        assert (await scenario.admin.call("hello", False, False))[1:4] == [scenario.epoch, 0, ""]
+        assert await scenario.owner.operate(scenario.owner.operation("w", "m", 1)) == [0]
+        ((granted,),) = await scenario.other.execute(
             "SELECT order_id FROM SCHEMA.requests JOIN SCHEMA.queues ON id = queue "
             "WHERE order_id <= last_owner AND name = 'm'"
         )
-        assert granted > scene.lease
+        assert granted > scenario.lease
 
 
 @pytest.mark.parametrize("released", [False, True])
 async def test_a_guard_refuses_a_snapshot_from_before_the_requests_were_rewritten(
     released: bool,
 ) -> None:
-    async with _a_scene() as scene:
-        await scene.other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await scene.other.execute("SELECT txid_current_snapshot()")
+    async with a_scenario() as scenario:
+        await scenario.other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await scenario.other.execute("SELECT txid_current_snapshot()")
         if released:
-            await scene.owner.operate(scene.owner.operation("w", "m", 1))
-        await scene.admin.execute("VACUUM FULL SCHEMA.requests")
-        guard = "guard", NODE, "m", scene.lease
+            await scenario.owner.operate(scenario.owner.operation("w", "m", 1))
+        await scenario.admin.execute("VACUUM FULL SCHEMA.requests")
+        guard = "guard", NODE, "m", scenario.lease
         with pytest.raises(psycopg.errors.SerializationFailure, match="was rewritten"):
-            await scene.other.call(*guard)
-        await scene.other.execute("ROLLBACK")
-        await scene.other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            await scenario.other.call(*guard)
+        await scenario.other.execute("ROLLBACK")
+        await scenario.other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         if released:
             with pytest.raises(psycopg.Error, match="not held any more"):
-                await scene.other.call(*guard)
+                await scenario.other.call(*guard)
         else:
-            await scene.other.call(*guard)
+            await scenario.other.call(*guard)
 
 
 _PAUSING = """
@@ -320,31 +191,31 @@ _INDEXES = {
 async def test_a_row_that_two_programs_add_during_reindex_concurrently_is_one(
     function: str,
 ) -> None:
-    async with _a_scene() as scene:
-        programs = [await scene.store.actor(window=None) for _ in range(2)]
-        await scene.admin.execute(_PAUSING)
-        await scene.admin.execute(_INDEXES[function])
-        await scene.other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await scene.other.execute("SELECT FROM SCHEMA.meta")
+    async with a_scenario() as scenario:
+        programs = [await scenario.store.actor(window=None) for _ in range(2)]
+        await scenario.admin.execute(_PAUSING)
+        await scenario.admin.execute(_INDEXES[function])
+        await scenario.other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await scenario.other.execute("SELECT FROM SCHEMA.meta")
         indexing = asyncio.create_task(
-            scene.admin.execute("REINDEX INDEX CONCURRENTLY SCHEMA.unique_index")
+            scenario.admin.execute("REINDEX INDEX CONCURRENTLY SCHEMA.unique_index")
         )
         # It waits for the old snapshot. Until then rows have to be in its new index as well.
-        assert await scene.store.blocked(scene.admin, indexing)
+        assert await scenario.store.blocked(scenario.admin, indexing)
         calls = []
         for program in programs:
-            await scene.caller.execute("SELECT pg_advisory_lock(%s)", program.backend)
-            args = _CALLS["attach"](scene)
+            await scenario.caller.execute("SELECT pg_advisory_lock(%s)", program.backend)
+            args = CALLS["attach"](scenario)
             if function == "watch":
-                args = scene.owner.session, scene.owner.token, "new", "tenure_q"
+                args = scenario.owner.session, scenario.owner.token, "new", "tenure_q"
             calls.append(asyncio.create_task(program.call(function, *args)))
-            assert await scene.store.blocked(program, calls[-1])  # neither has seen the other's row
+            assert await scenario.store.blocked(program, calls[-1])  # neither sees the other's row
         answers = []
         for program, call in zip(programs, calls, strict=True):
-            await scene.caller.execute("SELECT pg_advisory_unlock(%s)", program.backend)
+            await scenario.caller.execute("SELECT pg_advisory_unlock(%s)", program.backend)
             answers.append(await call)
         assert answers[0] == answers[1]
-        await scene.other.commit()
+        await scenario.other.commit()
         await indexing
 
 

@@ -29,6 +29,7 @@ $$;
 CREATE OR REPLACE FUNCTION SCHEMA.create_node(its_path text, its_config text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM SCHEMA.lock_tables();
     INSERT INTO SCHEMA.nodes (path, config) VALUES (its_path, its_config) ON CONFLICT DO NOTHING;
     RETURN CASE WHEN FOUND THEN '["ok"]' ELSE '["exists"]' END;
 END $$;
@@ -36,6 +37,7 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.alter_node(its_path text, old text, new text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM SCHEMA.lock_tables();
     UPDATE SCHEMA.nodes SET config = new WHERE path = its_path AND config = old;
     RETURN CASE WHEN FOUND THEN '["ok"]' ELSE '["changed"]' END;
 END $$;

@@ -125,6 +125,7 @@ DECLARE
     latest timestamptz;
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
+    PERFORM SCHEMA.quarantine();
     SELECT * INTO s FROM SCHEMA.sessions WHERE id = number FOR NO KEY UPDATE;
     IF SCHEMA.fault(s, its_token) IS NOT NULL THEN
         RETURN SCHEMA.fault(s, its_token);
@@ -181,7 +182,7 @@ END $$;
 CREATE OR REPLACE FUNCTION SCHEMA.acknowledge(number bigint, tokens jsonb, caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    LOCK TABLE SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
+    PERFORM SCHEMA.lock_tables();
     DELETE FROM SCHEMA.former WHERE session = number AND tokens ? token;
     IF FOUND THEN
         RETURN to_json(SCHEMA.report(number, 'A ' || number, caller))::text;
