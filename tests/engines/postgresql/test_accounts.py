@@ -27,12 +27,10 @@ _ROLE = "program"
 _READING = {"describe_node", "guard", "list_nodes", "list_sessions", "look", "store_time"}
 """Functions that write nothing."""
 _HOSTILE = b"""
-    CREATE FUNCTION public.setval(text, bigint) RETURNS bigint LANGUAGE sql AS
-        $$ INSERT INTO public.called VALUES ('setval') RETURNING 1::bigint $$;
     CREATE FUNCTION public.same(oid, regclass) RETURNS boolean LANGUAGE sql AS
         $$ INSERT INTO public.called VALUES ('=') RETURNING $1 = $2::oid $$;
     CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.same)"""
-"""Fit the calls of the store's SQL better than what is in `pg_catalog`."""
+"""Fits the view `calm` better than the operator in `pg_catalog`."""
 
 
 def _url_of_the_role(server: PostgresServer) -> str:
@@ -209,7 +207,7 @@ async def test_an_account_with_usage_and_execute_can_use_a_store_that_exists(
         connection.execute("SELECT FROM tenure.requests")
 
 
-async def test_functions_and_operators_of_another_account_are_not_called(
+async def test_an_operator_of_another_account_is_not_called(
     server: PostgresServer,
 ) -> None:
     server.execute(f"CREATE ROLE {_ROLE} LOGIN")

@@ -312,6 +312,16 @@ async def test_an_order_id_waits_for_a_transaction_that_has_not_moved_the_sequen
         assert await locking > 1e6 * (now - PATIENCE) > restored
 
 
+async def test_order_ids_are_above_lost_ones_of_a_server_whose_clock_was_ahead() -> None:
+    async with a_store() as store:
+        one = await store.actor(window=40)
+        await store.lose_data()
+        (order_id, ahead), *_ = await one.operate(one.operation("m", "m"), fresh=("m",))
+        assert ahead == 0
+        ((now,),) = await one.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+        assert order_id > 1e6 * (now + 30)
+
+
 async def test_a_quarantine_does_not_begin_in_a_transaction_that_has_locks() -> None:
     async with a_store() as store:
         one, other = await store.actor(), await store.actor()

@@ -74,11 +74,10 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
         place = (how.node, number, secret, self.channel, how.key.hex())
         self.send(Call("take_over", (*place, window), answered))
 
-    def read_take_over(self, number: int, reply: Any) -> TakenOver:
+    def read_take_over(self, number: int, reply: Any) -> TakenOver:  # noqa: ARG002  it is in events
         """Decode the reply to a takeover that succeeded."""
-        _, token, window, text, mine = reply
-        if mine is not None:  # the former attachment is one of this engine
-            self.push_all([f"T {number} {mine}"])
+        _, token, window, text, events = reply
+        self.push_all(events)
         return TakenOver(token, window, values.from_text(text))
 
     # Administration

@@ -11,6 +11,5 @@ INSERT INTO :schema.meta (version, serves, epoch, server, place)
 INSERT INTO :schema.witness
     SELECT epoch, place, relaxed, quarantined_until FROM :schema.meta;
 INSERT INTO :schema.nodes (path, config) VALUES (':node', ':config');
-SELECT setval(':schema.order_ids', (extract(epoch FROM clock_timestamp()) * 1e6)::bigint);
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA :schema FROM PUBLIC;
 COMMIT;

@@ -102,9 +102,9 @@ BEGIN
         END IF;
         IF lost IS NOT NULL THEN
             m.quarantined_until := clock_timestamp() + make_interval(secs => m.longest_window);
-            PERFORM setval('SCHEMA.order_ids', greatest(
-                nextval('SCHEMA.order_ids'), (extract(epoch FROM clock_timestamp()) * 1e6)::bigint)
-                + 1000000);
+            -- Tokens that were lost are lower, although this server's clock may be behind.
+            PERFORM setval('SCHEMA.order_ids', (1e6 * (1 + m.longest_window) + greatest(
+                nextval('SCHEMA.order_ids'), extract(epoch FROM clock_timestamp()) * 1e6))::bigint);
             m.epoch := md5(random()::text || clock_timestamp()::text);
             UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id = ANY (ids);
         END IF;

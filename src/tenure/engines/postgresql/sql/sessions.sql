@@ -81,6 +81,7 @@ DECLARE
     its_node integer;
     s SCHEMA.sessions;
     new_token text;
+    events text[] := '{}';
 BEGIN
     LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.former IN ROW EXCLUSIVE MODE;
     PERFORM SCHEMA.quarantine();
@@ -104,16 +105,14 @@ BEGIN
             INSERT INTO SCHEMA.former VALUES (number, s.token,
                 least(s.seen, clock_timestamp()) + make_interval(secs => s.recovery_window))
                 ON CONFLICT DO NOTHING;
-            IF left(s.channel, 7) = 'tenure_' THEN
-                PERFORM pg_notify(s.channel, 'T ' || number || ' ' || s.token);
-            END IF;
         END IF;
+        events := SCHEMA.report(number, 'T ' || number || ' ' || s.token, its_channel);
     END IF;
     UPDATE SCHEMA.sessions SET token = new_token, channel = its_channel, seen = clock_timestamp(),
         recovery_window = coalesce(its_window, recovery_window) WHERE id = number;
     UPDATE SCHEMA.meta SET longest_window = its_window WHERE longest_window < its_window;
     RETURN json_build_array('ok', new_token, coalesce(its_window, s.recovery_window),
-        s.description, CASE WHEN s.channel = its_channel AND s.token <> new_token THEN s.token END)::text;
+        s.description, events)::text;
 END $$;
 
 -- Renew a session during its takeover; answers the seconds for which a former attachment may hold
