@@ -870,8 +870,8 @@ BEGIN
         SELECT id FROM SCHEMA.sessions s WHERE s.seen > clock_timestamp() + interval '1 second'
         ORDER BY id FOR UPDATE SKIP LOCKED);
     queues := array(
-        SELECT x.id FROM jsonb_array_elements(places) p JOIN SCHEMA.nodes n ON n.path = p ->> 0
-            JOIN SCHEMA.queues x ON x.node = n.id AND x.name = p ->> 1);
+        SELECT x.id FROM jsonb_array_elements(places) p JOIN SCHEMA.queues x ON x.name = p ->> 1
+            AND x.node = (SELECT id FROM SCHEMA.nodes WHERE path = p ->> 0));
     IF places IS NULL THEN
         ids := array(SELECT id FROM SCHEMA.sessions s WHERE SCHEMA.expired(s));
     ELSE
@@ -906,16 +906,16 @@ BEGIN
     IF watched IS NOT NULL THEN
         WITH due AS MATERIALIZED (
             SELECT x.id, w ->> 2 AS channel FROM jsonb_array_elements(watched) w
-                JOIN SCHEMA.nodes n ON n.path = w ->> 0
-                JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1
+                JOIN SCHEMA.queues x ON x.name = w ->> 1
+                    AND x.node = (SELECT id FROM SCHEMA.nodes WHERE path = w ->> 0)
                 WHERE x.watched_until < clock_timestamp() + interval '45 seconds'
             FOR NO KEY UPDATE OF x SKIP LOCKED
         ) UPDATE SCHEMA.queues x SET watched_until = clock_timestamp() + interval '90 seconds',
             watch_channel = due.channel FROM due WHERE x.id = due.id;
         SELECT jsonb_agg(jsonb_build_array(x.id, x.data_changes, x.owner_changes) ORDER BY w.at)
             INTO seen FROM jsonb_array_elements(watched) WITH ORDINALITY w (v, at)
-            LEFT JOIN SCHEMA.nodes n ON n.path = w.v ->> 0
-            LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w.v ->> 1;
+            LEFT JOIN SCHEMA.queues x ON x.name = w.v ->> 1
+                AND x.node = (SELECT id FROM SCHEMA.nodes WHERE path = w.v ->> 0);
     END IF;
     SELECT min(CASE WHEN y.order_id <= x.last_owner THEN least(s.recovery_window,
                 extract(epoch FROM s.seen - clock_timestamp()) + s.recovery_window)
