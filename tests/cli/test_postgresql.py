@@ -113,6 +113,7 @@ def refusal(tenure: Tenure, code: int, *arguments: str, command: str = "init") -
 def test_a_schema_that_exists_is_left_alone(tenure: Tenure, url: str) -> None:
     locks(url)
     assert "already exists" in refusal(tenure, 73, "--url", url)
+    assert "so app got no rights" in refusal(tenure, 73, "--url", url, "--role", "app")
 
 
 def test_an_account_without_the_right_needs_an_administrator(

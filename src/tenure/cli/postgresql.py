@@ -55,11 +55,12 @@ def init(*, print_sql: bool, role: str | None) -> None:
         click.echo(script(address, role), nl=False)
         return
     if not initialize(address, role):
+        unchanged = "" if role is None else f", so {safe(role)} got no rights to it"
         raise Mistake(
             Status.REFUSED,
-            f"the schema {address.schema} already exists in {address.url}; examine it with "
-            "'tenure doctor', upgrade it with 'tenure postgresql upgrade', or choose another "
-            "with ?schema=NAME",
+            f"the schema {address.schema} already exists in {safe(address.url)}{unchanged}; "
+            "examine it with 'tenure doctor', upgrade it with 'tenure postgresql upgrade', or "
+            "choose another with ?schema=NAME",
         )
     use = "" if role is None else f", which {safe(role)} may use"
     say(f"created the schema {address.schema} in {safe(address.url)}{use}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
 import tenure
-from tenure import AuthenticationFailed, EngineError, EngineUnavailable
+from tenure import AuthenticationFailed, EngineError, EngineUnavailable, InvalidArgument
 from tenure.engines import diagnose
+from tenure.engines.postgresql.initializing import initialize
 from tenure.engines.postgresql.login import login_failure
+from tenure.engines.postgresql.url import parse
 from tests.engines.postgresql.helpers import PATIENCE, backends, until, until_detached_and_back
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import PostgresServer, a_server
@@ -71,8 +74,9 @@ async def test_a_login_that_is_refused_says_why_and_what_to_do(
     assert "right" not in str(refused.value)
     (found,) = diagnose(url)
     assert found.level == "failure"
-    if kind is not EngineUnavailable:
-        assert found.remedy[1:] in str(refused.value)
+    assert found.remedy[1:] in str(refused.value)
+    with pytest.raises(kind, match=text):
+        await asyncio.to_thread(initialize, parse(url))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,10 @@ async def test_a_login_that_a_pooler_refuses_says_why(
         ("FATAL: remaining connection slots are reserved for roles with ...", EngineUnavailable),
         ("FATAL: pgbouncer cannot connect to server", EngineUnavailable),
         ("FATAL: query_wait_timeout", EngineUnavailable),
+        ("FATAL: server login has been failing, cached error: connect failed", EngineUnavailable),
+        ("FATAL: certificate authentication failed for user", AuthenticationFailed),
+        ('server certificate for "one" does not match host name "two"', EngineUnavailable),
+        ("received invalid response to SSL negotiation: H", EngineUnavailable),
         ("FATAL: the server has a text that is not in the table", EngineUnavailable),
         ("FATAL: no such database: other", EngineError),
         ("FATAL: SSL required", EngineError),
@@ -123,6 +131,41 @@ def test_the_text_of_a_failure_decides_whether_it_may_pass(
     text: str, kind: type[tenure.TenureError]
 ) -> None:
     assert login_failure(f'connection to server at "h", port 1 failed: {text}').error is kind
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ("sslmode=requir", 'invalid sslmode value: "requir"'),
+        ("port=600x", 'invalid integer value "600x" for connection option "port"'),
+        ("target_session_attrs=any&host=/a,/b&port=1,2,3", "could not match 3 port numbers to 2"),
+        ("service=missing", 'definition of service "missing" not found'),
+    ],
+)
+async def test_a_parameter_that_libpq_refuses_is_a_mistake_and_no_outage(
+    parameters: str, text: str
+) -> None:
+    url = f"postgresql:///jobs?{parameters}"
+    with pytest.raises(InvalidArgument, match=text) as refused:
+        async with tenure.connect(url):
+            pass
+    assert "Correct the parameter in the URL" in str(refused.value)
+    with pytest.raises(InvalidArgument, match=text):
+        await asyncio.to_thread(initialize, parse(url))
+    (found,) = diagnose(url)
+    assert found.remedy.startswith("correct the parameter")
+
+
+async def test_each_server_that_cannot_be_reached_is_named_once(tmp_path: Path) -> None:
+    url = f"postgresql:///jobs?host={tmp_path}/one,{tmp_path}/two"
+    with pytest.raises(EngineUnavailable) as refused:
+        async with tenure.connect(url):
+            pass
+    _, text = str(refused.value).split(": ", 1)
+    failures, _, remedy = text.partition(". Start")
+    assert remedy == " the server, or correct the host and the port"
+    assert failures.count(f"{tmp_path}/one/") == failures.count(f"{tmp_path}/two/") == 1
+    assert failures.count("No such file or directory") == 2
 
 
 @contextlib.contextmanager

@@ -121,3 +121,16 @@ async def test_operations_of_a_session_fail_with_it_when_the_schema_is_dropped(
             assert await withdrawal is Withdrawn.LEFT  # it may have been sent
         assert [type(each) for each in answers] == [tenure.SessionExpired] * len(calls)
         assert "was dropped: start the programs" in str(engine.trouble())
+
+
+@pytest.mark.parametrize("schema", ["public", "another"])
+async def test_the_schema_of_another_program_is_refused_and_left_alone(
+    server: PostgresServer, schema: str
+) -> None:
+    server.execute("CREATE SCHEMA another")
+    with pytest.raises(tenure.EngineError, match=f"schema {schema} is there, and is not one of"):
+        async with tenure.connect(f"{server.url}&schema={schema}"):
+            pytest.fail("there is no store")
+    assert server.execute(
+        f"SELECT count(*) FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace"
+    ) == [(0,)]

@@ -156,9 +156,19 @@ async def test_accounts_that_use_the_store_may_use_its_new_functions(
             shared().execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@pytest.mark.parametrize("there", [False, True])
-async def test_a_schema_that_is_no_store_is_not_upgraded(url: str, there: bool) -> None:
+@pytest.mark.parametrize(
+    "there",
+    [
+        "",
+        "CREATE SCHEMA {0}",
+        "CREATE SCHEMA {0} CREATE TABLE meta (x integer)",
+        "CREATE SCHEMA {0} CREATE TABLE meta (version text)",
+        "CREATE SCHEMA {0} CREATE TABLE meta (only_row boolean, version integer);"
+        "INSERT INTO {0}.meta VALUES (true, 0)",
+    ],
+)
+async def test_a_schema_that_is_no_store_is_not_upgraded(url: str, there: str) -> None:
     if there:
-        shared().execute(f"CREATE SCHEMA {_name(url)}")
+        shared().execute(there.format(_name(url)))
     with pytest.raises(tenure.EngineError, match="it is not there, or not one of tenure's"):
         await asyncio.to_thread(upgrade, parse(url))

@@ -35,3 +35,22 @@ def test_notifications_come_from_another_address(listen: str, parts: tuple[str, 
 def test_an_address_for_notifications_that_is_none_is_refused(listen: str) -> None:
     with pytest.raises(InvalidArgument):
         parse(f"postgresql://app@pooler/jobs?listen={listen}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://app:%00@db/jobs",
+        "postgresql://app%00@db/jobs",
+        "postgresql://app@db/jobs%00",
+        "postgresql://app@db/jobs?passfile=%00",
+    ],
+)
+def test_a_text_that_libpq_would_cut_off_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="contains a NUL character"):
+        parse(url)
+
+
+def test_a_timeout_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="connect_timeout is a number of seconds, not 'soon'"):
+        parse("postgresql://app@db/jobs?connect_timeout=soon")

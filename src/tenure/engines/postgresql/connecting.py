@@ -17,9 +17,8 @@ from psycopg.conninfo import make_conninfo
 
 from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.attaching import new_token
-from tenure.engines._kit.doctor import one_line
 from tenure.engines.postgresql import schema
-from tenure.engines.postgresql.login import NO_RIGHT, encoding_error
+from tenure.engines.postgresql.login import NO_RIGHT, cause, encoding_error
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError
@@ -37,7 +36,8 @@ __all__ = [
     "reattach",
 ]
 
-_MISSING = frozenset({"3F000", "42883"})  # schema, function
+_NO_SCHEMA = "3F000"
+_NO_FUNCTION = "42883"
 
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
 _RETRIES = 6
@@ -225,18 +225,24 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
     Raises:
         SchemaDropped: it does not exist, and `create` is false.
         AuthenticationFailed: it does not exist, and this account may not create it.
-        EngineError: it is of a version that this program cannot use.
+        EngineError: it is of a version that this program cannot use, or the schema is another
+            program's.
     """
     hello = f"{address.schema}.hello"
     try:
         found = await opened.call(hello, address.relaxed, address.synchronous)
     except psycopg.Error as error:
-        if error.sqlstate not in _MISSING:
+        if error.sqlstate not in (_NO_SCHEMA, _NO_FUNCTION):
             raise
         if not create:
             raise SchemaDropped(
                 f"the schema {address.schema} of {address.url} was dropped: start the programs "
                 "that use it again"
+            ) from error
+        if error.sqlstate == _NO_FUNCTION:
+            raise EngineError(
+                f"{address.url} cannot be used: the schema {address.schema} is there, and is not "
+                "one of tenure's. Choose another one with ?schema=NAME, or drop it if it is empty"
             ) from error
         await _create(opened.statements, address)
         found = await opened.call(hello, address.relaxed, address.synchronous)
@@ -258,7 +264,7 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
         if error.sqlstate == NO_RIGHT:
             raise AuthenticationFailed(
                 f"{address.url} has no schema {address.schema}, and this account may not create "
-                f"it: {one_line(error)}. Have an administrator run the SQL that 'tenure postgresql "
+                f"it: {cause(error)}. Have an administrator run the SQL that 'tenure postgresql "
                 "init --print-sql' prints"
             ) from error
         if error.sqlstate not in schema.EXISTS:

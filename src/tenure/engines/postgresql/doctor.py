@@ -17,11 +17,10 @@ from typing import Any, TypeAlias
 import psycopg
 
 from tenure.engines._kit import doctor as common
-from tenure.engines._kit.doctor import one_line
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.connecting import connect_blocking, cut
-from tenure.engines.postgresql.login import encoding_error, login_failure
+from tenure.engines.postgresql.login import cause, encoding_error, login_failure
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
 
@@ -47,7 +46,7 @@ def examine(address: PostgresUrl) -> Iterator[Finding]:
         connection = _connect(address)
         took = time.perf_counter() - at
     except (psycopg.Error, OSError) as error:
-        yield unreachable(one_line(error))
+        yield unreachable(cause(error))
         return
     late = threading.Event()
     timer = threading.Timer(TIMEOUT, _interrupt, (connection, late))
@@ -57,7 +56,7 @@ def examine(address: PostgresUrl) -> Iterator[Finding]:
         yield connected(connection, took)
         yield from _server(connection, address)
     except (psycopg.Error, OSError) as error:
-        found = f"no answer within {TIMEOUT:g} s" if late.is_set() else f"failed: {one_line(error)}"
+        found = f"no answer within {TIMEOUT:g} s" if late.is_set() else f"failed: {cause(error)}"
         remedy = "see what the server is busy with, in pg_stat_activity and its log"
         yield Finding("failure", "examination", found, remedy)
     finally:

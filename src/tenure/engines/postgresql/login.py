@@ -1,4 +1,4 @@
-"""Errors of connecting: which of them pass by themselves, and what to do about the others.
+"""Errors of connecting: their causes, which of them pass by themselves, and what to do about each.
 
 libpq reports a failed login as text, without its SQLSTATE. So the texts of PostgreSQL and of
 PgBouncer are sorted here, in the order of the table; the first match counts. A text that is not
@@ -12,11 +12,16 @@ from dataclasses import dataclass
 
 import psycopg
 
-from tenure.engines._kit.doctor import one_line
 from tenure.engines.postgresql.url import PostgresUrl
-from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, TenureError
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    InvalidArgument,
+    TenureError,
+)
 
-__all__ = ["NO_RIGHT", "LoginFailure", "encoding_error", "explained", "login_failure"]
+__all__ = ["NO_RIGHT", "LoginFailure", "cause", "encoding_error", "explained", "login_failure"]
 
 NO_RIGHT = "42501"
 _READ_ONLY = "25006"
@@ -40,6 +45,11 @@ class LoginFailure:
 
 _OTHER = LoginFailure("", EngineUnavailable, "start the server, or correct the host and the port")
 _TABLE = (
+    LoginFailure(
+        r"invalid .*value|invalid port|definition of service|service file|could not match",
+        InvalidArgument,
+        "correct the parameter in the URL, in libpq's variables (PG...) or in its service file",
+    ),
     LoginFailure(
         r"authentication failed|no password supplied|no such user|login rejected",
         AuthenticationFailed,
@@ -77,6 +87,12 @@ _TABLE = (
         "turn TLS on where it is off: in the server (ssl), or in the URL (sslmode)",
     ),
     LoginFailure(
+        r"certificate|private key",
+        EngineUnavailable,
+        "correct tls_ca, tls_cert and tls_key in the URL, or the server's certificate and the host "
+        "that it names",
+    ),
+    LoginFailure(
         r"too many (clients|connections)|connection slots|no more connections|query_wait_timeout",
         EngineUnavailable,
         "close connections that are not used, or raise the limit (max_connections, CONNECTION "
@@ -92,7 +108,41 @@ _TABLE = (
         EngineUnavailable,
         "name the primary, or all servers: the one that accepts writes is chosen",
     ),
+    LoginFailure(
+        r"pgbouncer cannot connect|server login",
+        EngineUnavailable,
+        "start the server behind the pooler, or correct the pooler's settings",
+    ),
+    LoginFailure(
+        r"failed to resolve|could not translate host name",
+        EngineUnavailable,
+        "check the name of the host, and this machine's DNS",
+    ),
+    LoginFailure(
+        r"received invalid response|expected authentication request",
+        EngineUnavailable,
+        "correct the port: another service answers there",
+    ),
+    LoginFailure(
+        r"timeout expired|timed out",
+        EngineUnavailable,
+        "start the server, or correct the host and the port, and have firewalls let it through",
+    ),
 )
+_PREFIX = re.compile(r"(- host: .* hostaddr: \S+: )?(connection (failed|is bad): )?")
+_NOT_CAUSES = ("\t", "Multiple connection attempts", "Either provide")  # hints, and a repetition
+
+
+def cause(error: Exception) -> str:
+    """Return an error of psycopg's in one line: the message of the server or of libpq.
+
+    The statement and libpq's hints are left out. Of several servers each cause is named once.
+    """
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        said = (error.diag.message_primary, error.diag.message_hint)
+        return ". ".join(" ".join(each.split()).rstrip(".") for each in said if each)
+    lines = [each for each in str(error).splitlines() if not each.startswith(_NOT_CAUSES)]
+    return "; ".join(dict.fromkeys(" ".join(_PREFIX.sub("", each, 1).split()) for each in lines))
 
 
 def login_failure(text: str) -> LoginFailure:
@@ -102,7 +152,7 @@ def login_failure(text: str) -> LoginFailure:
 
 def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
     """Return an error of psycopg's as one that says what to do."""
-    text = one_line(error)
+    text = cause(error)
     if error.sqlstate == _ISOLATED:
         return EngineError(
             f"{address.url} cannot be used: {text}. Run ALTER ROLE "
@@ -116,10 +166,10 @@ def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
         )
     if isinstance(error, psycopg.OperationalError):
         failure = login_failure(text)
-        if failure.error is EngineUnavailable:
-            return EngineUnavailable(f"{address.url}: {text}")
         remedy = f"{failure.remedy[0].upper()}{failure.remedy[1:]}"
-        return failure.error(f"{address.url} refused the login: {text}. {remedy}")
+        failed = {EngineUnavailable: "", InvalidArgument: " cannot be used"}
+        what = failed.get(failure.error, " refused the login")
+        return failure.error(f"{address.url}{what}: {text}. {remedy}")
     if error.sqlstate == _READ_ONLY:  # a pooler leads to a standby, until it is promoted
         return EngineUnavailable(f"{address.url}: {text}")
     return EngineError(f"{address.url} cannot be used: {text}")

@@ -17,10 +17,9 @@ from typing import Any
 import psycopg
 
 from tenure.engines._kit.commands.values import config_text
-from tenure.engines._kit.doctor import one_line
-from tenure.engines.postgresql.login import NO_RIGHT, encoding_error
+from tenure.engines.postgresql.login import NO_RIGHT, cause, encoding_error, explained
 from tenure.engines.postgresql.url import PostgresUrl
-from tenure.errors import AuthenticationFailed, EngineError, EngineUnavailable, InvalidArgument
+from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument
 from tenure.model import DEFAULT_NODE, NodeConfig
 
 __all__ = [
@@ -48,7 +47,7 @@ _PARTS = ("tables", *_FUNCTIONS)
 _END = "COMMIT;\n"
 EXISTS = frozenset({"42P06", "23505"})  # the second one: another program creates it now
 _NO_ROLE = "42704"
-_NO_STORE = frozenset({"3F000", "42P01"})  # no schema, or one of another program
+_NO_STORE = frozenset({"3F000", "42P01", "42703"})  # no schema, or one of another program
 _BUSY = frozenset({"40P01", "55P03"})
 _ATTEMPTS = 10
 
@@ -139,7 +138,7 @@ def initialize(address: PostgresUrl, role: str | None = None) -> bool:
     Raises:
         InvalidArgument: the role's name is empty, or has a zero byte.
         EngineUnavailable: the server cannot be reached.
-        AuthenticationFailed: this account may not create the schema.
+        AuthenticationFailed: the login was refused, or this account may not create the schema.
         EngineError: the server refused to create it, for example because there is no such role,
             or the database has an encoding that keeps no texts.
     """
@@ -167,7 +166,7 @@ def upgrade(address: PostgresUrl) -> tuple[int, int]:
 
     Raises:
         EngineUnavailable: the server cannot be reached.
-        AuthenticationFailed: this account does not own the store.
+        AuthenticationFailed: the login was refused, or this account does not own the store.
         EngineError: there is no store, it is of a later version, or programs use its tables all
             the time.
     """
@@ -186,13 +185,16 @@ def upgrade(address: PostgresUrl) -> tuple[int, int]:
 def _version(connection: psycopg.Connection[Any], name: str) -> int | None:
     """Return the version of a store; ``None`` if there is no store in the schema."""
     try:
-        found = connection.execute(f"SELECT version FROM {name}.meta".encode())  # noqa: S608
+        found = connection.execute(
+            f"SELECT version FROM {name}.meta WHERE only_row "  # noqa: S608
+            f"AND to_regclass('{name}.witness') IS NOT NULL".encode()
+        )
     except psycopg.Error as error:
         if error.sqlstate in _NO_STORE:
             return None
         raise
-    ((version,),) = found.fetchall()
-    return int(version)
+    row = found.fetchone()
+    return None if row is None else int(row[0])
 
 
 def _upgrade(connection: psycopg.Connection[Any], name: str) -> None:
@@ -220,16 +222,16 @@ def _connection(address: PostgresUrl, done: str, remedy: str) -> Iterator[psycop
     try:
         connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
-        raise EngineUnavailable(f"{address.url}: {one_line(error)}") from error
+        raise explained(address, error) from error
     failed = f"the schema {address.schema} was not {done} in {address.url}"
     try:
         yield connection
     except psycopg.Error as error:
-        reason = error.diag.message_primary or one_line(error)
+        reason = cause(error)
         if error.sqlstate == NO_RIGHT:
             raise AuthenticationFailed(f"{failed}: {reason}. {remedy}") from error
         if error.sqlstate == _NO_ROLE:
             raise EngineError(f"{failed}: {reason}. Create the role first") from error
-        raise EngineError(f"{failed}: {one_line(error)}") from error
+        raise EngineError(f"{failed}: {reason}") from error
     finally:
         connection.close()

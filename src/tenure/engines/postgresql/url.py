@@ -105,8 +105,16 @@ def parse(url: str) -> PostgresUrl:
     passed.setdefault("target_session_attrs", "read-write")
     passed.setdefault("application_name", "tenure")
     passed["client_encoding"] = "UTF8"  # the environment's would make two keys of one name
+    for setting, value in passed.items():
+        if "\0" in value:  # libpq would ignore it, and all that follows
+            raise given.wrong(f"the {setting} contains a NUL character")
     try:
         timeout = max(float(passed["connect_timeout"]), 2.0)
+    except ValueError:
+        raise given.wrong(
+            f"connect_timeout is a number of seconds, not {passed['connect_timeout']!r}"
+        ) from None
+    try:
         conninfo = make_conninfo(**passed)
         listen = make_conninfo(conninfo, **_listening(given)) if _LISTEN in given else ""
     except InvalidArgument:
