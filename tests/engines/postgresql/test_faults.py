@@ -34,7 +34,9 @@ _TERMINATE = b"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 
 
 @guarantee("cut off", "kept", "one owner", on=POSTGRESQL)
-async def test_a_terminated_connection_loses_no_lease_and_no_place(server: PostgresServer) -> None:
+async def test_a_terminated_connection_loses_no_lease_and_no_place(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async with tenure.connect(server.url) as one, tenure.connect(server.url) as other:
         events = one.events()
         async with other.session() as second:
@@ -49,6 +51,10 @@ async def test_a_terminated_connection_loses_no_lease_and_no_place(server: Postg
                 async with await ticket.wait(timeout=PATIENCE) as next_lease:
                     assert next_lease.fencing_token > lease.fencing_token
         await events.aclose()
+    lost = [each for each in caplog.messages if each.startswith("lost contact")]
+    assert len(lost) == 2
+    for each in lost:
+        assert each.endswith("error=terminating connection due to administrator command")
 
 
 @guarantee("cut off", "one owner", "others proceed", "nothing leaks", on=POSTGRESQL)

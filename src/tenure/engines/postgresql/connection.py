@@ -20,6 +20,7 @@ import asyncio
 import json
 import logging
 from collections import deque
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
@@ -31,6 +32,7 @@ from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.commands.pipeline import StatementPipeline
 from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.postgresql.batch import Batch
+from tenure.engines.postgresql.login import cause
 from tenure.engines.postgresql.prepared import StatementSender
 from tenure.engines.postgresql.statements import Refusal
 
@@ -98,6 +100,8 @@ class PostgresConnection:
         self.over = False
         self.trouble = ""
         self._psycopg = connection  # closes the socket when it is collected
+        self._parting: list[str] = []  # the server's reason for ending an idle connection
+        connection.add_notice_handler(partial(_note_parting, self._parting))
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
         self._pq.enter_pipeline_mode()
@@ -169,7 +173,7 @@ class PostgresConnection:
             try:
                 self._preparing.append(self._sender.send(sql, parameters, recurs=statement.recurs))
             except psycopg.OperationalError as error:
-                self._end(str(error))
+                self._end(cause(error))
                 return
             sent = True
         if sent:
@@ -180,7 +184,7 @@ class PostgresConnection:
         try:
             more = self._pq.flush()
         except psycopg.OperationalError as error:
-            self._end(str(error))
+            self._end(cause(error))
             return
         if bool(more) != self._writing:
             self._writing = bool(more)
@@ -218,7 +222,7 @@ class PostgresConnection:
             while not self.over and (note := connection.notifies()):
                 self._owner.pushed(note.relname.decode(), note.extra.decode())
         except psycopg.OperationalError as error:
-            self._end(str(error))
+            self._end(cause(error))
         except BaseException:  # of a reply's receiver
             self._loop.call_soon(self._readable)  # more may have arrived, and been read
             raise
@@ -326,11 +330,17 @@ class PostgresConnection:
             self.listener.drop(why)
         self._preparing.clear()
         # Later, so that a caller who sends several statements need not expect it in between.
+        why = next(iter(self._parting), "") or why
         self._loop.call_soon(self._owner.disconnected, self, " ".join(why.split()))
 
     def take_unanswered(self) -> list[Statement]:
         """Return the statements that the next connection is to send."""
         return [each for each in self._pipeline.take_all() if each.lost()]
+
+
+def _note_parting(parting: list[str], notice: psycopg.errors.Diagnostic) -> None:
+    if (notice.severity_nonlocalized or notice.severity) in _ENDING:
+        parting.append(notice.message_primary or "")
 
 
 def _severity(result: Any) -> str:

@@ -129,7 +129,7 @@ _TABLE = (
         "start the server, or correct the host and the port, and have firewalls let it through",
     ),
 )
-_PREFIX = re.compile(r"(- host: .* hostaddr: \S+: )?(connection (failed|is bad): )?")
+_PREFIX = re.compile(r"(- host: .* hostaddr: \S+: )?((connection is bad|[a-z ]+ failed): )?")
 _NOT_CAUSES = ("\t", "Multiple connection attempts", "Either provide")  # hints, and a repetition
 
 
