@@ -222,7 +222,7 @@ class PostgresConnection:
             while not self.over and (note := connection.notifies()):
                 self._owner.pushed(note.relname.decode(), note.extra.decode())
         except psycopg.OperationalError as error:
-            self._end(cause(error))
+            self._end(self._parting_reason() or cause(error))
         except BaseException:  # of a reply's receiver
             self._loop.call_soon(self._readable)  # more may have arrived, and been read
             raise
@@ -330,8 +330,14 @@ class PostgresConnection:
             self.listener.drop(why)
         self._preparing.clear()
         # Later, so that a caller who sends several statements need not expect it in between.
-        why = next(iter(self._parting), "") or why
         self._loop.call_soon(self._owner.disconnected, self, " ".join(why.split()))
+
+    def _parting_reason(self) -> str:
+        """Return the server's reason for the end, if libpq has received it before the end."""
+        result = None if self._pq.is_busy() or not self._preparing else self._pq.get_result()
+        if result is not None and _severity(result) in _ENDING:
+            return _field(result, pq.DiagnosticField.MESSAGE_PRIMARY)
+        return next(iter(self._parting), "")
 
     def take_unanswered(self) -> list[Statement]:
         """Return the statements that the next connection is to send."""

@@ -15,8 +15,8 @@ from tenure.clock import Clock
 from tenure.engines._kit.backoff import LONGEST_PAUSE
 from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.operations import Operation
-from tenure.engines._kit.commands.pipeline import StatementPipeline
 from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.unsent import UnsentStatements
 from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
@@ -71,7 +71,7 @@ class PostgresEngine(PostgresAdministration):
         self.channel = ""
         self.epoch = ""
         self.connection: PostgresConnection | None = None
-        self._waiting = StatementPipeline(self.new_batch)  # for a connection
+        self._waiting = UnsentStatements(self.new_batch)  # for a connection
         self.operate = self._waiting.operate
         self._sessions: dict[int, list[PostgresSession]] = {}
         self._watches = PostgresWatches(self.send, self.listen, address.schema)
