@@ -22,6 +22,9 @@ __all__ = ["guard", "guard_in_thread"]
 
 _IDLE = 0  # libpq's status for no transaction, as psycopg and psycopg2 report it
 
+_UNKNOWN_THERE = frozenset({"3F000", "42883", "42501"})
+"""SQLSTATEs of a database without the store, or of an account without rights to it."""
+
 _ASYNC = (
     "an AsyncConnection or AsyncCursor of psycopg, a Connection of asyncpg, or an AsyncConnection "
     "or AsyncSession of SQLAlchemy on one of these"
@@ -38,8 +41,11 @@ async def guard(request: Request, connection: object) -> None:
     try:
         inside = await _run(statement, connection)
     except Exception as error:
-        if _sqlstate(error) == statement.refusal:
+        code = _sqlstate(error)
+        if code == statement.refusal:
             raise _refused(request) from error
+        if code in _UNKNOWN_THERE:
+            error.add_note(_elsewhere(request))
         raise
     if inside is None:
         raise _unknown(request, connection, _ASYNC)
@@ -53,8 +59,11 @@ def guard_in_thread(request: Request, connection: object) -> None:
     try:
         inside = _run_in_thread(statement, connection)
     except Exception as error:
-        if _sqlstate(error) == statement.refusal:
+        code = _sqlstate(error)
+        if code == statement.refusal:
             raise _refused(request) from error
+        if code in _UNKNOWN_THERE:
+            error.add_note(_elsewhere(request))
         raise
     if inside is None:
         raise _unknown(request, connection, _SYNC)
@@ -185,6 +194,14 @@ def _refused(request: Request) -> LeaseLost:
             f"from before the grant"
         )
     return LeaseLost(text, node=node, name=name, fencing_token=request.order_id)
+
+
+def _elsewhere(request: Request) -> str:
+    return (
+        f"The guard of {request.name!r} on {request.node} needs a connection to the database of "
+        f"{request.session.client.url}, of an account with USAGE on its schema and EXECUTE on its "
+        f"function guard."
+    )
 
 
 def _no_transaction(request: Request) -> Misuse:

@@ -162,8 +162,10 @@ async def test_another_database_refuses_the_guard(url: str) -> None:
     other = url.replace("/postgres?", f"/{elsewhere}?")
     async with tenure.connect(url) as client, client.mutex("job").lock() as lease:
         async with await psycopg.AsyncConnection.connect(other.partition("&schema")[0]) as mine:
-            with pytest.raises(psycopg.errors.InvalidSchemaName):
+            with pytest.raises(psycopg.errors.InvalidSchemaName) as missing:
                 await lease.guard(mine)
+            (note,) = missing.value.__notes__
+            assert "needs a connection to the database of postgresql://tenure@/" in note
         async with tenure.connect(other) as namesake, namesake.mutex("job").lock():
             where = other.partition("&schema")[0]
             async with await psycopg.AsyncConnection.connect(where) as mine:
@@ -386,6 +388,18 @@ def test_a_release_of_a_thread_waits_for_the_transaction(url: str) -> None:
                 assert client.mutex("job").locked()
         releasing.join()
         assert not client.mutex("job").locked()
+
+
+def test_an_account_without_rights_is_named_in_a_note(url: str) -> None:
+    role = f"role_{new_name()}"
+    with blocking.connect(url) as client, client.mutex("job").lock() as lease:
+        shared().execute(f"CREATE ROLE {role} LOGIN")
+        with (
+            psycopg.connect(shared().url.replace("tenure@", f"{role}@")) as connection,
+            pytest.raises(psycopg.errors.InsufficientPrivilege) as refused,
+        ):
+            lease.guard(connection)
+    assert "an account with USAGE on its schema" in refused.value.__notes__[0]
 
 
 def test_an_error_of_a_threads_driver_passes_through(url: str) -> None:
