@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import tenure
-from tenure.engines.postgresql import initializing
+from tenure.engines.postgresql.schema import initialize, upgrade
 from tenure.engines.postgresql.url import parse
 from tests.engines.postgresql.helpers import (
     PATIENCE,
@@ -215,8 +215,8 @@ async def test_an_operator_of_another_account_is_not_called(
     server.execute("CREATE TABLE called (what text); GRANT INSERT ON called TO PUBLIC")
     with psycopg.connect(_url_of_the_role(server), autocommit=True) as hostile:
         hostile.execute(_HOSTILE)
-    assert initializing.initialize(parse(server.url))
-    initializing.upgrade(parse(server.url))
+    assert initialize(parse(server.url))
+    upgrade(parse(server.url))
     async with tenure.connect(server.url) as client, client.mutex("m").lock():
         pass
     assert server.execute("SELECT what FROM called") == []

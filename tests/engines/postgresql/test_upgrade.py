@@ -163,8 +163,7 @@ async def test_accounts_that_use_the_store_may_use_its_new_functions(
         "CREATE SCHEMA {0}",
         "CREATE SCHEMA {0} CREATE TABLE meta (x integer)",
         "CREATE SCHEMA {0} CREATE TABLE meta (version text)",
-        "CREATE SCHEMA {0} CREATE TABLE meta (only_row boolean, version integer);"
-        "INSERT INTO {0}.meta VALUES (true, 0)",
+        "CREATE SCHEMA {0}; CREATE TABLE {0}.meta AS SELECT true AS only_row, 0 AS version",
     ],
 )
 async def test_a_schema_that_is_no_store_is_not_upgraded(url: str, there: str) -> None:
