@@ -116,6 +116,16 @@ def test_a_request_that_joins_behind_one_that_the_store_removed_takes_its_place(
     assert handoff.order_ids == {}
 
 
+def test_requests_stand_side_by_side_until_one_has_left() -> None:
+    handoff = a_chain(1, 2, 3)
+    assert [*handoff.side_by_side(3)] == [3, 2, 1]
+    handoff.released(1)
+    assert [*handoff.side_by_side(3)] == [3, 2, 1]
+    handoff.confirmed(1)
+    assert [*handoff.side_by_side(3)] == [3, 2]
+    assert [*handoff.side_by_side(9)] == [9]
+
+
 def test_what_is_unknown_changes_nothing() -> None:
     handoff = Handoff()
     assert handoff.released(1) is None
