@@ -29,9 +29,9 @@ _ACTORS = 10
 _CALLS = 350
 _NODES = ("/default", "/other")
 _NAMES = ("a", "b", "c", "s", "t")
-_EXPECTED = frozenset({"TN001", "TN002", "TN003", "55P03"})
+_EXPECTED = frozenset({"TN001", "TN002", "TN003", "55P03", "40001"})
 """Codes of errors that the engine handles: no row, no such lease, a guarded request, a session that
-cannot be reattached yet. There is no deadlock."""
+cannot be reattached yet, a guard with an old snapshot. There is no deadlock."""
 _WHOLE = 18446744073709551615
 
 _WRONG = """
@@ -341,14 +341,22 @@ class _Program:
         if not self.world.highest:
             return
         (node, name), token = self.random.choice(list(self.world.highest.items()))
-        await self.actor.begin()
+        level = self.random.choice(("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"))
+        await self.actor.execute(f"BEGIN ISOLATION LEVEL {level}")
         try:
             await self.actor.call("guard", node, name, token)
             await self.actor.execute("SELECT pg_sleep(0.002)")
         finally:
             await self.actor.execute("ROLLBACK")
 
-    async def run(self, *, churn: bool) -> None:
+    async def quarantine(self) -> None:
+        """Begin a quarantine, which ends at once."""
+        await self.actor.execute("SELECT SCHEMA.data_was_restored()")
+        await self.actor.call("hello", False, False)
+        for table in ("meta", "witness"):
+            await self.actor.execute(f"UPDATE SCHEMA.{table} SET quarantined_until = 'epoch'")
+
+    async def run(self, *, churn: bool, quarantines: bool) -> None:
         """Make random calls."""
         each: Callable[[], Coroutine[Any, Any, None]]
         choices = {
@@ -358,6 +366,8 @@ class _Program:
         }  # fmt: skip
         if churn:
             choices = {self.churn: 1}
+        if quarantines:
+            choices[self.quarantine] = 1
         for _ in range(_CALLS):
             (each,) = self.random.choices(list(choices), list(choices.values()))
             try:
@@ -385,7 +395,7 @@ async def _watch(store: Store, world: _World, working: asyncio.Future[Any]) -> i
 async def _maintain(store: Store, seed: int, working: asyncio.Future[Any]) -> int:
     """Rewrite and reindex the tables until the programs are done; return how often."""
     admin, choice = await store.actor(window=None), random.Random(seed).choice
-    await admin.execute("SET deadlock_timeout = '100ms'")
+    await admin.execute("SET deadlock_timeout = '20ms'")
     commands = 0
     while not working.done():
         await admin.execute(choice(maintenance("SCHEMA", choice(TABLES))))
@@ -402,12 +412,14 @@ async def test_no_order_of_calls_breaks_the_rows(seed: int, churn: bool, maintai
         actors = [await store.actor(window=None) for _ in range(_ACTORS)]
         for actor in actors:
             await actor.execute("SET statement_timeout = '20s'")  # none waits that long
-            await actor.execute("SET deadlock_timeout = '100ms'")
+            await actor.execute("SET deadlock_timeout = '20ms'")
         programs = [_Program(actor, world) for actor in actors]
         for program in programs:
             await program.attach_own()
         await actors[0].call("create_node", "/other", "{}")
-        working = asyncio.gather(*(program.run(churn=churn) for program in programs))
+        working = asyncio.gather(
+            *(program.run(churn=churn, quarantines=not maintained) for program in programs)
+        )
         checks, commands = await asyncio.gather(
             _watch(store, world, working),
             _maintain(store, seed, working) if maintained else asyncio.sleep(0, 0),
