@@ -116,8 +116,7 @@ async def test_programs_that_connect_at_once_after_a_crash_all_get_in(
     async def lock() -> int:
         async with (
             tenure.connect(url) as client,
-            client.session(recovery_window=1) as session,
-            session.mutex("m").lock(timeout=PATIENCE) as lease,
+            client.mutex("m").lock(timeout=PATIENCE) as lease,
         ):
             return lease.fencing_token
 
