@@ -235,11 +235,12 @@ class SessionLife(ABC):
 
     def lapse(self) -> None:
         """End the session: its deadline has passed."""
+        refusal = self.engine.refusal if self._started else ""
+        why = refusal or "the store was out of reach, or this program was stopped or stalled"
         self.begin_end(
             SessionExpired(
                 f"the session on {self.node} could not be proven alive within its recovery "
-                f"window of {self.recovery_window:g} s (the store was out of reach, or this "
-                "program was stopped or stalled)",
+                f"window of {self.recovery_window:g} s ({why})",
                 node=self.node,
             )
         )

@@ -127,6 +127,10 @@ class EngineSession(Protocol):
         """See `SessionDefaults`."""
 
     @property
+    def refusal(self) -> str:
+        """See `SessionDefaults`."""
+
+    @property
     def id(self) -> int:
         """Id of the session: positive, never reused in the store."""
 
@@ -137,22 +141,19 @@ class EngineSession(Protocol):
     def renew(self) -> None:
         """Extend the session's expiry in the store; the proof comes through `proven`.
 
-        May be called from any thread, even if the loop is stuck. It returns at once and does not
-        raise: a failed renewal just proves nothing.
+        From any thread, even if the loop is stuck. It returns at once, and raises nothing.
         """
 
     async def close(self) -> None:
         """End the session; all its requests leave their queues in one step.
 
-        Safe to call twice, and after the session has ended otherwise. A cancelled caller does not
-        stop it.
+        Safe to call twice, and after any other end. A cancelled caller does not stop it.
         """
 
     async def detach(self) -> None:
         """Detach without ending the session, which then survives for its recovery window.
 
-        The detaching program no longer considers any lease held, so that another process can
-        take over the session at once.
+        No lease is considered held here any more, so another process can take over at once.
         """
 
     async def create_semaphore(self, name: str, limit: int, data: bytes, *, exist_ok: bool) -> None:
@@ -201,8 +202,7 @@ class EngineSession(Protocol):
             count: the requested number of tokens.
             data: the bytes that other clients see of this request.
             timeout: seconds to wait; 0: granted at once or not at all; ``None``: no limit.
-            ephemeral: create the semaphore with limit 2^64-1 when missing; it disappears
-                with its last request.
+            ephemeral: create a missing semaphore, with limit 2^64-1, for as long as it is in use.
 
         Raises:
             SemaphoreNotFound: the semaphore does not exist, and `ephemeral` is false.

@@ -156,3 +156,8 @@ class SessionDefaults:
             if the store has no such tokens.
         """
         return None
+
+    @property
+    def refusal(self) -> str:
+        """The refusal of the latest renewal, as a clause, or empty. From any thread."""
+        return ""

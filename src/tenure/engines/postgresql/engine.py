@@ -58,6 +58,7 @@ class PostgresEngine(PostgresAdministration):
         channel: the channel of events for its sessions.
         epoch: at which the store had everything that this program knows.
         operate: sends an operation, with others, now or when there is a connection.
+        refusal: the refusal of the latest renewal, as a clause, or empty.
     """
 
     heartbeat: PostgresHeartbeat
@@ -69,7 +70,7 @@ class PostgresEngine(PostgresAdministration):
         self.relaxed = address.relaxed
         self.capabilities = Capabilities(resume=True, durable=True, adopt=True)
         self.channel = ""
-        self.epoch = ""
+        self.epoch = self.refusal = ""
         self.connection: PostgresConnection | None = None
         self._waiting = UnsentStatements(self.new_batch)  # for a connection
         self.operate = self._waiting.operate
@@ -190,8 +191,11 @@ class PostgresEngine(PostgresAdministration):
             self.send(Call("renew", args, renewed))
 
     def _renewed(self, at: float, sessions: dict[int, PostgresSession], reply: Any) -> None:
+        refusal = ""
         if isinstance(reply, Refusal):
-            _log.warning("sessions could not be renewed: url=%s error=%s", self.url, reply)
+            refusal = f"{self.url} refuses to renew sessions: {reply}"
+            if refusal != self.refusal:
+                _log.warning("sessions could not be renewed: url=%s error=%s", self.url, reply)
         elif reply is None:
             self.lost_data()
         else:
@@ -199,6 +203,7 @@ class PostgresEngine(PostgresAdministration):
             for number, session in sessions.items():
                 if not session.over:
                     (session.prove(at) if number in alive else session.probe())
+        self.refusal = refusal
 
     # For the reconnector
 
@@ -273,6 +278,7 @@ class PostgresEngine(PostgresAdministration):
     def down(self, connection: PostgresConnection, why: TenureError) -> None:
         """Keep the unanswered statements for the next connection."""
         self.connection = None
+        self.refusal = ""
         self.operate = self._waiting.operate
         connection.drop(str(why))
         self._waiting.put_first(connection.take_unanswered())

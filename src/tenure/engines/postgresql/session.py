@@ -49,10 +49,12 @@ class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
 
     Attributes:
         guarded: the tokens of leases that were guarded, while these are held.
+        refusal: the refusal of the latest renewal, as a clause, or empty.
     """
 
     channel: str
     guarded: set[int]
+    refusal: str
 
     @property
     def relaxed(self) -> bool:
@@ -188,6 +190,11 @@ class PostgresSession(HandoffSession):
         """Report a proof of that time."""
         self.proven_at = max(self.proven_at, at)
         self.events.proven(at)
+
+    @property
+    def refusal(self) -> str:
+        """The refusal of the latest renewal, as a clause, or empty."""
+        return self._engine.refusal
 
     def probe(self) -> None:
         """Find out what has become of the session, which could not be renewed."""
