@@ -45,9 +45,9 @@ def later(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     initialize(parse(url))
     monkeypatch.setattr(schema, "VERSION", _LATER)
     steps = {
-        _NEXT: "ALTER TABLE SCHEMA.queues ADD COLUMN added text; "
-        "ALTER TABLE SCHEMA.sessions ADD COLUMN added text DEFAULT 'x';",
-        _LATER: "ALTER TABLE SCHEMA.queues RENAME COLUMN added TO renamed;",
+        _NEXT: "ALTER TABLE :schema.queues ADD COLUMN added text; "
+        "ALTER TABLE :schema.sessions ADD COLUMN added text DEFAULT 'x';",
+        _LATER: "ALTER TABLE :schema.queues RENAME COLUMN added TO renamed;",
     }
     monkeypatch.setattr(schema, "MIGRATIONS", steps)
     return url
@@ -89,7 +89,7 @@ async def test_a_store_of_an_earlier_version_is_refused_until_it_is_upgraded(lat
 async def test_an_upgrade_that_fails_changes_nothing(
     later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(schema.MIGRATIONS, _LATER, "DROP TABLE SCHEMA.nothing_of_this_name;")
+    monkeypatch.setitem(schema.MIGRATIONS, _LATER, "DROP TABLE :schema.nothing_of_this_name;")
     with pytest.raises(tenure.EngineError, match=r"was not upgraded.*nothing_of_this_name"):
         await asyncio.to_thread(upgrade, parse(later))
     assert (_version(later), _columns(later)) == (_LATER - 2, [])
@@ -116,8 +116,8 @@ async def test_programs_keep_their_leases_and_places_while_a_store_is_upgraded(
             for number in range(_NEXT, _NEXT + 8):
                 while turns < (number - _NEXT + 1) * 40:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
-                step = f"ALTER TABLE SCHEMA.queues ADD COLUMN c{number} integer DEFAULT {number};"
-                step += f"ALTER TABLE SCHEMA.requests ADD COLUMN c{number} text;"
+                step = f"ALTER TABLE :schema.queues ADD COLUMN c{number} integer DEFAULT {number};"
+                step += f"ALTER TABLE :schema.requests ADD COLUMN c{number} text;"
                 monkeypatch.setattr(schema, "VERSION", number)
                 monkeypatch.setitem(schema.MIGRATIONS, number, step)
                 assert await asyncio.to_thread(upgrade, parse(url)) == (number - 1, number)
@@ -129,7 +129,7 @@ async def test_programs_keep_their_leases_and_places_while_a_store_is_upgraded(
 async def test_accounts_that_use_the_store_may_use_its_new_functions(
     later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = "CREATE FUNCTION SCHEMA.added() RETURNS integer LANGUAGE sql AS 'SELECT 42';"
+    step = "CREATE FUNCTION :schema.added() RETURNS integer LANGUAGE sql AS 'SELECT 42';"
     monkeypatch.setitem(schema.MIGRATIONS, _LATER, step)
     user, stranger = (f"role_{new_name()}_{number}" for number in range(2))
     for role in (user, stranger):

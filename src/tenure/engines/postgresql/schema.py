@@ -3,6 +3,8 @@
 A change of the SQL is another version, with an entry in `MIGRATIONS`. An upgrade runs the entries
 that the store does not have yet, and replaces the functions. Programs of version `SERVES` and later
 can use the result, so they may run meanwhile.
+
+The SQL has psql's form of variables: `:schema` is the schema's name, for example.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SERVES = 1
 MIGRATIONS: dict[int, str] = {}
 """SQL that changes the tables for a version, if they are those of the version before.
 
-SCHEMA stands for the schema's name. It is the body of a block in PL/pgSQL.
+Each is the body of a block in PL/pgSQL.
 """
 _FUNCTIONS = ("functions", "sessions", "administration")
 _PARTS = ("tables", *_FUNCTIONS)
@@ -63,9 +65,8 @@ def creation(schema: str) -> str:
     Two programs may run it at the same time; the second one finds the schema and fails. It waits
     for the first one, without the timeouts of its account.
     """
-    text = _text("create").replace(":epoch", secrets.token_hex(8))
-    text = text.replace(":node", DEFAULT_NODE).replace(":config", config_text(NodeConfig()))
-    return _filled(text, map(_text, _PARTS), schema)
+    node = {"node": DEFAULT_NODE, "config": config_text(NodeConfig())}
+    return _filled("create", map(_text, _PARTS), schema, epoch=secrets.token_hex(8), **node)
 
 
 def upgrading(schema: str) -> str:
@@ -75,20 +76,23 @@ def upgrading(schema: str) -> str:
     for a lock that a program has, so that others do not wait behind it for long.
     """
     steps = [_step(version, text) for version, text in sorted(MIGRATIONS.items())]
-    return _filled(_text("upgrade"), [*steps, *map(_text, _FUNCTIONS)], schema)
+    return _filled("upgrade", [*steps, *map(_text, _FUNCTIONS)], schema)
 
 
-def _filled(text: str, parts: Iterable[str], schema: str) -> str:
-    text = text.replace(":version", str(VERSION)).replace(":serves", str(SERVES))
-    text = text.replace(":schema", schema)  # it was checked when the URL was parsed
-    return text.replace("--#parts", "\n".join(parts).replace("SCHEMA", schema))
+def _filled(frame: str, parts: Iterable[str], schema: str, **values: object) -> str:
+    text = _text(frame).replace("--#parts", "\n".join(parts))
+    # The schema's name needs no quotes: it was checked when the URL was parsed.
+    values |= {"schema": schema, "version": VERSION, "serves": SERVES}
+    for name, value in values.items():
+        text = text.replace(f":{name}", str(value))
+    return text
 
 
 def _step(version: int, text: str) -> str:
     return f"""DO $upgrade$
 BEGIN
-    IF (SELECT version FROM SCHEMA.meta) < {version} THEN
-        UPDATE SCHEMA.meta SET version = {version};
+    IF (SELECT version FROM :schema.meta) < {version} THEN
+        UPDATE :schema.meta SET version = {version};
 {text}
     END IF;
 END $upgrade$;"""  # noqa: S608

@@ -37,7 +37,7 @@
 --     it guards several leases, it may wait while it holds others, for which nothing waits.
 
 -- The server and the database of the data, and their timeline.
-CREATE OR REPLACE FUNCTION SCHEMA.server_name() RETURNS text
+CREATE OR REPLACE FUNCTION :schema.server_name() RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT system_identifier FROM pg_control_system()) || '.'
         || (SELECT oid FROM pg_database WHERE datname = current_database()) || '/'
@@ -46,9 +46,9 @@ $$;
 
 -- One row if requests may be granted and this transaction commits as durably as it must. A look at it
 -- takes no locks, so it may come after some.
-CREATE OR REPLACE VIEW SCHEMA.calm AS
-    SELECT true AS calm FROM SCHEMA.witness
-    WHERE place = 'SCHEMA.meta'::regclass AND quarantined_until < clock_timestamp()
+CREATE OR REPLACE VIEW :schema.calm AS
+    SELECT true AS calm FROM :schema.witness
+    WHERE place = ':schema.meta'::regclass AND quarantined_until < clock_timestamp()
         AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
         AND (relaxed OR current_setting('synchronous_commit') NOT IN ('off', 'local'));
 
@@ -56,25 +56,25 @@ CREATE OR REPLACE VIEW SCHEMA.calm AS
 -- which the name of the server shows too, to a program that connects.
 -- The transaction's commit waits for the disk and the synchronous standbys unless a crash would begin
 -- one, whatever the account's or the server's setting is.
-CREATE OR REPLACE FUNCTION SCHEMA.quarantine(
+CREATE OR REPLACE FUNCTION :schema.quarantine(
     connects boolean DEFAULT false
 ) RETURNS double precision
 LANGUAGE plpgsql AS $$
 DECLARE
-    m SCHEMA.meta;
+    m :schema.meta;
     lost text;
     name text;
     ids bigint[];
 BEGIN
-    IF NOT connects AND EXISTS (SELECT FROM SCHEMA.calm) THEN
+    IF NOT connects AND EXISTS (SELECT FROM :schema.calm) THEN
         RETURN 0;
     ELSIF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE 'transactions are %', current_setting('transaction_isolation')
             USING ERRCODE = 'TN004', HINT = 'The functions need READ COMMITTED.';
     END IF;
-    SELECT x.* INTO m FROM SCHEMA.meta x JOIN SCHEMA.witness w ON w.epoch = x.epoch
-        WHERE x.place = 'SCHEMA.meta'::regclass
-            AND (NOT connects OR x.server = SCHEMA.server_name());
+    SELECT x.* INTO m FROM :schema.meta x JOIN :schema.witness w ON w.epoch = x.epoch
+        WHERE x.place = ':schema.meta'::regclass
+            AND (NOT connects OR x.server = :schema.server_name());
     IF m.relaxed IS NOT TRUE AND current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
@@ -85,16 +85,16 @@ BEGIN
     ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN  -- `turn_over`, for example, has locks
         RAISE 'a quarantine begins before all locks' USING ERRCODE = 'TN001';  -- it is sent again
     END IF;
-    ids := array(SELECT id FROM SCHEMA.sessions ORDER BY id FOR NO KEY UPDATE);
-    UPDATE SCHEMA.meta  -- if the clock was set back
+    ids := array(SELECT id FROM :schema.sessions ORDER BY id FOR NO KEY UPDATE);
+    UPDATE :schema.meta  -- if the clock was set back
         SET quarantined_until = clock_timestamp() + make_interval(secs => longest_window)
         WHERE quarantined_until > clock_timestamp() + make_interval(secs => longest_window);
-    SELECT * INTO m FROM SCHEMA.meta FOR UPDATE;
-    name := SCHEMA.server_name();
-    IF m.place <> 'SCHEMA.meta'::regclass OR m.server <> name
-            OR NOT EXISTS (SELECT FROM SCHEMA.witness w WHERE w.epoch = m.epoch) THEN
+    SELECT * INTO m FROM :schema.meta FOR UPDATE;
+    name := :schema.server_name();
+    IF m.place <> ':schema.meta'::regclass OR m.server <> name
+            OR NOT EXISTS (SELECT FROM :schema.witness w WHERE w.epoch = m.epoch) THEN
         IF split_part(name, '/', 1) <> split_part(m.server, '/', 1)
-                OR m.place <> 'SCHEMA.meta'::regclass
+                OR m.place <> ':schema.meta'::regclass
                 OR name <> m.server AND NOT m.synchronous THEN
             lost := 'the database was restored, or another server was promoted';
         ELSIF m.relaxed THEN
@@ -103,80 +103,80 @@ BEGIN
         IF lost IS NOT NULL THEN
             m.quarantined_until := clock_timestamp() + make_interval(secs => m.longest_window);
             -- Tokens that were lost are lower, although this server's clock may be behind.
-            PERFORM setval('SCHEMA.order_ids', (1e6 * (1 + m.longest_window) + greatest(
-                nextval('SCHEMA.order_ids'), extract(epoch FROM clock_timestamp()) * 1e6))::bigint);
+            PERFORM setval(':schema.order_ids', (1e6 * (1 + m.longest_window) + greatest(
+                nextval(':schema.order_ids'), extract(epoch FROM clock_timestamp()) * 1e6))::bigint);
             m.epoch := md5(random()::text || clock_timestamp()::text);
-            UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id = ANY (ids);
+            UPDATE :schema.sessions SET seen = clock_timestamp() WHERE id = ANY (ids);
         END IF;
-        UPDATE SCHEMA.meta SET epoch = m.epoch, server = name, place = 'SCHEMA.meta'::regclass,
+        UPDATE :schema.meta SET epoch = m.epoch, server = name, place = ':schema.meta'::regclass,
             quarantine_reason = coalesce(lost, quarantine_reason),
             quarantined_until = m.quarantined_until;
     END IF;
-    DELETE FROM SCHEMA.witness;
-    INSERT INTO SCHEMA.witness SELECT epoch, place, relaxed, quarantined_until FROM SCHEMA.meta;
+    DELETE FROM :schema.witness;
+    INSERT INTO :schema.witness SELECT epoch, place, relaxed, quarantined_until FROM :schema.meta;
     RETURN greatest(0, extract(epoch FROM m.quarantined_until - clock_timestamp()));
 END $$;
 
 -- Lock the tables before all rows; answers the seconds for which nothing is granted.
-CREATE OR REPLACE FUNCTION SCHEMA.lock_tables(relaxed boolean DEFAULT false) RETURNS double precision
+CREATE OR REPLACE FUNCTION :schema.lock_tables(relaxed boolean DEFAULT false) RETURNS double precision
 LANGUAGE plpgsql AS $$
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.witness, SCHEMA.nodes, SCHEMA.sessions, SCHEMA.former,
-        SCHEMA.queues, SCHEMA.requests, SCHEMA.removals IN ROW EXCLUSIVE MODE;
+    LOCK TABLE :schema.meta, :schema.witness, :schema.nodes, :schema.sessions, :schema.former,
+        :schema.queues, :schema.requests, :schema.removals IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    RETURN SCHEMA.quarantine();
+    RETURN :schema.quarantine();
 END $$;
 
 -- For an administrator who has restored the data of a stopped server, which nothing else shows.
-CREATE OR REPLACE FUNCTION SCHEMA.data_was_restored() RETURNS void
+CREATE OR REPLACE FUNCTION :schema.data_was_restored() RETURNS void
 LANGUAGE sql AS $$
-    LOCK TABLE SCHEMA.meta, SCHEMA.witness IN ROW EXCLUSIVE MODE;
-    UPDATE SCHEMA.meta SET server = '';
-    DELETE FROM SCHEMA.witness;
+    LOCK TABLE :schema.meta, :schema.witness IN ROW EXCLUSIVE MODE;
+    UPDATE :schema.meta SET server = '';
+    DELETE FROM :schema.witness;
 $$;
 
 -- The next order id: above all before, above `above`, and near the clock's microseconds.
-CREATE OR REPLACE FUNCTION SCHEMA.next_order_id(above bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION :schema.next_order_id(above bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     id bigint;
     wall bigint := extract(epoch FROM clock_timestamp()) * 1e6;
 BEGIN
     FOR attempt IN 1 .. 3 LOOP
-        id := nextval('SCHEMA.order_ids');
+        id := nextval(':schema.order_ids');
         IF id > above AND id > wall - 1000000 THEN
             RETURN id;
         ELSIF attempt = 1 THEN  -- most often, the transaction that has it moves the sequence now
-            PERFORM FROM SCHEMA.meta FOR UPDATE SKIP LOCKED;
+            PERFORM FROM :schema.meta FOR UPDATE SKIP LOCKED;
         ELSIF attempt = 2 THEN
-            PERFORM FROM SCHEMA.meta FOR UPDATE;
+            PERFORM FROM :schema.meta FOR UPDATE;
         END IF;
     END LOOP;
     -- Others draw ids at the same time: it must not be set back below theirs.
-    RETURN setval('SCHEMA.order_ids', greatest(id + 1000000, above + 1, wall));
+    RETURN setval(':schema.order_ids', greatest(id + 1000000, above + 1, wall));
 END $$;
 
-CREATE OR REPLACE FUNCTION SCHEMA.expired(s SCHEMA.sessions) RETURNS boolean
+CREATE OR REPLACE FUNCTION :schema.expired(s :schema.sessions) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT clock_timestamp() - s.seen > make_interval(secs => s.recovery_window)
 $$;
 
 -- What is wrong with a session for a holder of a token; null if nothing is.
-CREATE OR REPLACE FUNCTION SCHEMA.fault(s SCHEMA.sessions, its_token text) RETURNS text
+CREATE OR REPLACE FUNCTION :schema.fault(s :schema.sessions, its_token text) RETURNS text
 LANGUAGE sql AS $$
-    SELECT CASE WHEN s.id IS NULL OR SCHEMA.expired(s) THEN '["gone"]'
+    SELECT CASE WHEN s.id IS NULL OR :schema.expired(s) THEN '["gone"]'
         WHEN s.token <> its_token THEN '["taken"]' END
 $$;
 
 -- Report an event of a session: with NOTIFY, or as the result if its engine is the caller.
-CREATE OR REPLACE FUNCTION SCHEMA.report(of_session bigint, event text, caller text) RETURNS text[]
+CREATE OR REPLACE FUNCTION :schema.report(of_session bigint, event text, caller text) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
     its text;
 BEGIN
-    SELECT channel INTO its FROM SCHEMA.sessions WHERE id = of_session;
+    SELECT channel INTO its FROM :schema.sessions WHERE id = of_session;
     IF its = caller THEN
         RETURN ARRAY[event];
     ELSIF left(its, 7) = 'tenure_' THEN
@@ -186,12 +186,12 @@ BEGIN
 END $$;
 
 -- The time after so many microseconds; null for no limit.
-CREATE OR REPLACE FUNCTION SCHEMA.deadline(wait bigint) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION :schema.deadline(wait bigint) RETURNS timestamptz
 LANGUAGE sql AS $$
     SELECT clock_timestamp() + make_interval(secs => wait / 1e6)
 $$;
 
-CREATE OR REPLACE FUNCTION SCHEMA.fits(q SCHEMA.queues, wanted numeric) RETURNS boolean
+CREATE OR REPLACE FUNCTION :schema.fits(q :schema.queues, wanted numeric) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE
         WHEN q.whole THEN false
@@ -203,25 +203,25 @@ $$;
 
 -- Delete a request, under the lock of its queue; the events, or null if a transaction guards it.
 -- `why` is empty if its session has called for that.
-CREATE OR REPLACE FUNCTION SCHEMA.take_out(r SCHEMA.requests, why text, caller text) RETURNS text[]
+CREATE OR REPLACE FUNCTION :schema.take_out(r :schema.requests, why text, caller text) RETURNS text[]
 LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM SCHEMA.requests WHERE ctid = (
-        SELECT ctid FROM SCHEMA.requests WHERE queue = r.queue AND order_id = r.order_id
+    DELETE FROM :schema.requests WHERE ctid = (
+        SELECT ctid FROM :schema.requests WHERE queue = r.queue AND order_id = r.order_id
         FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN
         RETURN NULL;
     ELSIF why = '' THEN
         RETURN '{}';
     END IF;
-    INSERT INTO SCHEMA.removals VALUES (r.session, r.request_id, r.order_id, why)
+    INSERT INTO :schema.removals VALUES (r.session, r.request_id, r.order_id, why)
         ON CONFLICT DO NOTHING;
-    RETURN SCHEMA.report(
+    RETURN :schema.report(
         r.session, why || ' ' || r.session || ' ' || r.request_id || ' ' || r.order_id, caller);
 END $$;
 
 -- The counters of a queue without a request.
-CREATE OR REPLACE FUNCTION SCHEMA.without(q SCHEMA.queues, r SCHEMA.requests) RETURNS SCHEMA.queues
+CREATE OR REPLACE FUNCTION :schema.without(q :schema.queues, r :schema.requests) RETURNS :schema.queues
 LANGUAGE plpgsql AS $$
 BEGIN
     IF r.order_id > q.last_owner THEN
@@ -236,30 +236,30 @@ END $$;
 
 -- Grant to the waiters that fit, in order, save the queue, and notify its watchers: what has changed is
 -- 'd' its data, 'o' its owners, 'b' both, '' neither. Answers the events.
-CREATE OR REPLACE FUNCTION SCHEMA.settle(
-    q SCHEMA.queues, changed text, frozen boolean, caller text
+CREATE OR REPLACE FUNCTION :schema.settle(
+    q :schema.queues, changed text, frozen boolean, caller text
 ) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    r SCHEMA.requests;
+    r :schema.requests;
     events text[] := '{}';
     more text[];
 BEGIN
     WHILE q.waiters > 0 AND NOT frozen LOOP
-        SELECT * INTO r FROM SCHEMA.requests
+        SELECT * INTO r FROM :schema.requests
             WHERE queue = q.id AND order_id > q.last_owner ORDER BY order_id LIMIT 1;
         IF NOT FOUND THEN
             q.waiters := 0;  -- rows were deleted by hand
             EXIT;
         ELSIF r.deadline <= clock_timestamp() THEN
-            more := SCHEMA.take_out(r, 't', caller);
+            more := :schema.take_out(r, 't', caller);
             EXIT WHEN more IS NULL;
             events := events || more;
             q.waiters := q.waiters - 1;
             CONTINUE;
         END IF;
-        EXIT WHEN NOT SCHEMA.fits(q, r.count);
-        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+        EXIT WHEN NOT :schema.fits(q, r.count);
+        UPDATE :schema.requests SET granted_at = clock_timestamp(), deadline = NULL
             WHERE queue = q.id AND order_id = r.order_id;
         q.held := q.held + r.count;
         q.whole := r.count = coalesce(q.max_count, 18446744073709551615);
@@ -267,14 +267,14 @@ BEGIN
         q.waiters := q.waiters - 1;
         q.last_owner := r.order_id;
         changed := CASE changed WHEN 'b' THEN 'b' ELSE 'o' END;
-        events := events || SCHEMA.report(r.session,
+        events := events || :schema.report(r.session,
             'g ' || r.session || ' ' || r.request_id || ' ' || r.order_id, caller);
         EXIT WHEN q.whole;
     END LOOP;
     IF q.max_count IS NULL AND q.owners + q.waiters = 0 THEN  -- the semaphore disappears
         changed := 'b';
     END IF;
-    UPDATE SCHEMA.queues SET held = q.held, whole = q.whole, owners = q.owners, waiters = q.waiters,
+    UPDATE :schema.queues SET held = q.held, whole = q.whole, owners = q.owners, waiters = q.waiters,
         last_owner = q.last_owner,
         data = CASE WHEN q.max_count IS NULL AND q.owners + q.waiters = 0 THEN '' ELSE data END,
         data_changes = data_changes + (changed IN ('d', 'b'))::integer,
@@ -301,7 +301,7 @@ END $$;
 -- refused or withdrawn, -1 if there was nothing to withdraw, -2 if a transaction guards the request,
 -- ["unkept", why] if one that it keeps is missing, ["what is wrong", ...]; then events of the
 -- caller's sessions.
-CREATE OR REPLACE FUNCTION SCHEMA.operate(
+CREATE OR REPLACE FUNCTION :schema.operate(
     caller text, highest bigint, relaxed boolean, sessions bigint[], tokens text[],
     origins integer[], kinds "char"[], numbers bigint[], names text[],
     counts numeric[] DEFAULT '{}', contents text[] DEFAULT '{}', waits bigint[] DEFAULT '{}',
@@ -317,10 +317,10 @@ DECLARE
     frozen boolean := false;
     nodes integer[];  -- of the sessions, null of those that are refused
     locked bigint[];  -- the locked rows; a row that appears later is not used
-    q SCHEMA.queues;  -- the row in use, with changes that `settle` has yet to save
+    q :schema.queues;  -- the row in use, with changes that `settle` has yet to save
     changed text;  -- what they are; null if there are none
     vacated boolean := false;  -- among them, a request has left
-    r SCHEMA.requests;
+    r :schema.requests;
     its_node integer;
     its_session bigint;
     number bigint;
@@ -337,26 +337,26 @@ DECLARE
     answers text[];
     events text[] := '{}';
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+    LOCK TABLE :schema.meta, :schema.sessions, :schema.queues, :schema.requests, :schema.removals
         IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM FROM SCHEMA.calm;
+    PERFORM FROM :schema.calm;
     IF NOT FOUND THEN
-        left_of_quarantine := SCHEMA.quarantine();
+        left_of_quarantine := :schema.quarantine();
         frozen := left_of_quarantine > 0;
     END IF;
 
     -- Locks: sessions, new queues, queues.
     FOR at IN 1 .. cardinality(sessions) LOOP
-        SELECT s.node INTO its_node FROM SCHEMA.sessions s
-            WHERE s.id = sessions[at] AND s.token = tokens[at] AND NOT SCHEMA.expired(s)
+        SELECT s.node INTO its_node FROM :schema.sessions s
+            WHERE s.id = sessions[at] AND s.token = tokens[at] AND NOT :schema.expired(s)
             FOR KEY SHARE;
         nodes[at] := its_node;
     END LOOP;
     IF fresh <> '{}' THEN
-        INSERT INTO SCHEMA.queues (node, name)
+        INSERT INTO :schema.queues (node, name)
             SELECT DISTINCT nodes[origins[f]], names[f] FROM unnest(fresh) f
             WHERE nodes[origins[f]] IS NOT NULL
             ORDER BY 1, 2 ON CONFLICT DO NOTHING;
@@ -367,23 +367,23 @@ BEGIN
     IF NOT judged AND 0 = ANY (waits) THEN
         SELECT array_agg(DISTINCT s.id) INTO dead
             FROM unnest(origins, names, waits) o (origin, name, wait)
-            JOIN SCHEMA.queues x ON x.node = nodes[o.origin] AND x.name = o.name
-            JOIN SCHEMA.requests y ON y.queue = x.id
-            JOIN SCHEMA.sessions s ON s.id = y.session
-            WHERE o.wait = 0 AND x.owners + x.waiters > 0 AND SCHEMA.expired(s);
+            JOIN :schema.queues x ON x.node = nodes[o.origin] AND x.name = o.name
+            JOIN :schema.requests y ON y.queue = x.id
+            JOIN :schema.sessions s ON s.id = y.session
+            WHERE o.wait = 0 AND x.owners + x.waiters > 0 AND :schema.expired(s);
         IF dead IS NOT NULL THEN
             RETURN '{"expired":[' || array_to_string(dead, ',') || ']}';
         END IF;
     END IF;
 
     IF names[1] = ALL (names) AND nodes[1] = ALL (nodes) THEN
-        SELECT * INTO q FROM SCHEMA.queues WHERE node = nodes[1] AND name = names[1]
+        SELECT * INTO q FROM :schema.queues WHERE node = nodes[1] AND name = names[1]
             FOR NO KEY UPDATE;
         locked := array_fill(q.id, ARRAY[total]);
     ELSE
         -- All at once: locks, mutexes that are free, and releases that no request waits for, each
         -- the only operation on its queue.
-        number := nextval('SCHEMA.order_ids');
+        number := nextval(':schema.order_ids');
         near := NOT frozen
             AND number > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000);
         WITH o AS MATERIALIZED (
@@ -393,24 +393,24 @@ BEGIN
             FROM (SELECT *, count(*) OVER (PARTITION BY u.name) AS uses
                 FROM unnest(origins, kinds, numbers, names, counts) WITH ORDINALITY
                     u (origin, kind, number, name, kept, at)) e
-            JOIN SCHEMA.queues x ON x.node = nodes[e.origin] AND x.name = e.name
+            JOIN :schema.queues x ON x.node = nodes[e.origin] AND x.name = e.name
             ORDER BY x.id FOR NO KEY UPDATE OF x
         ), granted AS (
-            INSERT INTO SCHEMA.requests
-            SELECT o.queue, nextval('SCHEMA.order_ids'), o.session, o.number, everything, '',
+            INSERT INTO :schema.requests
+            SELECT o.queue, nextval(':schema.order_ids'), o.session, o.number, everything, '',
                 clock_timestamp(), clock_timestamp(), NULL
             FROM o WHERE o.kind = 'm' AND o.alone AND o.owners = 0 AND o.max_count IS NULL AND near
             RETURNING queue, order_id, count
         ), released AS (
-            DELETE FROM SCHEMA.requests WHERE ctid = ANY (ARRAY(
-                SELECT y.ctid FROM o JOIN SCHEMA.requests y
+            DELETE FROM :schema.requests WHERE ctid = ANY (ARRAY(
+                SELECT y.ctid FROM o JOIN :schema.requests y
                     ON y.session = o.session AND y.request_id = o.number AND y.queue = o.queue
                 WHERE o.kind = 'w' AND o.alone FOR UPDATE OF y SKIP LOCKED))
             RETURNING queue, 0::bigint AS order_id, -count AS count
         ), changed AS (
             SELECT * FROM granted UNION ALL SELECT * FROM released
         ), saved AS (
-            UPDATE SCHEMA.queues x SET held = x.held + c.count, whole = c.order_id > 0,
+            UPDATE :schema.queues x SET held = x.held + c.count, whole = c.order_id > 0,
                 owners = x.owners + CASE WHEN c.order_id > 0 THEN 1 ELSE -1 END,
                 last_owner = greatest(x.last_owner, c.order_id),
                 data_changes = data_changes + 1, owner_changes = owner_changes + 1
@@ -429,7 +429,7 @@ BEGIN
         its_session := sessions[origins[at]];
         number := numbers[at];
         IF nodes[origins[at]] IS NULL THEN
-            answers[at] := CASE WHEN EXISTS (SELECT FROM SCHEMA.sessions
+            answers[at] := CASE WHEN EXISTS (SELECT FROM :schema.sessions
                     WHERE id = its_session AND token <> tokens[origins[at]])
                 THEN '["taken"]' ELSE '["gone"]' END;
             CONTINUE;
@@ -437,47 +437,47 @@ BEGIN
         IF q.id IS DISTINCT FROM locked[at]
                 OR vacated AND (q.owners + q.waiters = 0 OR kinds[at] = 'E') THEN
             IF changed IS NOT NULL THEN
-                events := events || SCHEMA.settle(q, changed, frozen, caller);
+                events := events || :schema.settle(q, changed, frozen, caller);
                 changed := NULL;
                 vacated := false;
             END IF;
-            SELECT * INTO q FROM SCHEMA.queues WHERE id = locked[at];
+            SELECT * INTO q FROM :schema.queues WHERE id = locked[at];
         END IF;
 
         IF kinds[at] = 'w' THEN
             IF counts[at] IS NOT NULL THEN
-                UPDATE SCHEMA.requests SET deadline = NULL WHERE session = its_session
+                UPDATE :schema.requests SET deadline = NULL WHERE session = its_session
                     AND request_id = counts[at]::bigint AND queue = q.id;
                 IF NOT FOUND THEN
-                    answers[at] := '["unkept","' || coalesce((SELECT reason FROM SCHEMA.removals
+                    answers[at] := '["unkept","' || coalesce((SELECT reason FROM :schema.removals
                         WHERE session = its_session AND request_id = counts[at]::bigint), '') || '"]';
                     CONTINUE;
                 END IF;
             END IF;
-            DELETE FROM SCHEMA.requests WHERE ctid = (
-                SELECT ctid FROM SCHEMA.requests
+            DELETE FROM :schema.requests WHERE ctid = (
+                SELECT ctid FROM :schema.requests
                 WHERE session = its_session AND request_id = number AND queue = q.id
                 FOR UPDATE SKIP LOCKED) RETURNING * INTO r;
             IF FOUND THEN
                 changed := CASE WHEN r.order_id > q.last_owner THEN coalesce(changed, '')
                     WHEN changed = 'b' THEN 'b' ELSE 'o' END;
                 vacated := true;
-                q := SCHEMA.without(q, r);
+                q := :schema.without(q, r);
                 answers[at] := '0';
             ELSE
                 answers[at] := coalesce((
                     SELECT CASE queue WHEN q.id THEN '-2' ELSE '["another name"]' END
-                    FROM SCHEMA.requests WHERE session = its_session AND request_id = number), '-1');
-                DELETE FROM SCHEMA.removals WHERE session = its_session AND request_id = number;
+                    FROM :schema.requests WHERE session = its_session AND request_id = number), '-1');
+                DELETE FROM :schema.removals WHERE session = its_session AND request_id = number;
             END IF;
             CONTINUE;
         ELSIF kinds[at] = 'E' THEN
             answers[at] := coalesce((
                 SELECT CASE WHEN order_id <= q.last_owner
                     THEN order_id::text ELSE '[' || order_id || ']' END
-                FROM SCHEMA.requests
+                FROM :schema.requests
                 WHERE session = its_session AND request_id = number AND queue = q.id), (
-                SELECT '[' || order_id || ']' FROM SCHEMA.removals
+                SELECT '[' || order_id || ']' FROM :schema.removals
                 WHERE session = its_session AND request_id = number));
             CONTINUE WHEN answers[at] IS NOT NULL;
         END IF;
@@ -495,16 +495,16 @@ BEGIN
             WHEN wanted < 1 OR wanted > top OR wanted > 9007199254740991 AND wanted <> top
                 THEN '["count",' || top || ']' END;
         CONTINUE WHEN answers[at] IS NOT NULL;
-        done := NOT frozen AND q.waiters = 0 AND SCHEMA.fits(q, wanted);
+        done := NOT frozen AND q.waiters = 0 AND :schema.fits(q, wanted);
         IF NOT done AND NOT frozen AND (vacated OR waits[at] = 0) THEN  -- is it free after `settle`?
-            IF vacated AND wanted < top OR EXISTS (SELECT FROM SCHEMA.requests y
+            IF vacated AND wanted < top OR EXISTS (SELECT FROM :schema.requests y
                     WHERE y.queue = q.id AND y.order_id > q.last_owner
                         AND y.deadline <= clock_timestamp()) THEN
-                events := events || SCHEMA.settle(q, coalesce(changed, ''), frozen, caller);
+                events := events || :schema.settle(q, coalesce(changed, ''), frozen, caller);
                 changed := NULL;
                 vacated := false;
-                SELECT * INTO q FROM SCHEMA.queues WHERE id = q.id;
-                done := q.waiters = 0 AND SCHEMA.fits(q, wanted);
+                SELECT * INTO q FROM :schema.queues WHERE id = q.id;
+                done := q.waiters = 0 AND :schema.fits(q, wanted);
             END IF;
         END IF;
         IF NOT done AND waits[at] = 0 THEN
@@ -512,13 +512,13 @@ BEGIN
                 THEN '["quarantined",' || left_of_quarantine || ']' ELSE '0' END;
             CONTINUE;
         END IF;
-        r.order_id := SCHEMA.next_order_id(greatest(highest, q.last_owner));
-        INSERT INTO SCHEMA.requests VALUES (
+        r.order_id := :schema.next_order_id(greatest(highest, q.last_owner));
+        INSERT INTO :schema.requests VALUES (
             q.id, r.order_id, its_session, number, wanted,
             decode(coalesce(contents[at], ''), 'base64'),
             clock_timestamp(), CASE WHEN done THEN clock_timestamp() END,
-            CASE WHEN NOT done THEN SCHEMA.deadline(waits[at]) END)
-            RETURNING (SELECT y.order_id FROM SCHEMA.requests y
+            CASE WHEN NOT done THEN :schema.deadline(waits[at]) END)
+            RETURNING (SELECT y.order_id FROM :schema.requests y
                 WHERE y.queue = q.id ORDER BY y.order_id DESC LIMIT 1) INTO ahead;
         IF done THEN
             q.held := q.held + wanted;
@@ -534,7 +534,7 @@ BEGIN
             WHEN done OR changed = 'o' THEN 'o' ELSE '' END;
     END LOOP;
     IF changed IS NOT NULL THEN
-        events := events || SCHEMA.settle(q, changed, frozen, caller);
+        events := events || :schema.settle(q, changed, frozen, caller);
     END IF;
     IF events <> '{}' THEN
         answers := answers || ('"' || array_to_string(events, '","') || '"');
@@ -544,7 +544,7 @@ END $$;
 
 -- Acquire one mutex as `operate` would, in a few short statements, if it is free, or has requests and
 -- this one may wait. Anything else is left to `operate`.
-CREATE OR REPLACE FUNCTION SCHEMA.acquire(
+CREATE OR REPLACE FUNCTION :schema.acquire(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
     number bigint, its_name text, wait bigint
 ) RETURNS text
@@ -554,18 +554,18 @@ DECLARE
     its_queue bigint;
     latest bigint;
     ahead bigint;
-    answer bigint := nextval('SCHEMA.order_ids');
+    answer bigint := nextval(':schema.order_ids');
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+    LOCK TABLE :schema.meta, :schema.sessions, :schema.queues, :schema.requests, :schema.removals
         IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT s.node INTO its_node FROM SCHEMA.sessions s, SCHEMA.calm
-        WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
+    SELECT s.node INTO its_node FROM :schema.sessions s, :schema.calm
+        WHERE s.id = of_session AND s.token = its_token AND NOT :schema.expired(s)
         FOR KEY SHARE OF s;
     IF answer > greatest(highest, extract(epoch FROM clock_timestamp()) * 1e6 - 1000000) THEN
-        UPDATE SCHEMA.queues x SET held = 18446744073709551615, whole = true, owners = 1,
+        UPDATE :schema.queues x SET held = 18446744073709551615, whole = true, owners = 1,
             last_owner = answer, data_changes = x.data_changes + 1,
             owner_changes = x.owner_changes + 1
         WHERE x.node = its_node AND x.name = its_name AND x.owners = 0 AND x.waiters = 0
@@ -574,20 +574,20 @@ BEGIN
         RETURNING x.id INTO its_queue;
     END IF;
     IF its_queue IS NULL THEN
-        UPDATE SCHEMA.queues x SET waiters = x.waiters + 1
+        UPDATE :schema.queues x SET waiters = x.waiters + 1
             WHERE x.node = its_node AND x.name = its_name AND x.owners + x.waiters > 0
                 AND x.max_count IS NULL AND wait IS DISTINCT FROM 0
             RETURNING x.id, x.last_owner INTO its_queue, latest;
         IF NOT FOUND THEN
-            RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+            RETURN :schema.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
                 '{1}', '{m}', ARRAY[number], ARRAY[its_name], waits => ARRAY[wait]);
         END IF;
-        answer := SCHEMA.next_order_id(greatest(highest, latest));  -- the last one in the queue
+        answer := :schema.next_order_id(greatest(highest, latest));  -- the last one in the queue
     END IF;
-    INSERT INTO SCHEMA.requests VALUES (its_queue, answer, of_session, number, 18446744073709551615,
+    INSERT INTO :schema.requests VALUES (its_queue, answer, of_session, number, 18446744073709551615,
         '', clock_timestamp(), CASE WHEN latest IS NULL THEN clock_timestamp() END,
-        CASE WHEN latest IS NOT NULL THEN SCHEMA.deadline(wait) END)
-        RETURNING CASE WHEN latest IS NOT NULL THEN (SELECT y.order_id FROM SCHEMA.requests y
+        CASE WHEN latest IS NOT NULL THEN :schema.deadline(wait) END)
+        RETURNING CASE WHEN latest IS NOT NULL THEN (SELECT y.order_id FROM :schema.requests y
             WHERE y.queue = its_queue ORDER BY y.order_id DESC LIMIT 1) END INTO ahead;
     RETURN CASE WHEN latest IS NULL THEN '[' || answer || ']'
         ELSE '[[' || answer || ',' || coalesce(ahead, 0) || ']]' END;
@@ -595,7 +595,7 @@ END $$;
 
 -- Release one lease in the same way, if no request waits for it, or if it is a mutex of which the first
 -- waiter is to be the owner.
-CREATE OR REPLACE FUNCTION SCHEMA.release(
+CREATE OR REPLACE FUNCTION :schema.release(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
     number bigint, its_name text
 ) RETURNS text
@@ -610,45 +610,45 @@ DECLARE
     next_number bigint;
     events text[];
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+    LOCK TABLE :schema.meta, :schema.sessions, :schema.queues, :schema.requests, :schema.removals
         IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     SELECT x.id, x.waiters, x.last_owner, y.ctid, y.count
         INTO its_queue, waiting, latest, its_row, its_count
-        FROM SCHEMA.calm, SCHEMA.sessions s
-        JOIN SCHEMA.queues x ON x.node = s.node AND x.name = its_name
-        JOIN SCHEMA.requests y ON y.session = s.id AND y.request_id = number AND y.queue = x.id
+        FROM :schema.calm, :schema.sessions s
+        JOIN :schema.queues x ON x.node = s.node AND x.name = its_name
+        JOIN :schema.requests y ON y.session = s.id AND y.request_id = number AND y.queue = x.id
             AND y.order_id <= x.last_owner
-        WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
+        WHERE s.id = of_session AND s.token = its_token AND NOT :schema.expired(s)
             AND x.data = '' AND x.watched_until < clock_timestamp()
             AND (x.waiters = 0 OR x.whole AND x.max_count IS NULL)
         FOR KEY SHARE OF s FOR NO KEY UPDATE OF x FOR UPDATE OF y SKIP LOCKED;
     IF waiting > 0 THEN
-        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+        UPDATE :schema.requests SET granted_at = clock_timestamp(), deadline = NULL
             WHERE queue = its_queue AND count = 18446744073709551615
                 AND (deadline IS NULL OR deadline > clock_timestamp()) AND order_id = (
-                    SELECT order_id FROM SCHEMA.requests
+                    SELECT order_id FROM :schema.requests
                     WHERE queue = its_queue AND order_id > latest ORDER BY order_id LIMIT 1)
             RETURNING session, request_id, order_id INTO next_session, next_number, latest;
     END IF;
     IF NOT FOUND THEN
-        RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+        RETURN :schema.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
             '{1}', '{w}', ARRAY[number], ARRAY[its_name]);
     END IF;
-    DELETE FROM SCHEMA.requests WHERE ctid = its_row;
+    DELETE FROM :schema.requests WHERE ctid = its_row;
     IF waiting = 0 THEN
-        UPDATE SCHEMA.queues x SET held = x.held - its_count, whole = false,
+        UPDATE :schema.queues x SET held = x.held - its_count, whole = false,
             owners = x.owners - 1, data_changes = x.data_changes + 1,
             owner_changes = x.owner_changes + 1
         WHERE x.id = its_queue;
         RETURN '[0]';
     END IF;
-    UPDATE SCHEMA.queues x SET waiters = x.waiters - 1, last_owner = latest,
+    UPDATE :schema.queues x SET waiters = x.waiters - 1, last_owner = latest,
         owner_changes = x.owner_changes + 1
     WHERE x.id = its_queue;
-    events := SCHEMA.report(next_session,
+    events := :schema.report(next_session,
         'g ' || next_session || ' ' || next_number || ' ' || latest, caller);
     IF events = '{}' THEN
         RETURN '[0]';
@@ -660,7 +660,7 @@ END $$;
 -- it, all at once, each with the microseconds that it may wait, or null. `kept` is empty, or has for
 -- each that leaves the request that it keeps, or null. The order does not matter, because they are
 -- other requests. Anything unusual is left to `operate`. Answers like it, first for all that leave.
-CREATE OR REPLACE FUNCTION SCHEMA.turn_over(
+CREATE OR REPLACE FUNCTION :schema.turn_over(
     caller text, highest bigint, relaxed boolean, of_session bigint, its_token text,
     its_name text, leaving bigint[], joining bigint[], waits bigint[], kept bigint[]
 ) RETURNS text
@@ -670,7 +670,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     many CONSTANT integer := cardinality(leaving);
     more CONSTANT integer := cardinality(joining);
-    q SCHEMA.queues;
+    q :schema.queues;
     rows tid[];
     owned boolean;
     its_kept bigint;
@@ -682,45 +682,45 @@ DECLARE
     answers text := repeat(',0', many);
     events text[];
 BEGIN
-    LOCK TABLE SCHEMA.meta, SCHEMA.sessions, SCHEMA.queues, SCHEMA.requests, SCHEMA.removals
+    LOCK TABLE :schema.meta, :schema.sessions, :schema.queues, :schema.requests, :schema.removals
         IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    SELECT x.* INTO q FROM SCHEMA.calm, SCHEMA.sessions s
-        JOIN SCHEMA.queues x ON x.node = s.node AND x.name = its_name
-        WHERE s.id = of_session AND s.token = its_token AND NOT SCHEMA.expired(s)
+    SELECT x.* INTO q FROM :schema.calm, :schema.sessions s
+        JOIN :schema.queues x ON x.node = s.node AND x.name = its_name
+        WHERE s.id = of_session AND s.token = its_token AND NOT :schema.expired(s)
             AND x.whole AND x.max_count IS NULL
         FOR KEY SHARE OF s FOR NO KEY UPDATE OF x;
-    IF nextval('SCHEMA.order_ids') > greatest(highest, q.last_owner,
+    IF nextval(':schema.order_ids') > greatest(highest, q.last_owner,
             extract(epoch FROM clock_timestamp()) * 1e6 - 1000000) THEN
         SELECT array_agg(y.ctid), bool_or(y.order_id <= q.last_owner) INTO rows, owned FROM (
-            SELECT z.ctid, z.order_id FROM SCHEMA.requests z
+            SELECT z.ctid, z.order_id FROM :schema.requests z
             WHERE z.session = of_session AND z.request_id = ANY (leaving) AND z.queue = q.id
             FOR UPDATE SKIP LOCKED) y;
     END IF;
     FOREACH its_kept IN ARRAY kept LOOP
         IF its_kept <> ALL (leaving) THEN
-            UPDATE SCHEMA.requests SET deadline = NULL
+            UPDATE :schema.requests SET deadline = NULL
                 WHERE session = of_session AND request_id = its_kept AND queue = q.id;
             owned := owned AND FOUND;
         END IF;
     END LOOP;
     IF owned IS NOT TRUE OR cardinality(rows) < many THEN
-        RETURN SCHEMA.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
+        RETURN :schema.operate(caller, highest, relaxed, ARRAY[of_session], ARRAY[its_token],
             array_fill(1, ARRAY[many + more]), array_fill('w'::"char", ARRAY[many])
                 || array_fill('m'::"char", ARRAY[more]),
             leaving || joining, array_fill(its_name, ARRAY[many + more]),
             counts => kept::numeric[], waits => array_fill(NULL::bigint, ARRAY[many]) || waits);
     END IF;
-    DELETE FROM SCHEMA.requests WHERE ctid = ANY (rows);
+    DELETE FROM :schema.requests WHERE ctid = ANY (rows);
     IF more > 0 THEN
         WITH joined AS (
-            INSERT INTO SCHEMA.requests
-            SELECT q.id, nextval('SCHEMA.order_ids'), of_session, number, 18446744073709551615, '',
-                clock_timestamp(), NULL, SCHEMA.deadline(wait)
+            INSERT INTO :schema.requests
+            SELECT q.id, nextval(':schema.order_ids'), of_session, number, 18446744073709551615, '',
+                clock_timestamp(), NULL, :schema.deadline(wait)
             FROM unnest(joining, waits) j (number, wait) RETURNING order_id
-        ) SELECT array_agg(order_id), (SELECT y.order_id FROM SCHEMA.requests y
+        ) SELECT array_agg(order_id), (SELECT y.order_id FROM :schema.requests y
                 WHERE y.queue = q.id ORDER BY y.order_id DESC LIMIT 1)
             INTO order_ids, ahead FROM joined;
         FOR at IN 1 .. more LOOP
@@ -730,26 +730,26 @@ BEGIN
     END IF;
     q.waiters := q.waiters - many + 1 + more;
     IF q.watched_until < clock_timestamp() THEN
-        UPDATE SCHEMA.requests SET granted_at = clock_timestamp(), deadline = NULL
+        UPDATE :schema.requests SET granted_at = clock_timestamp(), deadline = NULL
             WHERE queue = q.id AND count = 18446744073709551615
                 AND (deadline IS NULL OR deadline > clock_timestamp()) AND order_id = (
-                    SELECT order_id FROM SCHEMA.requests
+                    SELECT order_id FROM :schema.requests
                     WHERE queue = q.id AND order_id > q.last_owner ORDER BY order_id LIMIT 1)
             RETURNING session, request_id, order_id INTO next_session, next_number, latest;
     END IF;
     IF latest IS NOT NULL THEN
-        UPDATE SCHEMA.queues x SET waiters = q.waiters - 1, last_owner = latest,
+        UPDATE :schema.queues x SET waiters = q.waiters - 1, last_owner = latest,
             owner_changes = x.owner_changes + 1
         WHERE x.id = q.id;
         events := ARRAY['g ' || next_session || ' ' || next_number || ' ' || latest];
         IF next_session <> of_session THEN
-            events := SCHEMA.report(next_session, events[1], caller);
+            events := :schema.report(next_session, events[1], caller);
         END IF;
     ELSE
         q.owners := 0;
         q.held := 0;
         q.whole := false;
-        events := SCHEMA.settle(q, 'o', false, caller);
+        events := :schema.settle(q, 'o', false, caller);
     END IF;
     IF events <> '{}' THEN
         answers := answers || ',"' || array_to_string(events, '","') || '"';
@@ -760,96 +760,96 @@ END $$;
 -- Renew sessions, [session, token] each; answers the ids of those that live, without those whose rows
 -- are locked, or null if data were lost since an epoch: then the sessions may have lost leases, and
 -- must be attached again.
-CREATE OR REPLACE FUNCTION SCHEMA.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
+CREATE OR REPLACE FUNCTION :schema.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     alive bigint[];
 BEGIN
-    LOCK TABLE SCHEMA.sessions IN ROW EXCLUSIVE MODE;
+    LOCK TABLE :schema.sessions IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    PERFORM SCHEMA.quarantine();
-    IF NOT EXISTS (SELECT FROM SCHEMA.meta WHERE epoch = its_epoch) THEN
+    PERFORM :schema.quarantine();
+    IF NOT EXISTS (SELECT FROM :schema.meta WHERE epoch = its_epoch) THEN
         RETURN NULL;
     END IF;
     WITH locked AS MATERIALIZED (
-        SELECT s.id FROM jsonb_array_elements(who) w JOIN SCHEMA.sessions s
+        SELECT s.id FROM jsonb_array_elements(who) w JOIN :schema.sessions s
             ON s.id = (w ->> 0)::bigint AND s.token = w ->> 1
         FOR NO KEY UPDATE OF s SKIP LOCKED
     ), renewed AS (
-        UPDATE SCHEMA.sessions s SET seen = clock_timestamp() FROM locked
-            WHERE s.id = locked.id AND NOT SCHEMA.expired(s)
+        UPDATE :schema.sessions s SET seen = clock_timestamp() FROM locked
+            WHERE s.id = locked.id AND NOT :schema.expired(s)
             RETURNING s.id
     ) SELECT array_agg(id) INTO alive FROM renewed;
     RETURN coalesce(array_to_json(alive)::text, '[]');
 END $$;
 
 -- End sessions whose rows are locked.
-CREATE OR REPLACE FUNCTION SCHEMA.end_sessions(dead bigint[], why text, caller text) RETURNS text[]
+CREATE OR REPLACE FUNCTION :schema.end_sessions(dead bigint[], why text, caller text) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    q SCHEMA.queues;
-    r SCHEMA.requests;
+    q :schema.queues;
+    r :schema.requests;
     events text[] := '{}';
     owned boolean;
-    frozen boolean := NOT EXISTS (SELECT FROM SCHEMA.calm);
+    frozen boolean := NOT EXISTS (SELECT FROM :schema.calm);
     each bigint;
 BEGIN
-    PERFORM FROM SCHEMA.queues x
-        WHERE x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (dead))
+    PERFORM FROM :schema.queues x
+        WHERE x.id IN (SELECT y.queue FROM :schema.requests y WHERE y.session = ANY (dead))
         ORDER BY x.id FOR NO KEY UPDATE;
     -- A transaction that guards a request keeps its session.
-    dead := array(SELECT unnest(dead) EXCEPT SELECT y.session FROM SCHEMA.requests y
+    dead := array(SELECT unnest(dead) EXCEPT SELECT y.session FROM :schema.requests y
         WHERE y.session = ANY (dead) AND NOT EXISTS (
-            SELECT FROM SCHEMA.requests z WHERE z.ctid = y.ctid FOR UPDATE SKIP LOCKED));
-    FOR q IN SELECT * FROM SCHEMA.queues x
-        WHERE x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (dead))
+            SELECT FROM :schema.requests z WHERE z.ctid = y.ctid FOR UPDATE SKIP LOCKED));
+    FOR q IN SELECT * FROM :schema.queues x
+        WHERE x.id IN (SELECT y.queue FROM :schema.requests y WHERE y.session = ANY (dead))
     LOOP
         owned := false;
-        FOR r IN SELECT * FROM SCHEMA.requests y
+        FOR r IN SELECT * FROM :schema.requests y
             WHERE y.queue = q.id AND y.session = ANY (dead)
         LOOP
             owned := owned OR r.order_id <= q.last_owner;
-            PERFORM SCHEMA.take_out(r, '', caller);
-            q := SCHEMA.without(q, r);
+            PERFORM :schema.take_out(r, '', caller);
+            q := :schema.without(q, r);
         END LOOP;
-        events := events || SCHEMA.settle(q, CASE WHEN owned THEN 'o' ELSE '' END, frozen, caller);
+        events := events || :schema.settle(q, CASE WHEN owned THEN 'o' ELSE '' END, frozen, caller);
     END LOOP;
     FOREACH each IN ARRAY dead LOOP
         IF why <> '' THEN
-            events := events || SCHEMA.report(each, 'E ' || each || ' ' || why, caller);
+            events := events || :schema.report(each, 'E ' || each || ' ' || why, caller);
         END IF;
     END LOOP;
-    DELETE FROM SCHEMA.removals WHERE session = ANY (dead);
-    DELETE FROM SCHEMA.former WHERE session = ANY (dead);
-    DELETE FROM SCHEMA.sessions WHERE id = ANY (dead);
+    DELETE FROM :schema.removals WHERE session = ANY (dead);
+    DELETE FROM :schema.former WHERE session = ANY (dead);
+    DELETE FROM :schema.sessions WHERE id = ANY (dead);
     RETURN events;
 END $$;
 
 -- Lock the sessions among some that have expired, unless another transaction is at them.
-CREATE OR REPLACE FUNCTION SCHEMA.lock_expired(candidates bigint[]) RETURNS bigint[]
+CREATE OR REPLACE FUNCTION :schema.lock_expired(candidates bigint[]) RETURNS bigint[]
 LANGUAGE sql AS $$
     SELECT coalesce(array_agg(x.id), '{}') FROM (
-        SELECT s.id FROM SCHEMA.sessions s WHERE s.id = ANY (candidates) AND SCHEMA.expired(s)
+        SELECT s.id FROM :schema.sessions s WHERE s.id = ANY (candidates) AND :schema.expired(s)
         ORDER BY s.id FOR UPDATE SKIP LOCKED) x
 $$;
 
 -- Expire sessions and requests in some queues, [node, name] each. With null, expire all sessions, and
--- remove the rows of ephemeral semaphores that are gone. Renews what is watched, [node, name, channel] each. Writes nothing if nothing has expired. Answers
--- {"due": seconds until an owner's session in these queues expires, unless it is renewed, or a waiter
--- of the caller does, "quarantine": seconds, "why": its reason, "epoch": the epoch, "seen": the
--- counters of each watched queue, "pollers": [programs that poll for waiters, queues for which they
--- poll] if the caller is one, "events": events}.
-CREATE OR REPLACE FUNCTION SCHEMA.tick(caller text, places jsonb, watched jsonb) RETURNS text
+-- remove the rows of ephemeral semaphores that are gone. Renews what is watched, [node, name, channel]
+-- each. Writes nothing if nothing has expired. Answers {"due": seconds until an owner's session in
+-- these queues expires, unless it is renewed, or a waiter of the caller does, "quarantine": seconds,
+-- "why": its reason, "epoch": the epoch, "seen": the counters of each watched queue, "pollers":
+-- [programs that poll for waiters, queues for which they poll] if the caller is one, "events": events}.
+CREATE OR REPLACE FUNCTION :schema.tick(caller text, places jsonb, watched jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET jit = off SET enable_seqscan = off AS $$
 DECLARE
-    frozen double precision := SCHEMA.lock_tables();
+    frozen double precision := :schema.lock_tables();
     queues bigint[];
     ids bigint[];
-    q SCHEMA.queues;
-    r SCHEMA.requests;
+    q :schema.queues;
+    r :schema.requests;
     events text[] := '{}';
     seen jsonb;
     due double precision;
@@ -857,104 +857,104 @@ DECLARE
     wanted bigint[];
     pollers jsonb;
 BEGIN
-    IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN SCHEMA.nodes n ON n.path = w ->> 0
-            LEFT JOIN SCHEMA.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
-        PERFORM FROM SCHEMA.nodes WHERE path IN (
+    IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN :schema.nodes n ON n.path = w ->> 0
+            LEFT JOIN :schema.queues x ON x.node = n.id AND x.name = w ->> 1 WHERE x.id IS NULL) THEN
+        PERFORM FROM :schema.nodes WHERE path IN (
             SELECT w ->> 0 FROM jsonb_array_elements(watched) w) ORDER BY id FOR KEY SHARE;
-        INSERT INTO SCHEMA.queues (node, name)
+        INSERT INTO :schema.queues (node, name)
             SELECT DISTINCT n.id, w ->> 1 FROM jsonb_array_elements(watched) w
-                JOIN SCHEMA.nodes n ON n.path = w ->> 0
+                JOIN :schema.nodes n ON n.path = w ->> 0
             ORDER BY 1, 2 ON CONFLICT DO NOTHING;
     END IF;
-    UPDATE SCHEMA.sessions SET seen = clock_timestamp() WHERE id IN (
-        SELECT id FROM SCHEMA.sessions s WHERE s.seen > clock_timestamp() + interval '1 second'
+    UPDATE :schema.sessions SET seen = clock_timestamp() WHERE id IN (
+        SELECT id FROM :schema.sessions s WHERE s.seen > clock_timestamp() + interval '1 second'
         ORDER BY id FOR UPDATE SKIP LOCKED);
     queues := array(
-        SELECT x.id FROM jsonb_array_elements(places) p JOIN SCHEMA.queues x ON x.name = p ->> 1
-            AND x.node = (SELECT id FROM SCHEMA.nodes WHERE path = p ->> 0));
+        SELECT x.id FROM jsonb_array_elements(places) p JOIN :schema.queues x ON x.name = p ->> 1
+            AND x.node = (SELECT id FROM :schema.nodes WHERE path = p ->> 0));
     IF places IS NULL THEN
-        ids := array(SELECT id FROM SCHEMA.sessions s WHERE SCHEMA.expired(s));
+        ids := array(SELECT id FROM :schema.sessions s WHERE :schema.expired(s));
     ELSE
-        ids := array(SELECT s.id FROM SCHEMA.requests y JOIN SCHEMA.sessions s ON s.id = y.session
-            WHERE y.queue = ANY (queues) AND SCHEMA.expired(s));
+        ids := array(SELECT s.id FROM :schema.requests y JOIN :schema.sessions s ON s.id = y.session
+            WHERE y.queue = ANY (queues) AND :schema.expired(s));
     END IF;
-    ids := SCHEMA.lock_expired(ids);
+    ids := :schema.lock_expired(ids);
     wanted := array(
-        SELECT x.id FROM SCHEMA.queues x WHERE x.id = ANY (queues) AND x.waiters > 0 AND (
-            frozen = 0 AND (SELECT SCHEMA.fits(x, y.count) FROM SCHEMA.requests y
+        SELECT x.id FROM :schema.queues x WHERE x.id = ANY (queues) AND x.waiters > 0 AND (
+            frozen = 0 AND (SELECT :schema.fits(x, y.count) FROM :schema.requests y
                 WHERE y.queue = x.id AND y.order_id > x.last_owner ORDER BY y.order_id LIMIT 1)
-            OR EXISTS (SELECT FROM SCHEMA.requests y WHERE y.queue = x.id
+            OR EXISTS (SELECT FROM :schema.requests y WHERE y.queue = x.id
                 AND y.order_id > x.last_owner AND y.deadline <= clock_timestamp())));
-    PERFORM FROM SCHEMA.queues x WHERE x.id = ANY (wanted)
-        OR x.id IN (SELECT y.queue FROM SCHEMA.requests y WHERE y.session = ANY (ids))
+    PERFORM FROM :schema.queues x WHERE x.id = ANY (wanted)
+        OR x.id IN (SELECT y.queue FROM :schema.requests y WHERE y.session = ANY (ids))
         ORDER BY x.id FOR NO KEY UPDATE;
     IF ids <> '{}' THEN
-        events := SCHEMA.end_sessions(ids, 'it expired', caller);
+        events := :schema.end_sessions(ids, 'it expired', caller);
     END IF;
-    FOR q IN SELECT * FROM SCHEMA.queues x WHERE x.id = ANY (wanted) AND x.waiters > 0 LOOP
-        FOR r IN SELECT * FROM SCHEMA.requests y
+    FOR q IN SELECT * FROM :schema.queues x WHERE x.id = ANY (wanted) AND x.waiters > 0 LOOP
+        FOR r IN SELECT * FROM :schema.requests y
             WHERE y.queue = q.id AND y.order_id > q.last_owner AND y.deadline <= clock_timestamp()
         LOOP
-            more := SCHEMA.take_out(r, 't', caller);
+            more := :schema.take_out(r, 't', caller);
             IF more IS NOT NULL THEN
                 events := events || more;
-                q := SCHEMA.without(q, r);
+                q := :schema.without(q, r);
             END IF;
         END LOOP;
-        events := events || SCHEMA.settle(q, '', frozen > 0, caller);
+        events := events || :schema.settle(q, '', frozen > 0, caller);
     END LOOP;
     IF watched IS NOT NULL THEN
         WITH due AS MATERIALIZED (
             SELECT x.id, w ->> 2 AS channel FROM jsonb_array_elements(watched) w
-                JOIN SCHEMA.queues x ON x.name = w ->> 1
-                    AND x.node = (SELECT id FROM SCHEMA.nodes WHERE path = w ->> 0)
+                JOIN :schema.queues x ON x.name = w ->> 1
+                    AND x.node = (SELECT id FROM :schema.nodes WHERE path = w ->> 0)
                 WHERE x.watched_until < clock_timestamp() + interval '45 seconds'
             FOR NO KEY UPDATE OF x SKIP LOCKED
-        ) UPDATE SCHEMA.queues x SET watched_until = clock_timestamp() + interval '90 seconds',
+        ) UPDATE :schema.queues x SET watched_until = clock_timestamp() + interval '90 seconds',
             watch_channel = due.channel FROM due WHERE x.id = due.id;
         SELECT jsonb_agg(jsonb_build_array(x.id, x.data_changes, x.owner_changes) ORDER BY w.at)
             INTO seen FROM jsonb_array_elements(watched) WITH ORDINALITY w (v, at)
-            LEFT JOIN SCHEMA.queues x ON x.name = w.v ->> 1
-                AND x.node = (SELECT id FROM SCHEMA.nodes WHERE path = w.v ->> 0);
+            LEFT JOIN :schema.queues x ON x.name = w.v ->> 1
+                AND x.node = (SELECT id FROM :schema.nodes WHERE path = w.v ->> 0);
     END IF;
     SELECT min(CASE WHEN y.order_id <= x.last_owner THEN least(s.recovery_window,
                 extract(epoch FROM s.seen - clock_timestamp()) + s.recovery_window)
             WHEN s.channel IN (caller, '') THEN  -- other engines look after their own
                 extract(epoch FROM y.deadline - clock_timestamp()) END)
-        INTO due FROM SCHEMA.queues x JOIN SCHEMA.requests y ON y.queue = x.id
-        JOIN SCHEMA.sessions s ON s.id = y.session WHERE x.id = ANY (queues);
+        INTO due FROM :schema.queues x JOIN :schema.requests y ON y.queue = x.id
+        JOIN :schema.sessions s ON s.id = y.session WHERE x.id = ANY (queues);
     IF left(caller, 5) = 'poll_' AND places IS NOT NULL THEN
         SELECT jsonb_build_array(count(DISTINCT s.channel), count(DISTINCT y.queue)) INTO pollers
-            FROM SCHEMA.requests y JOIN SCHEMA.sessions s ON s.id = y.session
+            FROM :schema.requests y JOIN :schema.sessions s ON s.id = y.session
             WHERE y.granted_at IS NULL AND left(s.channel, 5) = 'poll_';
     END IF;
     IF places IS NULL THEN  -- it waits for no lock, so it may come last
-        DELETE FROM SCHEMA.queues WHERE id IN (
-            SELECT x.id FROM SCHEMA.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
+        DELETE FROM :schema.queues WHERE id IN (
+            SELECT x.id FROM :schema.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
                 AND x.watched_until < clock_timestamp()
             ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED);
     END IF;
     RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
-        'pollers', pollers, 'why', (SELECT quarantine_reason FROM SCHEMA.meta),
-        'epoch', (SELECT epoch FROM SCHEMA.meta))::text;
+        'pollers', pollers, 'why', (SELECT quarantine_reason FROM :schema.meta),
+        'epoch', (SELECT epoch FROM :schema.meta))::text;
 END $$;
 
 -- Keep the queue of a name watched from now on; answers [id, counters].
-CREATE OR REPLACE FUNCTION SCHEMA.watch(
+CREATE OR REPLACE FUNCTION :schema.watch(
     of_session bigint, its_token text, its_name text, its_channel text
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    s SCHEMA.sessions;
-    q SCHEMA.queues;
+    s :schema.sessions;
+    q :schema.queues;
 BEGIN
-    PERFORM SCHEMA.lock_tables();
-    SELECT * INTO s FROM SCHEMA.sessions WHERE id = of_session FOR KEY SHARE;
-    IF SCHEMA.fault(s, its_token) IS NOT NULL THEN
-        RETURN SCHEMA.fault(s, its_token);
+    PERFORM :schema.lock_tables();
+    SELECT * INTO s FROM :schema.sessions WHERE id = of_session FOR KEY SHARE;
+    IF :schema.fault(s, its_token) IS NOT NULL THEN
+        RETURN :schema.fault(s, its_token);
     END IF;
-    INSERT INTO SCHEMA.queues (node, name) VALUES (s.node, its_name) ON CONFLICT DO NOTHING;
-    UPDATE SCHEMA.queues SET watched_until = clock_timestamp() + interval '90 seconds',
+    INSERT INTO :schema.queues (node, name) VALUES (s.node, its_name) ON CONFLICT DO NOTHING;
+    UPDATE :schema.queues SET watched_until = clock_timestamp() + interval '90 seconds',
         watch_channel = its_channel WHERE node = s.node AND name = its_name RETURNING * INTO q;
     IF NOT FOUND THEN
         RAISE 'the semaphore has no row' USING ERRCODE = 'TN001';  -- sent again
@@ -965,25 +965,25 @@ END $$;
 -- The state of requests of sessions, [session, token, [request id, ...]] each. Answers a list for each
 -- session: ["gone"], ["taken"], or for each request the order id of an owner, [requests ahead, at most
 -- 60] of a waiter, "reason" of one that was removed, null of one that is unknown.
-CREATE OR REPLACE FUNCTION SCHEMA.look(who jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION :schema.look(who jsonb) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET jit = off SET enable_seqscan = off AS $$
 BEGIN
     RETURN (SELECT jsonb_agg(CASE
-        WHEN SCHEMA.fault(s, w.v ->> 1) IS NOT NULL THEN SCHEMA.fault(s, w.v ->> 1)::jsonb
+        WHEN :schema.fault(s, w.v ->> 1) IS NOT NULL THEN :schema.fault(s, w.v ->> 1)::jsonb
         ELSE coalesce((
             SELECT jsonb_agg(CASE
                 WHEN y.order_id IS NULL THEN to_jsonb(v.reason)
                 WHEN y.order_id <= x.last_owner THEN to_jsonb(y.order_id)
                 ELSE jsonb_build_array((SELECT count(*) FROM (
-                    SELECT FROM SCHEMA.requests z WHERE z.queue = y.queue
+                    SELECT FROM :schema.requests z WHERE z.queue = y.queue
                         AND z.order_id > x.last_owner AND z.order_id < y.order_id LIMIT 60) ahead))
                 END ORDER BY n.at)
             FROM jsonb_array_elements_text(w.v -> 2) WITH ORDINALITY n (v, at)
-            LEFT JOIN SCHEMA.requests y ON y.session = s.id AND y.request_id = n.v::bigint
-            LEFT JOIN SCHEMA.queues x ON x.id = y.queue
-            LEFT JOIN SCHEMA.removals v ON v.session = s.id AND v.request_id = n.v::bigint), '[]')
+            LEFT JOIN :schema.requests y ON y.session = s.id AND y.request_id = n.v::bigint
+            LEFT JOIN :schema.queues x ON x.id = y.queue
+            LEFT JOIN :schema.removals v ON v.session = s.id AND v.request_id = n.v::bigint), '[]')
         END ORDER BY w.at)::text
         FROM jsonb_array_elements(who) WITH ORDINALITY w (v, at)
-        LEFT JOIN SCHEMA.sessions s ON s.id = (w.v ->> 0)::bigint);
+        LEFT JOIN :schema.sessions s ON s.id = (w.v ->> 0)::bigint);
 END $$;

@@ -1,12 +1,12 @@
--- Tables of the store. SCHEMA stands for the schema's name.
+-- Tables of the store.
 --
 -- An owner is a request whose order id is at most `last_owner` of its queue: a grant moves that
 -- mark, and writes nothing else that is indexed.
 
-CREATE SEQUENCE SCHEMA.order_ids CACHE 1;
-CREATE SEQUENCE SCHEMA.session_ids CACHE 1;
+CREATE SEQUENCE :schema.order_ids CACHE 1;
+CREATE SEQUENCE :schema.session_ids CACHE 1;
 
-CREATE TABLE SCHEMA.meta (
+CREATE TABLE :schema.meta (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     version integer NOT NULL,
     serves integer NOT NULL,                 -- the oldest version of programs that may use it
@@ -22,20 +22,20 @@ CREATE TABLE SCHEMA.meta (
 
 -- A copy of `meta`. A crash, a promotion or the recovery of a backup empties an unlogged table. So a
 -- missing row says that data may have been lost.
-CREATE UNLOGGED TABLE SCHEMA.witness (
+CREATE UNLOGGED TABLE :schema.witness (
     epoch text NOT NULL,
     place oid NOT NULL,
     relaxed boolean NOT NULL,
     quarantined_until timestamptz NOT NULL
 );
 
-CREATE TABLE SCHEMA.nodes (
+CREATE TABLE :schema.nodes (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     path text COLLATE "C" NOT NULL UNIQUE,
     config text NOT NULL
 );
 
-CREATE TABLE SCHEMA.sessions (
+CREATE TABLE :schema.sessions (
     id bigint PRIMARY KEY,
     node integer NOT NULL,
     token text COLLATE "C" NOT NULL,         -- of its attachment: "<attach number>.<secret>"
@@ -48,11 +48,11 @@ CREATE TABLE SCHEMA.sessions (
     change_number bigint NOT NULL DEFAULT 0, -- the last change that was made, and its answer
     change_answer text NOT NULL DEFAULT ''
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
-CREATE INDEX sessions_of_node ON SCHEMA.sessions (node, id);
-CREATE UNIQUE INDEX sessions_by_token ON SCHEMA.sessions (token);
+CREATE INDEX sessions_of_node ON :schema.sessions (node, id);
+CREATE UNIQUE INDEX sessions_by_token ON :schema.sessions (token);
 
 -- Attachments from which a session was taken, and the time until which they may hold leases.
-CREATE TABLE SCHEMA.former (
+CREATE TABLE :schema.former (
     session bigint NOT NULL,
     token text COLLATE "C" NOT NULL,
     until timestamptz NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE SCHEMA.former (
 );
 
 -- Semaphores. An ephemeral one exists while it has requests; its row stays for a while.
-CREATE TABLE SCHEMA.queues (
+CREATE TABLE :schema.queues (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     node integer NOT NULL,
     name text COLLATE "C" NOT NULL,
@@ -78,7 +78,7 @@ CREATE TABLE SCHEMA.queues (
     UNIQUE (node, name)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
-CREATE TABLE SCHEMA.requests (
+CREATE TABLE :schema.requests (
     queue bigint NOT NULL,
     order_id bigint NOT NULL,
     session bigint NOT NULL,
@@ -90,10 +90,10 @@ CREATE TABLE SCHEMA.requests (
     deadline timestamptz,
     PRIMARY KEY (queue, order_id)
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
-CREATE UNIQUE INDEX requests_of_session ON SCHEMA.requests (session, request_id);
+CREATE UNIQUE INDEX requests_of_session ON :schema.requests (session, request_id);
 
 -- Requests that left their queues without a call of their sessions, until these have noticed.
-CREATE TABLE SCHEMA.removals (
+CREATE TABLE :schema.removals (
     session bigint NOT NULL,
     request_id bigint NOT NULL,
     order_id bigint NOT NULL,
