@@ -22,7 +22,7 @@ def a_chain(*numbers: int) -> Handoff:
 def join(handoff: Handoff, number: int, ahead: int, deadline: float | None = None) -> int | None:
     """Have an exclusive request join, with ten times its number as order id."""
     handoff.joined(number, 10 * number)
-    return handoff.is_exclusive(number, ahead, deadline)
+    return handoff.note_exclusive(number, ahead, deadline)
 
 
 def test_a_release_makes_the_request_directly_behind_the_next_owner() -> None:
@@ -97,12 +97,12 @@ def test_a_request_that_shares_is_no_neighbour() -> None:
 
 def test_a_request_that_changes_has_no_neighbours_any_more() -> None:
     handoff = a_chain(1, 2, 3)
-    handoff.is_changed(2)
+    handoff.note_changed(2)
     assert handoff.released(1) is None
     assert handoff.released(2) is None
     assert join(handoff, 4, 20) is None
     assert handoff.released(3) is None
-    handoff.is_changed(9)
+    handoff.note_changed(9)
 
 
 def test_a_request_that_joins_behind_one_that_the_store_removed_takes_its_place() -> None:
@@ -165,7 +165,7 @@ class Program:
         if number:
             self.waiting.add(number)
             self.handoff.joined(number, self.latest)
-            self.hand_on(self.handoff.is_exclusive(number, ahead))
+            self.hand_on(self.handoff.note_exclusive(number, ahead))
         self.grant()
 
     def leave(self, place: int) -> None:

@@ -76,7 +76,7 @@ class Handoff:
         """Add a request that the store has put into its queue."""
         self.order_ids[number] = order_id
 
-    def is_exclusive(
+    def note_exclusive(
         self, number: int, ahead: int = 0, deadline: float | None = None
     ) -> int | None:
         """Note that a request which has joined is exclusive.
@@ -95,7 +95,7 @@ class Handoff:
         before = self._numbers.get(ahead)
         return None if before is None else self._link(before, number)
 
-    def is_changed(self, number: int) -> None:
+    def note_changed(self, number: int) -> None:
         """Note that the count or the timeout of a request changes: it is exclusive no more."""
         self._unlink(number)
         self._numbers.pop(self.order_ids.get(number, 0), None)
@@ -239,7 +239,7 @@ class HandoffSession(CommandSession):
             handoff.joined(request_id, reply[0] if waits else reply)
             if operation.exclusive and self._hands_on:
                 ahead = self._ahead_of(reply) if waits else 0
-                self._hand_on(handoff.is_exclusive(request_id, ahead, operation.deadline))
+                self._hand_on(handoff.note_exclusive(request_id, ahead, operation.deadline))
 
     def withdraw(self, request_id: int) -> Answer[Withdrawn]:
         """Take a request out of its queue, and hand its mutex on."""
@@ -294,7 +294,7 @@ class HandoffSession(CommandSession):
         if self.requests.get(request_id) == HANDED:
             timeout = UNCHANGED  # as for any owner
         if count is not None or timeout is not UNCHANGED:
-            self.handoff.is_changed(request_id)
+            self.handoff.note_changed(request_id)
             if self.requests.get(request_id) == SENT:
                 self._hands_on = False  # its answer would say too much
         return super().alter(request_id, count=count, data=data, timeout=timeout)
