@@ -13,10 +13,8 @@ from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines._kit.commands.replies import first_word, repeated
 from tenure.engines._kit.commands.statements import Statement
-from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Attach, GuardStatement
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Call, Refusal
 from tenure.engines.postgresql.url import PostgresUrl
@@ -34,11 +32,9 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
     Attributes:
         channel: names this engine to others.
         guarded: the tokens of leases that were guarded, while these are held.
-        reconnector: keeps the connection to the server.
     """
 
     channel: str
-    reconnector: Reconnector[str, PostgresConnection]
 
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:
         """Start closed."""

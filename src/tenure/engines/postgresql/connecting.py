@@ -20,6 +20,7 @@ from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.login import NO_RIGHT, cause, encoding_error
 from tenure.engines.postgresql.session import PostgresSession
+from tenure.engines.postgresql.statements import DROPPED
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError
 
@@ -36,7 +37,6 @@ __all__ = [
     "reattach",
 ]
 
-_NO_SCHEMA = "3F000"
 _NO_FUNCTION = "42883"
 
 _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeouts of the account
@@ -232,7 +232,7 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
     try:
         found = await opened.call(hello, address.relaxed, address.synchronous)
     except psycopg.Error as error:
-        if error.sqlstate not in (_NO_SCHEMA, _NO_FUNCTION):
+        if error.sqlstate not in (DROPPED, _NO_FUNCTION):
             raise
         if not create:
             raise SchemaDropped(

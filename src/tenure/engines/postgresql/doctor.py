@@ -20,7 +20,7 @@ from tenure.engines._kit import doctor as common
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.connecting import connect_blocking, cut
-from tenure.engines.postgresql.login import cause, encoding_error, login_failure
+from tenure.engines.postgresql.login import READ_ONLY, cause, encoding_error, login_failure
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
 
@@ -35,8 +35,6 @@ TIMEOUT = 10.0
 
 OLDEST = 13
 """Oldest major version of PostgreSQL that has what the store uses."""
-
-_READ_ONLY = "25006"
 
 
 def examine(address: PostgresUrl) -> Iterator[Finding]:
@@ -162,7 +160,7 @@ def _store(connection: Connection, name: str) -> Iterator[Finding]:
     try:
         found = json.loads(_read(connection, f"SELECT {name}.examine()")[0])
     except psycopg.Error as error:
-        if error.sqlstate != _READ_ONLY:
+        if error.sqlstate != READ_ONLY:
             raise
         yield Finding(
             "warning",

@@ -62,6 +62,7 @@ class PostgresEngine(PostgresAdministration):
     """
 
     heartbeat: PostgresHeartbeat
+    reconnector: Reconnector[str, PostgresConnection]
     operate: Callable[[Operation[Any]], None]
 
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:

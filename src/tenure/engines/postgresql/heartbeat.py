@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import select
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -13,9 +13,10 @@ from psycopg import pq
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.postgresql.connecting import SETTINGS, connect_blocking, cut
+from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.url import PostgresUrl
 
-__all__ = ["PostgresHeartbeat", "RenewedSession"]
+__all__ = ["PostgresHeartbeat"]
 
 _TIMEOUT = 2
 _ACTIVITY = b"""
@@ -37,18 +38,7 @@ It waits for a lock no longer, because the thread examines the connection betwee
 _LOCKED = b"55P03"
 
 
-class RenewedSession(Protocol):
-    """A session, as the heartbeat thread sees it."""
-
-    id: int
-    token: str
-    over: bool
-
-    def prove(self, at: float) -> None:
-        """Report a proof of that time."""
-
-
-class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
+class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
     """The heartbeat thread of one engine.
 
     Attributes:
@@ -76,7 +66,7 @@ class PostgresHeartbeat(HeartbeatThread[RenewedSession]):
         self.epoch = ""
         self._connection: psycopg.Connection[Any] | None = None
 
-    def renew_now(self, requested: dict[RenewedSession, float]) -> None:
+    def renew_now(self, requested: dict[PostgresSession, float]) -> None:
         """Renew these sessions, in the thread."""
         sessions = {each.id: each for each in requested if not each.over}
         if not sessions:

@@ -21,10 +21,18 @@ from tenure.errors import (
     TenureError,
 )
 
-__all__ = ["NO_RIGHT", "LoginFailure", "cause", "encoding_error", "explained", "login_failure"]
+__all__ = [
+    "NO_RIGHT",
+    "READ_ONLY",
+    "LoginFailure",
+    "cause",
+    "encoding_error",
+    "explained",
+    "login_failure",
+]
 
 NO_RIGHT = "42501"
-_READ_ONLY = "25006"
+READ_ONLY = "25006"
 _ISOLATED = "TN004"
 
 
@@ -170,7 +178,7 @@ def explained(address: PostgresUrl, error: psycopg.Error) -> TenureError:
         failed = {EngineUnavailable: "", InvalidArgument: " cannot be used"}
         what = failed.get(failure.error, " refused the login")
         return failure.error(f"{address.url}{what}: {text}. {remedy}")
-    if error.sqlstate == _READ_ONLY:  # a pooler leads to a standby, until it is promoted
+    if error.sqlstate == READ_ONLY:  # a pooler leads to a standby, until it is promoted
         return EngineUnavailable(f"{address.url}: {text}")
     return EngineError(f"{address.url} cannot be used: {text}")
 

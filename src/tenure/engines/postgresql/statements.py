@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+from tenure.engines._kit.commands.attachment import CommandAttachment
 from tenure.engines._kit.commands.statements import Statement
 
 __all__ = [
@@ -13,7 +14,6 @@ __all__ = [
     "Argument",
     "Arguments",
     "Call",
-    "PostgresAttached",
     "Refusal",
     "Sql",
     "session_call",
@@ -37,20 +37,6 @@ class Refusal(Exception):
         """Keep the code and the message."""
         super().__init__(message)
         self.code = code
-
-
-class PostgresAttached(Protocol):
-    """An attached session, as statements see it.
-
-    Attributes:
-        id: its number in the store.
-        token: names the current attachment: "<attach number>.<secret>".
-        path: of its node.
-    """
-
-    id: int
-    token: str
-    path: str
 
 
 class Call(Statement):
@@ -104,7 +90,7 @@ class Call(Statement):
 
 
 def session_call(
-    function: str, session: PostgresAttached, args: Arguments, answered: Callable[[Any], object]
+    function: str, session: CommandAttachment, args: Arguments, answered: Callable[[Any], object]
 ) -> Call:
     """Return a call of a function for a session, as it is attached when this is sent.
 
@@ -137,15 +123,11 @@ class Sql(Statement):
         return False
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
 def _encoded(value: Argument) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, bool):
         return b"t" if value else b"f"
     if isinstance(value, list):
-        return _json(value)
+        return json.dumps(value, separators=(",", ":")).encode()
     return str(value).encode()
