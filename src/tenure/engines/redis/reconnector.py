@@ -4,7 +4,8 @@ The kit's `Reconnector` decides when to connect. Rules:
 
 * Each connection is prepared before it is used (see `RedisReconnectorOwner`).
 * A command that is sent without a connection waits for the next one, behind earlier unanswered
-  commands. They are sent, in that order, when every session is reattached.
+  commands. They are sent, in that order, when every session is reattached. Requests that are
+  withdrawn before that are dropped (see `UnsentOperations`).
 * With RESP2, a second connection receives the pushes; when one ends, the other is closed. Commands
   then wait until subscriptions are confirmed. The second connection repeats a subscription
   periodically, because otherwise its end would not be noticed.
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.commands.operations import Operation
+from tenure.engines._kit.commands.unsent import UnsentOperations
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.redis.commands import Command, Refusal
 from tenure.engines.redis.connecting import (
@@ -81,6 +83,7 @@ class RedisReconnector:
         # Receives pushes; usually the same connection.
         self._receiver: RedisConnection | None = None
         self._waiting: deque[Command] = deque()
+        self._unsent = UnsentOperations()  # after the waiting commands
         self._gates = 0
         self._channels: dict[str, None] = {}
         self._progress = (0, 0)
@@ -117,6 +120,7 @@ class RedisReconnector:
         try:
             await self._reconnector.aclose()
         finally:
+            self._unsent.take_all()
             self._waiting.clear()
 
     # Sending
@@ -124,6 +128,7 @@ class RedisReconnector:
     def send(self, call: Command) -> None:
         """Send a command, now or when there is a connection."""
         if self._connection is None or self._gates:
+            self._queue_operations()
             self._waiting.append(call)
         else:
             self._connection.send(call)
@@ -131,10 +136,10 @@ class RedisReconnector:
     def _route(self) -> None:
         """Choose the recipient of operations, to save a call."""
         connection = None if self._gates else self._connection
-        self.operate = self._operate_later if connection is None else connection.operate
+        self.operate = self._unsent.operate if connection is None else connection.operate
 
-    def _operate_later(self, operation: Operation[Any]) -> None:
-        self._waiting.append(Batch(operation.session, operation))
+    def _queue_operations(self) -> None:
+        self._waiting.extend(Batch(each.session, each) for each in self._unsent.take_all())
 
     def subscribe(self, channel: str) -> None:
         """Subscribe to a channel; commands sent from now on are later."""
@@ -165,6 +170,7 @@ class RedisReconnector:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
+        self._queue_operations()
         while self._waiting and self._connection is not None and not self._gates:
             self._connection.send(self._waiting.popleft())
 

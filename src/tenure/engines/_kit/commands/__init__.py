@@ -7,7 +7,7 @@ Modules, in reading order: `replies` and `values` decode and encode. `session` h
 session, based on `attachment` (its token and end), and `operations` are sent in batches. `handoff`
 passes mutexes on between requests of a session, for engines whose store reports neighbours, and
 `polling` polls for waiters where the store delivers no events. For a database, `statements` has
-batches of operations, `pipeline` decides which statements are under way together, and `unsent`
-keeps them while there is no connection. `engine` opens and closes; its bases are `attaching`, which
-attaches and takes over, and `administration`, the operations on nodes.
+batches of operations, and `pipeline` decides which statements are under way together. `unsent`
+keeps operations, and such statements, while there is no connection. `engine` opens and closes; its
+bases are `attaching`, which attaches and takes over, and `administration`, the operations on nodes.
 """
