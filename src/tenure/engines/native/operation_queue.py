@@ -6,6 +6,8 @@ Rules:
 * The server keeps a limited number of answers until they are acknowledged. At most so many
   operations are sent, counted from the oldest unanswered one; answers before it are acknowledged.
   So only a program with one very slow operation among thousands of others waits here.
+* A request that is withdrawn before it was sent is dropped, and so is its withdrawal. Otherwise
+  programs that try again and again would fill the memory during a long outage.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class NativeOperationQueue:
         self._loop = reconnector.loop
         self._now = reconnector.clock.now
         self._connection: NativeConnection | None = None
+        self._unsent: dict[int, NativeCall] = {}  # `Enqueue`s since there is no connection
         self._waiting: deque[NativeCall] = deque()  # until the server may drop some answers
         self._kept = 0  # number of answers that it keeps
         self._last = 0  # number of the latest operation
@@ -63,7 +66,20 @@ class NativeOperationQueue:
                 self._submit(call)
             else:
                 connection.submit(call)
+        elif isinstance(message, wire.Enqueue):
+            self._unsent[message.request_id] = call
+        elif isinstance(message, wire.Alter):
+            self._unsent.pop(message.request_id, None)  # the change expects the request
         return call
+
+    def withdraw_unsent(self, request_id: int) -> bool:
+        """Withdraw a request if it was not sent; return whether that is done."""
+        call = self._unsent.pop(request_id, None)
+        if call is None:
+            return False
+        self.failed(call)
+        self._loop.call_soon(call.succeed, REFUSED)
+        return True
 
     def _submit(self, call: NativeCall) -> None:
         assert self._connection is not None
@@ -137,6 +153,7 @@ class NativeOperationQueue:
     def resume(self, connection: NativeConnection, again: Iterable[NativeCall] = ()) -> None:
         """Use a new connection, and send these operations first."""
         self._connection = connection
+        self._unsent.clear()
         self._kept = connection.welcome.kept_answers
         self._acknowledged = self._answered
         for call in again:
@@ -184,6 +201,7 @@ class NativeOperationQueue:
         calls = list(self.calls.values())
         self.calls.clear()
         self.requests.clear()
+        self._unsent.clear()
         self._waiting.clear()
         self._connection = None
         for call in calls:

@@ -172,6 +172,8 @@ class NativeSession(NativeAttachment):
         """Take a request out of its queue."""
         if self.over or self.closing:
             self.check()
+        if self._operations.withdraw_unsent(request_id):
+            return Withdrawn.LEFT
         self._operations.requests.pop(request_id, None)
         rid = self._reconnector.next_rid()
         return self._operations.call(rid, wire.Withdraw(rid, self.channel, request_id)).future
