@@ -45,6 +45,17 @@ def test_operations_on_one_member_do_not_wait() -> None:
     assert queues.of("a").idle
 
 
+def test_an_operation_that_is_dropped_does_not_begin_and_holds_up_no_other() -> None:
+    queues, said = OperationQueues(), list[str]()
+    queues.of("a").add(through(queues, "a", MAIN, said, "first"))
+    second = through(queues, "a", SIBLING, said, "second")
+    queues.of("a").add(second)
+    queues.of("a").add(through(queues, "a", MAIN, said, "third"))
+    queues.of("a").drop(second)
+    queues.of("a").drop(second)
+    assert said == ["first", "third"]
+
+
 def test_names_do_not_wait_for_each_other() -> None:
     queues, said = OperationQueues(), list[str]()
     queues.of("a").add(through(queues, "a", MAIN, said, "a"))

@@ -7,7 +7,7 @@ answered. Names are independent.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, KeysView
 
 __all__ = ["OperationQueue", "OperationQueues", "Step"]
@@ -57,13 +57,18 @@ class OperationQueue:
     def __init__(self, name: str, empty: Callable[[OperationQueue], None]) -> None:
         self.name = name
         self._empty = empty
-        self._steps: deque[Step] = deque()
+        self._steps: OrderedDict[Step, None] = OrderedDict()
         self._unanswered: dict[Hashable, int] = {}
         self._moving = False
 
     def add(self, step: Step) -> None:
         """Begin an operation after all that were added before."""
-        self._steps.append(step)
+        self._steps[step] = None
+        self.move()
+
+    def drop(self, step: Step) -> None:
+        """Remove an operation, unless it has begun."""
+        self._steps.pop(step, None)
         self.move()
 
     def free_for(self, member: Hashable) -> bool:
@@ -111,8 +116,8 @@ class OperationQueue:
             return
         self._moving = True
         try:
-            while self._steps and self._steps[0]():
-                self._steps.popleft()
+            while self._steps and (step := next(iter(self._steps)))():
+                self._steps.pop(step, None)
         finally:
             self._moving = False
         if not self._steps and not self._unanswered:

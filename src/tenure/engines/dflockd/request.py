@@ -380,6 +380,7 @@ class DflockdRequest:
         if self.connection is not None:
             self._disuse()
         self.answers.over(withdrawn)
+        self._queue.drop(self._begin)
         self._settled()
 
     def _stop_timers(self) -> None:

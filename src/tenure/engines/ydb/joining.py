@@ -68,7 +68,8 @@ class Joining:
             answer=self._session.future(),
         )
         self._requests.add(request)
-        self._queues.of(name).add(partial(self._join, request))
+        request.join = partial(self._join, request)
+        self._queues.of(name).add(request.join)
         self._requests.count_long(request, timeout)
         return request.answer
 
@@ -247,7 +248,7 @@ class Joining:
                 self._learn(request, body)
             return True
 
-        member.protocol.send(
+        request.order_id_read = member.protocol.send(
             lambda req_id: messages.describe(req_id, request.name, owners=True), answered
         )
 

@@ -7,6 +7,9 @@
       +---------+---------+--------+--> LEAVING --> GONE     withdrawn, until the server confirms
       +---------+---------+--------+--> GONE                 refused, timed out, removed
 
+A request that is withdrawn during an outage, before it was sent, is GONE at once. Otherwise
+programs that try again and again would fill the memory.
+
 This module removes requests; `joining` and `altering` add and change them. An operation with a
 transient failure is repeated after a pause, if a request would otherwise stay in its queue, or a
 waiter would miss its grant.
@@ -20,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
+from tenure.engines._kit.operations import Step
 from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.ydb import messages
 from tenure.engines.ydb.member import Member
@@ -65,7 +69,9 @@ class YdbRequest:
         order_id: its order id, once known.
         owned_at: the session's step at which the grant and its order id were known.
         order_id_requested: whether a description that will contain it is pending.
+        order_id_read: the last operation that requested such a description.
         answer: the result of `enqueue`.
+        join: the step that sends it, in the operation queue of its name.
         leavers: callers that wait until it has left its queue.
         lost: whether it has left its queue without a withdrawal.
     """
@@ -88,6 +94,8 @@ class YdbRequest:
     order_id: int | None = None
     owned_at: int = 0
     order_id_requested: bool = False
+    order_id_read: YdbOperation | None = None
+    join: Step | None = None
     leavers: list[asyncio.Future[Withdrawn]] = field(default_factory=list)
     lost: bool = False
 
@@ -194,9 +202,31 @@ class YdbRequests:
         request = self._requests.get(request_id)
         if request is None:
             return Withdrawn.MISSING
+        if self._withdraw_unsent(request):
+            return Withdrawn.LEFT
         answer: asyncio.Future[Withdrawn] = self._session.future()
         self._queues.of(request.name).add(partial(self._leave, request, answer))
         return answer
+
+    def _withdraw_unsent(self, request: YdbRequest) -> bool:
+        """Withdraw a request if it was not sent in an outage; return whether that is done."""
+        member, operation = request.member, request.operation
+        if self._session.failure is None or request.state is not State.SENT or request.refused:
+            return False
+        if member is not None and (operation is None or operation.sent):
+            return False
+        queue = self._queues.of(request.name)
+        self.forget(request)
+        self._loop.call_soon(request.answer_with, Enqueued(Place.REFUSED, None))
+        if member is None:
+            assert request.join is not None
+            queue.drop(request.join)
+            return True
+        for each in (operation, request.order_id_read):
+            if each is not None:
+                member.protocol.drop(each)
+        queue.end(member)
+        return True
 
     def _leave(self, request: YdbRequest, answer: asyncio.Future[Withdrawn]) -> bool:
         member = request.member
