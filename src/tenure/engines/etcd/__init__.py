@@ -12,9 +12,10 @@ From the bottom up:
   ``members`` the channels to all members; ``errors`` classifies failures.
 * ``watching`` has the stream of watches, ``renewing`` keeps leases alive, ``late`` removes overdue
   waiters of other programs; ``cluster`` has the services that all sessions share.
-* ``attachment`` is a session's lease, key and transactions, and the order of its operations;
-  ``request``, ``waiting`` and ``requests`` are its requests, ``semaphores`` its operations on
-  semaphores, and ``watch_cache`` its watches; ``session`` joins them, ``attaching`` attaches one.
+* ``attachment`` is a session's lease, key and transactions, and ``operations`` the order of its
+  operations; ``request``, ``waiting`` and ``requests`` are its requests, ``semaphores`` its
+  operations on semaphores, and ``watch_cache`` its watches; ``session`` joins them, ``attaching``
+  attaches one.
 * ``admin`` has the operations on nodes and of administrators, ``doctor`` the diagnosis, ``engine``
   the contract.
 

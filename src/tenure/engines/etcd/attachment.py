@@ -1,4 +1,4 @@
-"""One attachment of a session: its lease, its key, its operations and its transactions.
+"""One attachment of a session: its lease, its key and its transactions.
 
 Rules:
 
@@ -6,17 +6,15 @@ Rules:
   every transaction compares the version. So etcd rejects transactions of an older attachment.
 * **Unknown outcomes.** A transaction without an answer may have been carried out, or may be carried
   out later. The session is first reattached under the next number, so that etcd rejects the old
-  transaction. Then the operation sends it again; it may find its own results.
+  transaction. Then the operation sends it again; it may find its own results. Other transactions
+  are not sent before that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from typing import Any, TypeVar
 
 from tenure.core import rules
 from tenure.engines._kit.session import SessionBase
@@ -26,164 +24,13 @@ from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.cluster import EtcdCluster
 from tenure.engines.etcd.errors import Lost, Refused, pauses
 from tenure.engines.etcd.keys import Name, Record
+from tenure.engines.etcd.operations import EtcdOperations
 from tenure.engines.etcd.request import EtcdRequest
-from tenure.engines.prompt import Prompt
 from tenure.errors import SessionExpired, TenureError
 
-__all__ = ["EtcdAttachment", "EtcdOperations", "WrittenAttachment"]
-
-T = TypeVar("T")
+__all__ = ["EtcdAttachment", "WrittenAttachment"]
 
 _LEAST_TIMEOUT = 0.5
-
-
-class _Begun(Generator[Any, Any, T]):
-    """Coroutine whose first step, up to its first wait, has run."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
-        self._first: Any = None
-        self._ended: BaseException | None = None
-        try:
-            self._first = coroutine.send(None)
-        except BaseException as ended:  # including its result
-            self._ended = ended
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self
-
-    def send(self, value: Any) -> Any:
-        if self._ended is not None:
-            raise self._ended
-        if self._first is None:
-            return self._coroutine.send(value)
-        first, self._first = self._first, None
-        return first
-
-    def throw(self, *error: Any) -> Any:
-        return self._coroutine.throw(*error)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-
-class EtcdOperations:
-    """Operation queues of one session.
-
-    The operations on a name are tasks, carried out one after the other. The first one begins within
-    the call: it runs in the caller's task until its first wait. There it must not depend on the
-    current task, as `asyncio.timeout` does: calls have their own timeouts. The caller awaits a
-    future. If it stops waiting, the operation continues.
-
-    An operation that takes a request out of its queue announces it (`leaving`), so that the
-    previous operation can do both in one transaction.
-
-    Args:
-        tasks: the tasks of the engine, which waits for them.
-        error_of: returns the caller's error for a rejection or a cancellation.
-    """
-
-    def __init__(
-        self,
-        tasks: set[asyncio.Task[Any]],
-        error_of: Callable[[BaseException, str], TenureError],
-    ) -> None:
-        """Start without operations."""
-        self._loop = asyncio.get_running_loop()
-        self._tasks = tasks
-        self._error_of = error_of
-        self._queues: dict[str, dict[asyncio.Task[None], EtcdRequest | None]] = {}
-        self._awaited: set[asyncio.Task[None]] = set()
-
-    def take(
-        self,
-        name: str,
-        operation: Callable[[], Coroutine[Any, Any, T]],
-        leaving: EtcdRequest | None = None,
-    ) -> asyncio.Future[T]:
-        """Carry out an operation on a name after all earlier ones."""
-        future: Prompt[T] = Prompt(self._loop)
-        queue = self._queues.get(name)
-        before = None if queue is None else next(reversed(queue))
-        begun = _Begun(operation()) if before is None else None
-        task = self._loop.create_task(self._carry_out(before, name, begun, operation, future))
-        self._queues.setdefault(name, {})[task] = leaving
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._carried_out, name, begun, future))
-        return future
-
-    def leaves_next(self, name: str) -> EtcdRequest | None:
-        """Return the request that the operation after the current one takes out, if it does."""
-        queue = self._queues.get(name, {})
-        return next(islice(queue.values(), 1, None), None)
-
-    def wait_for(self, task: asyncio.Task[None]) -> None:
-        """Answer nothing before a task is done."""
-        self._awaited.add(task)
-        task.add_done_callback(self._awaited.discard)
-
-    async def _carry_out(
-        self,
-        before: asyncio.Task[None] | None,
-        name: str,
-        begun: _Begun[T] | None,
-        operation: Callable[[], Coroutine[Any, Any, T]],
-        future: asyncio.Future[T],
-    ) -> None:
-        try:
-            if before is not None and not before.done():
-                await asyncio.wait([before])
-            result = await (operation() if begun is None else begun)
-            if self._awaited:
-                await asyncio.wait(list(self._awaited))
-        except asyncio.CancelledError:
-            raise  # `_carried_out` propagates it, as for an operation that had not begun
-        except BaseException as error:
-            if not future.done():
-                is_refused = isinstance(error, Refused)
-                future.set_exception(self._error_of(error, name) if is_refused else error)
-            if not isinstance(error, Refused | TenureError):
-                raise
-        else:
-            if not future.done():
-                future.set_result(result)
-
-    def _carried_out(
-        self,
-        name: str,
-        begun: _Begun[T] | None,
-        future: asyncio.Future[T],
-        task: asyncio.Task[None],
-    ) -> None:
-        self._tasks.discard(task)
-        queue = self._queues[name]
-        del queue[task]
-        if not queue:
-            del self._queues[name]
-        if task.cancelled():
-            if begun is not None:
-                begun.close()
-            if not future.done():
-                future.set_exception(self._error_of(asyncio.CancelledError(), name))
-
-    async def finish(self, within: float) -> None:
-        """Wait until all operations are done, or until that time."""
-        tasks = [task for queue in self._queues.values() for task in queue]
-        if tasks:
-            await asyncio.wait(tasks, timeout=within)
-
-    def cut_off(self, *, finish_leaving: bool = False) -> None:
-        """Cancel all operations but the current one.
-
-        Args:
-            finish_leaving: continue operations that take requests out of their queues: only etcd's
-                answer shows whether the requests were still there.
-        """
-        current = asyncio.current_task()
-        for queue in list(self._queues.values()):
-            for task, leaving in list(queue.items()):
-                if task is not current and not (finish_leaving and leaving is not None):
-                    task.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +116,10 @@ class EtcdAttachment(SessionBase):
     # Transactions
 
     async def transact(
-        self, build: Callable[[], bytes], leaving: EtcdRequest | None = None
+        self,
+        build: Callable[[], bytes],
+        leaving: EtcdRequest | None = None,
+        joining: EtcdRequest | None = None,
     ) -> tuple[answers.Answer, bool]:
         """Send a transaction, repeatedly if needed.
 
@@ -278,6 +128,7 @@ class EtcdAttachment(SessionBase):
         Args:
             build: makes the transaction; called for each attempt.
             leaving: the request that the transaction deletes.
+            joining: the request that the transaction adds.
 
         Returns:
             The answer, and whether an earlier attempt may have been carried out.
@@ -291,6 +142,11 @@ class EtcdAttachment(SessionBase):
             if self.over:
                 raise self.reason
             version = self.version
+            if self._attaching.locked():
+                await self._reattach(version)
+                continue
+            if joining is not None:
+                joining.sent, joining.drop = True, None
             try:
                 data = await self.engine.members.call(wire.TXN, build(), self.timeout)
             except Lost:

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tenure.core import refusals, rules
+from tenure.engines.contract import Enqueued
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.keys import Entry, Name, limit_of, request_value
@@ -50,6 +51,8 @@ class EtcdRequest:
         timeout: its timeout in seconds, as in its value.
         limit: the limit of its semaphore.
         created: its create revision; 0 until it has joined.
+        sent: whether a transaction that adds it may have been sent.
+        drop: answers `enqueue`, and ends its operation; ``None`` once it was sent.
         gone: whether it has left its queue, or is leaving.
         left: whether etcd has confirmed that it has left its queue.
         near: whether it joined so near to the head that its queue is read without delay.
@@ -70,6 +73,8 @@ class EtcdRequest:
     limit: int = EPHEMERAL_LIMIT
     created: int = 0
     owns: bool = False
+    sent: bool = False
+    drop: Callable[[Enqueued], None] | None = None
     gone: bool = False
     left: bool = False
     marked: bool = False

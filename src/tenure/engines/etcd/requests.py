@@ -107,7 +107,7 @@ class EtcdRequests(EtcdAttachment):
             *(self._waiting, request_id, keys, key, count, data, ephemeral, timeout)
         )
         self.requests[request_id] = request
-        return self.operations.take(name, lambda: self._enqueue(request, timeout))
+        return self.operations.take(name, lambda: self._enqueue(request, timeout), joining=request)
 
     async def _enqueue(self, request: EtcdRequest, timeout: float | None) -> Enqueued:
         leaving = self.operations.leaves_next(request.name.name)
@@ -143,7 +143,8 @@ class EtcdRequests(EtcdAttachment):
             answer, _ = await self.transact(
                 partial(request.joining, self, condition, at_once, newest)
                 if newest or request.data or request.request_id > _LAST_REQUEST
-                else partial(self._joining_as_before, request, condition, at_once)
+                else partial(self._joining_as_before, request, condition, at_once),
+                joining=request,
             )
             large = not at_once and bool(request.data) and request.large
             if answer.ok and not large:
@@ -191,7 +192,7 @@ class EtcdRequests(EtcdAttachment):
         Returns:
             Whether both were done, and the first request after that, if known.
         """
-        answer, _ = await self.transact(partial(request.relieving, self, leaving))
+        answer, _ = await self.transact(partial(request.relieving, self, leaving), joining=request)
         if answer.ok:
             there = answer.parts[-4]
             request.near = there.count <= _NEAR
@@ -274,6 +275,10 @@ class EtcdRequests(EtcdAttachment):
         request = self.requests.pop(request_id, None) or self._left_in.pop(request_id, None)
         if request is None:
             return self._leaving.get(request_id, Withdrawn.MISSING)
+        if request.drop is not None and not self.engine.watching.is_up:
+            request.gone = True
+            request.drop(_REFUSED)
+            return Withdrawn.LEFT
         return self._leave(request)
 
     def _leave(self, request: EtcdRequest) -> asyncio.Future[Withdrawn]:
