@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -223,3 +224,44 @@ def test_synchronous_programs_see_the_same(afar: Afar, url: str) -> None:
             assert isinstance(late.value.__cause__, EngineUnavailable)
         mends(afar)
         mutex.lock(timeout=30).release()
+
+
+TRIES = 60
+"""Requests of each round that times out during an outage."""
+
+
+async def kept_after(session: tenure.Session, names: Sequence[str]) -> int:
+    """Let requests for these names time out; return how many are in memory afterwards."""
+    for _ in range(TRIES // len(names)):
+        for answer in await asyncio.gather(
+            *(session.mutex(name).lock(timeout=0.001) for name in names), return_exceptions=True
+        ):
+            assert isinstance(answer, AcquireTimeout)
+    await asyncio.sleep(0)
+    gc.collect()
+    return sum(type(each).__name__.endswith("Request") for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("waiters", [0, 2])
+async def test_requests_that_time_out_during_an_outage_leave_nothing_in_memory(
+    afar: Afar, url: str, waiters: int
+) -> None:
+    async with tenure.connect(url) as client, client.session() as session:
+        await (await session.mutex("m").lock(timeout=30)).release()
+        async with client.events() as happened:
+            breaks(afar, "refused")
+            async for event in happened:
+                if isinstance(event, events.SessionDetached):
+                    break
+        waiting = [asyncio.ensure_future(session.mutex("m").lock()) for _ in range(waiters)]
+        counts = list[int]()
+        for number in range(2):
+            counts.append(await kept_after(session, ["m"] * 20))
+            others = [f"{number}-{each}" for each in range(TRIES)]
+            counts.append(await kept_after(session, others))
+        assert max(counts) < TRIES / 2
+        mends(afar)
+        for each in waiting:
+            await (await each).release()
+        async with session.mutex("m").lock(timeout=30) as lease:
+            assert lease.held
