@@ -367,8 +367,7 @@ class DflockdRequest:
         """End the request, and answer its callers.
 
         Args:
-            withdrawn: the answer to a withdrawal. A release on a lost connection may have been
-                executed.
+            withdrawn: the answer to a withdrawal; a release may have been lost with a connection.
         """
         if self.standing is GONE:
             return
