@@ -6,18 +6,25 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
+
+import psycopg
 
 import tenure
+from tenure._client.internals import client_core
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine, EngineSession, Enqueued
+from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.events import EventStream, SessionAttached, SessionDetached
 from tests.engines.postgresql.servers import PostgresServer
 
 __all__ = [
     "PATIENCE",
     "SessionOfStatements",
+    "a_transaction",
     "an_engine",
     "backends",
+    "engine_of",
     "enqueue",
     "is_waited_for",
     "queue_of",
@@ -104,3 +111,19 @@ async def an_engine(url: str, clock: tenure.Clock) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.aclose()
+
+
+def engine_of(client: tenure.Client) -> PostgresEngine:
+    """Return the engine of a client."""
+    return cast("PostgresEngine", client_core(client).engine)
+
+
+@contextlib.asynccontextmanager
+async def a_transaction(server: PostgresServer) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """Open a connection of a user's, whose transaction is committed at the end."""
+    connection = await psycopg.AsyncConnection.connect(server.url)
+    try:
+        async with connection:
+            yield connection
+    finally:
+        await connection.close()  # psycopg leaves it open if the commit is cancelled

@@ -20,6 +20,7 @@ from tenure.engines.postgresql.statements import Call
 from tests.engines.postgresql.helpers import (
     PATIENCE,
     backends,
+    engine_of,
     is_waited_for,
     queue_of,
     until,
@@ -55,6 +56,24 @@ async def test_a_terminated_connection_loses_no_lease_and_no_place(
     assert len(lost) == 2
     for each in lost:
         assert "error=terminating connection due to administrator command" in each
+
+
+async def test_statements_sent_after_the_end_of_the_connection_fail_for_its_reason(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered: asyncio.Queue[object] = asyncio.Queue()
+    async with tenure.connect(server.url) as client, client.session():
+        (backend,) = backends(server)
+        server.execute(_TERMINATE.decode())
+        while backend in backends(server):  # blocks the loop, so that the client cannot read
+            pass
+        for _ in range(3):  # sending the first one fails without an error of libpq's
+            engine_of(client).send(Call("list_nodes", (), answered.put_nowait))
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(3):
+                await answered.get()
+    (lost,) = [each for each in caplog.messages if each.startswith("lost contact")]
+    assert "error=terminating connection due to administrator command" in lost
 
 
 @guarantee("cut off", "one owner", "others proceed", "nothing leaks", on=POSTGRESQL)

@@ -17,12 +17,11 @@ import psycopg
 import pytest
 
 import tenure
-from tenure._client.internals import client_core, request_of, session_core
+from tenure._client.internals import request_of, session_core
 from tenure._client.request import Request
 from tenure.engines._kit.commands import handoff
-from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.engines.postgresql.session import PostgresSession
-from tests.engines.postgresql.helpers import PATIENCE, backends
+from tests.engines.postgresql.helpers import PATIENCE, a_transaction, backends, engine_of
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import PostgresServer, a_server
 
@@ -78,10 +77,6 @@ class World:
         """The requests that may be in a queue."""
         return [each for one in self.sessions for each in session_core(one).requests.values()]
 
-    def engine(self, client: tenure.Client) -> PostgresEngine:
-        """Return the engine of a program."""
-        return cast("PostgresEngine", client_core(client).engine)
-
     async def hold(self, lease: tenure.Lease, chosen: random.Random) -> None:
         """Be inside for some iterations of the loop."""
         name, request = lease.name, request_of(lease)
@@ -124,7 +119,7 @@ class World:
 
     async def _guard(self, lease: tenure.Lease, chosen: random.Random) -> None:
         """Guard the lease; its release may begin before the end of the transaction."""
-        async with await psycopg.AsyncConnection.connect(self.server.url) as connection:
+        async with a_transaction(self.server) as connection:
             await lease.guard(connection)
             self.guarding.add(request_of(lease))
             releasing = asyncio.ensure_future(lease.release()) if chosen.random() < 0.5 else None
@@ -178,7 +173,7 @@ async def _lose_answers(world: World, chosen: random.Random) -> None:
     """Drop connections just after statements were sent, which the server executes."""
     while True:
         await asyncio.sleep(chosen.random() * 2)
-        connection = world.engine(chosen.choice(world.clients)).connection
+        connection = engine_of(chosen.choice(world.clients)).connection
         if connection is not None:
             connection.drop("the test drops it")
 
@@ -187,7 +182,7 @@ async def _lock_queues(world: World, chosen: random.Random) -> None:
     """Hold statements up, so that releases are on the way while requests time out."""
     while True:
         await asyncio.sleep(chosen.random())
-        async with await psycopg.AsyncConnection.connect(world.server.url) as connection:
+        async with a_transaction(world.server) as connection:
             await connection.execute("SELECT FROM tenure.queues FOR NO KEY UPDATE")
             await asyncio.sleep(chosen.choice((0.005, 0.03, 0.2)))
 
@@ -247,7 +242,7 @@ async def _check_leaks(world: World) -> None:
         left = session.requests, session.names, session.handoff.order_ids, session.unkept
         assert not any(left), left
     for client in world.clients:
-        assert not world.engine(client).guarded
+        assert not engine_of(client).guarded
 
 
 @pytest.mark.parametrize("seed", range(3))

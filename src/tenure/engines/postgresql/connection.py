@@ -173,7 +173,7 @@ class PostgresConnection:
             try:
                 self._preparing.append(self._sender.send(sql, parameters, recurs=statement.recurs))
             except psycopg.OperationalError as error:
-                self._end(cause(error))
+                self._failed(error)
                 return
             sent = True
         if sent:
@@ -184,7 +184,7 @@ class PostgresConnection:
         try:
             more = self._pq.flush()
         except psycopg.OperationalError as error:
-            self._end(cause(error))
+            self._failed(error)
             return
         if bool(more) != self._writing:
             self._writing = bool(more)
@@ -222,7 +222,7 @@ class PostgresConnection:
             while not self.over and (note := connection.notifies()):
                 self._owner.pushed(note.relname.decode(), note.extra.decode())
         except psycopg.OperationalError as error:
-            self._end(self._parting_reason() or cause(error))
+            self._failed(error)
         except BaseException:  # of a reply's receiver
             self._loop.call_soon(self._readable)  # more may have arrived, and been read
             raise
@@ -332,12 +332,13 @@ class PostgresConnection:
         # Later, so that a caller who sends several statements need not expect it in between.
         self._loop.call_soon(self._owner.disconnected, self, " ".join(why.split()))
 
-    def _parting_reason(self) -> str:
-        """Return the server's reason for the end, if libpq has received it before the end."""
-        result = None if self._pq.is_busy() or not self._preparing else self._pq.get_result()
+    def _failed(self, error: psycopg.Error) -> None:
+        """End because of an error of libpq's, for the server's reason if that has arrived."""
+        result = None if self._pq.is_busy() else self._pq.get_result()
         if result is not None and _severity(result) in _ENDING:
-            return _field(result, pq.DiagnosticField.MESSAGE_PRIMARY)
-        return next(iter(self._parting), "")
+            self._end(_field(result, pq.DiagnosticField.MESSAGE_PRIMARY))
+        else:
+            self._end(next(iter(self._parting), "") or cause(error))
 
     def take_unanswered(self) -> list[Statement]:
         """Return the statements that the next connection is to send."""
