@@ -23,6 +23,9 @@ from tests.guarantees import POSTGRESQL, guarantee
 pytestmark = pytest.mark.exhaustive
 
 _WINDOW = 2.0
+_USE_LOG = """SELECT count(pg_logical_emit_message(false, '', repeat('x', 250000)))
+    FROM generate_series(1, 20)"""
+"""Statement that writes much to the server's log of changes."""
 
 
 @contextmanager
@@ -122,6 +125,8 @@ async def test_a_server_that_ends_for_lack_of_space_for_its_log_has_kept_every_g
                 lease = await session.mutex("m").lock()
                 using = asyncio.ensure_future(use_space(session))
                 filler = _fill(disk)
+                with contextlib.suppress(psycopg.OperationalError):  # the server ends meanwhile
+                    await asyncio.to_thread(server.execute, _USE_LOG)
                 await until(lambda: "PANIC" in (server.folder / "said").read_text())
                 filler.unlink()
                 await until(lambda: _is_back(server))

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(240)]
 
 PROGRAMS, SESSIONS, TASKS = 3, 2, 6
 NAMES = ("a", "b")
-ROUNDS = 60
+ROUNDS = 40
 """Rounds of each task."""
 
 

@@ -46,7 +46,7 @@ async def test_programs_that_create_the_store_at_the_same_time_all_use_it(
     assert len(tokens) == 10
 
 
-@pytest.mark.parametrize("setting", ["", "lock_timeout = '1ms'", "statement_timeout = '50ms'"])
+@pytest.mark.parametrize("setting", ["", "lock_timeout = '1ms'", "statement_timeout = '200ms'"])
 async def test_clients_that_create_the_store_at_the_same_time_all_use_it(
     server: PostgresServer, setting: str
 ) -> None:
