@@ -113,7 +113,7 @@ class PostgresMonitor:
             self._now,
             self._timer.by,
         )
-        self._look_at = self._check_at = 0.0
+        self._look_at = self._check_at = self._now() + _NET
         self._sweep_at = self._now() + _SWEEP
 
     def begin(self) -> None:
@@ -186,10 +186,11 @@ class PostgresMonitor:
         if now >= self._look_at:
             self._look_at = now + (_LONGEST_NET if self._polls else _NET)
             self._look(sessions)
-        if self._polls and now >= self._check_at:
+        if now >= self._check_at:
             self._check_at = now + _NET
+            missed = (WAITING, HANDED, OWNS) if self._polls else (WAITING,)
             for session in sessions:
-                session.look_up((WAITING, HANDED, OWNS))
+                session.look_up(missed)
         elif self._polls and now >= self._polling.at:
             self._polling.poll()
         if now >= self._sweep_at:
@@ -212,9 +213,6 @@ class PostgresMonitor:
         all_places = [list(each) for each in sorted({(*each,) for each in places})]
         words = (self._engine.channel, all_places, watched or None)
         self._engine.send(Call("tick", words, partial(self._looked, channels)))
-        if not self._polls:
-            for session in sessions:
-                session.look_up((WAITING,))
 
     def _looked(self, channels: tuple[str, ...], reply: Any) -> None:
         if not isinstance(reply, dict):
