@@ -86,8 +86,11 @@ async def test_contenders_have_the_lock_in_turn_while_their_connections_are_term
     tokens: list[int] = []
     terminated = 0
 
+    connected = asyncio.Barrier(9)  # a first connection that fails is not tried again
+
     async def contend(number: int) -> None:
         async with tenure.connect(server.url) as client, client.session() as session:
+            await connected.wait()
             while terminated < _TERMINATIONS:
                 async with session.mutex("m").lock() as lease:
                     assert not inside
@@ -100,6 +103,7 @@ async def test_contenders_have_the_lock_in_turn_while_their_connections_are_term
     async def terminate() -> None:
         nonlocal terminated
         async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as admin:
+            await connected.wait()
             while terminated < _TERMINATIONS:
                 before = len(tokens)
                 await until(lambda before=before: len(tokens) > before)  # type: ignore[misc]
