@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 import pytest
 
 import tenure
-from tenure.engines.postgresql.prepared import StatementSender
 from tests.engines.postgresql.helpers import PATIENCE, is_waited_for
 from tests.engines.postgresql.poolers import a_pooled_schema, a_pooler
 from tests.engines.postgresql.servers import new_name, shared
@@ -75,22 +74,6 @@ async def test_a_watch_is_notified_behind_a_pooler(pooled: str) -> None:
             await config.update(b"new")
             async with asyncio.timeout(PATIENCE):
                 assert (await anext(states)).data == b"new"
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The statements that the engines of this process send after they have connected."""
-    statements: list[bytes] = []
-    send = StatementSender.send
-
-    def counted(
-        self: StatementSender, sql: bytes, parameters: list[bytes | None], *, recurs: bool
-    ) -> None:
-        statements.append(sql)
-        send(self, sql, parameters, recurs=recurs)
-
-    monkeypatch.setattr(StatementSender, "send", counted)
-    return statements
 
 
 @pytest.mark.no_debug
