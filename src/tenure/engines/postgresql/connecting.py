@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -205,9 +206,14 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
 
 
 async def _connect(address: PostgresUrl, conninfo: str) -> _Psycopg:
-    opened = await psycopg.AsyncConnection.connect(
-        conninfo, autocommit=True, prepare_threshold=None
-    )
+    try:
+        opened = await psycopg.AsyncConnection.connect(
+            conninfo, autocommit=True, prepare_threshold=None
+        )
+    except BaseException as error:
+        # Those of psycopg refer to the connection, which is closed when nothing refers to it.
+        traceback.clear_frames(error.__traceback__)
+        raise
     if wrong := encoding_error(address.url, opened.info):
         await opened.close()
         raise wrong
