@@ -7,11 +7,11 @@ import json
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -30,13 +30,15 @@ __all__ = [
     "OpenedConnections",
     "SchemaDropped",
     "StoreState",
-    "abandoned",
     "connect_blocking",
     "cut",
     "greet",
     "open_connections",
     "reattach",
+    "unless_silent",
 ]
+
+T = TypeVar("T")
 
 _NO_FUNCTION = "42883"
 
@@ -146,54 +148,44 @@ def connect_blocking(conninfo: str, timeout: int, **parameters: str) -> psycopg.
 def cut(connection: psycopg.BaseConnection[Any]) -> None:
     """End what a connection reads and writes. On any thread."""
     if not connection.closed:
-        with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        duplicate = socket.socket(fileno=os.dup(connection.fileno()))
+        with duplicate, suppress(OSError):  # it has ended already
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
-@contextmanager
-def abandoned(seconds: float, *connections: _Psycopg) -> Iterator[None]:
-    """Abandon connections whose server does not answer within some seconds.
+async def unless_silent(seconds: float, work: Coroutine[Any, Any, T], *connections: _Psycopg) -> T:
+    """Execute statements, and cut their connections if the server does not answer in time.
 
-    psycopg would have the server cancel its statement first, over a network that may be cut.
+    The same happens when the caller is cancelled. psycopg would have the server cancel its
+    statement first, over a network that may be cut.
 
     Raises:
-        TimeoutError: the time is over.
+        TimeoutError: there was no answer within so many seconds.
     """
-    late = False
-
-    def abandon() -> None:
-        nonlocal late
-        late = True
-        for each in connections:
-            cut(each)
-
-    timer = asyncio.get_running_loop().call_later(seconds, abandon)
+    working = asyncio.ensure_future(work)
+    working.add_done_callback(lambda each: each.cancelled() or each.exception())  # retrieves it
     try:
-        yield
-    except (psycopg.OperationalError, OSError) as error:
-        if late:
-            raise TimeoutError(f"no answer within {seconds:g} s") from error
-        raise
+        done, _ = await asyncio.wait([working], timeout=seconds)
     finally:
-        timer.cancel()
+        if not working.done():
+            for each in connections:
+                cut(each)
+            await asyncio.wait([working])
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return working.result()
 
 
 async def open_connections(address: PostgresUrl) -> OpenedConnections:
-    """Connect, and find out whether notifications can be received.
-
-    A pooler makes up the process id that libpq sees, so that it differs from the server's.
-    """
+    """Connect, and find out whether notifications can be received."""
     statements = await _connect(address, address.conninfo)
     notifications: _Psycopg | None = statements
     try:
         if address.listen:
             notifications = await _connect(address, address.listen)
         assert notifications is not None
-        with abandoned(address.connect_timeout, statements, notifications):
-            cursor = await notifications.execute("SELECT pg_backend_pid()")
-            row = await cursor.fetchone()
-            await statements.execute(SETTINGS, (statements.pgconn.backend_pid,))
-        if row != (notifications.pgconn.backend_pid,):
+        pair = statements, notifications
+        if not await unless_silent(address.connect_timeout, _set_up(*pair), *pair):
             if address.listen:
                 raise EngineError(
                     f"{address.url}: ?listen= names a pooler. Name the database's own address"
@@ -203,6 +195,17 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
         await OpenedConnections(statements, notifications).aclose()
         raise
     return OpenedConnections(statements, notifications)
+
+
+async def _set_up(statements: _Psycopg, notifications: _Psycopg) -> bool:
+    """Set what a direct connection needs; return whether that of notifications is one.
+
+    A pooler makes up the process id that libpq sees, so that it differs from the server's.
+    """
+    cursor = await notifications.execute("SELECT pg_backend_pid()")
+    row = await cursor.fetchone()
+    await statements.execute(SETTINGS, (statements.pgconn.backend_pid,))
+    return row == (notifications.pgconn.backend_pid,)
 
 
 async def _connect(address: PostgresUrl, conninfo: str) -> _Psycopg:

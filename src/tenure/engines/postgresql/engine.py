@@ -25,10 +25,10 @@ from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
-    abandoned,
     greet,
     open_connections,
     reattach,
+    unless_silent,
 )
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
@@ -214,8 +214,8 @@ class PostgresEngine(PostgresAdministration):
         try:
             opened = await open_connections(address)
             try:
-                with abandoned(address.connect_timeout * (1 if self.epoch else 2), *opened.all):
-                    await self._prepare(opened)
+                limit = address.connect_timeout * (1 if self.epoch else 2)
+                await unless_silent(limit, self._prepare(opened), *opened.all)
             except BaseException:
                 await opened.aclose()
                 raise
