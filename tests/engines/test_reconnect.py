@@ -331,6 +331,33 @@ def test_closing_it_may_be_cancelled_and_repeated() -> None:
     play(scenario())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_it_ends_an_attempt_in_which_a_library_loses_the_cancellation(fails: bool) -> None:
+    class Deaf(Owner):
+        async def connect(self, host: str) -> str:
+            try:
+                return await super().connect(host)
+            except asyncio.CancelledError:
+                if fails:
+                    raise DOWN from None
+                return "late"
+
+    async def scenario() -> None:
+        owner = Deaf()
+        reconnector = made(owner)
+        await reconnector.open()
+        owner.slow = 5.0
+        lose(reconnector)
+        await asyncio.sleep(1)
+        async with asyncio.timeout(60):
+            await reconnector.aclose()
+        assert [each for each, _ in owner.dropped] == (["a1"] if fails else ["a1", "late"])
+        assert len(owner.tried) == 2
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    play(scenario())
+
+
 def test_opening_it_may_be_cancelled() -> None:
     async def scenario() -> None:
         owner = Owner()

@@ -200,7 +200,7 @@ class Reconnector(Generic[H, C]):
             self._owner.down(connection, why)
 
     async def _keep(self) -> None:
-        while True:
+        while not self._closed:  # the cancellation may be lost in a library
             await self._down.wait()
             pause = self._policy.pause(self._owner.longest_pause())
             self._paused = max(pause, FIRST_PAUSE)
