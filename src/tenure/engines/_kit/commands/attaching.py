@@ -75,6 +75,10 @@ class CommandAttaching(CommandAdministration, Generic[S]):
     def admit(self, session: S) -> bool:
         """Add an attached session; return false if the engine has been closed."""
 
+    @abstractmethod
+    def close_after(self, ending: asyncio.Future[Any]) -> None:
+        """Have the engine's closing wait for the end of an abandoned attach."""
+
     def check_window(self, how: Attach) -> None:
         """Raise `InvalidArgument` if the recovery window is not allowed."""
         rules.check_window(how.recovery_window, how.node)
@@ -141,13 +145,18 @@ class CommandAttaching(CommandAdministration, Generic[S]):
             session = make(reply)
             if self.admit(session) and not made.done():
                 made.set_result(session)
-            else:
-                session.abandon()  # the caller was cancelled, or the engine closed
+                return
+            session.abandon()  # the caller has an error, or the engine is being closed
+            if not made.done():
+                made.set_exception(EngineUnavailable(f"{self.url} was closed", node=how.node))
 
         send(answered)
         late = self.limit(made, EngineUnavailable, how.node)
         try:
             return await received(made)
+        except asyncio.CancelledError:
+            self.close_after(made)
+            raise
         finally:
             late.cancel()
 

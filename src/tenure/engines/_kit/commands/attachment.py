@@ -19,7 +19,7 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines._kit.commands import replies
 from tenure.engines._kit.commands.operations import Operation, OrderIds
-from tenure.engines._kit.commands.replies import first_word, ignore, settle
+from tenure.engines._kit.commands.replies import first_word, settle
 from tenure.engines._kit.commands.values import Values, included
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.session import SessionBase
@@ -74,6 +74,9 @@ class CommandSessionEngine(Protocol):
 
     def forget(self, session: Any) -> None:
         """Remove a session that has ended."""
+
+    def close_after(self, ending: asyncio.Future[Any]) -> None:
+        """Have the engine's closing wait for the end of an abandoned session."""
 
     def watch(
         self, session: Any, name: str, kinds: str, changed: Callable[[], None]
@@ -282,7 +285,9 @@ class CommandAttachment(SessionBase):
         """Undo an attach whose caller no longer waits for it."""
         if not self.over:
             self._forget()
-            self._send_leave(detach=self.taken_over, answered=ignore)
+            left: asyncio.Future[Any] = self.loop.create_future()
+            self._engine.close_after(left)
+            self._send_leave(detach=self.taken_over, answered=partial(settle, left))
 
     def _forget(self) -> None:
         super()._forget()

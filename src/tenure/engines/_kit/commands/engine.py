@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from abc import abstractmethod
@@ -23,6 +24,9 @@ from tenure.errors import TenureError
 __all__ = ["CommandEngine", "CommandReconnector"]
 
 S = TypeVar("S", bound=CommandSession)
+
+_ENDING = 2.0
+"""Seconds for abandoned sessions to end, when the engine is closed."""
 
 
 class CommandReconnector(Protocol):
@@ -62,6 +66,7 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
         self.failures = Failures(
             f"looking after the sessions on {url}", logging.getLogger("tenure")
         )
+        self._abandoned: set[asyncio.Future[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._thread = 0
 
@@ -111,6 +116,7 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
     async def _close(self) -> None:
         self._open = False
         try:
+            await self._end_abandoned()
             await close_sessions(self.all_sessions(), self.url, lambda: self.reconnector.failure)
         finally:
             self.stop()
@@ -118,6 +124,18 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
             await self.reconnector.aclose()  # first: nothing is granted afterwards
             await self.heartbeat.aclose()
             await self.closed()
+
+    def close_after(self, ending: asyncio.Future[Any]) -> None:
+        """Have the closing wait for the end of an attach or session that its caller abandoned."""
+        self._abandoned.add(ending)
+        ending.add_done_callback(self._abandoned.discard)
+
+    async def _end_abandoned(self) -> None:
+        """Wait until the store has no abandoned session, unless it is out of reach or silent."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING):
+                while self._abandoned and self.reconnector.failure is None:
+                    await asyncio.wait(self._abandoned)  # an attach is followed by the end
 
     # Sessions
 
