@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from tenure.engines.contract import Attach, Place
+from tenure.engines.contract import Attach, Engine, Place
 from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.testing.conformance.behaviour import behaviour
 from tenure.testing.program import Program
@@ -135,9 +135,7 @@ async def a_session_may_have_a_window_of_a_second_or_of_half_an_hour(stage: Stag
 
 @behaviour()
 async def a_cancelled_attach_leaves_no_session_behind(stage: Stage) -> None:
-    engine = await stage.engine()
-
-    async def attach(wait: float, turns: int) -> None:
+    async def attach(engine: Engine, wait: float, turns: int) -> None:
         attaching = asyncio.create_task(
             engine.attach(Attach(DEFAULT_NODE, WINDOW), Recorder()), name="attaching"
         )
@@ -149,10 +147,15 @@ async def a_cancelled_attach_leaves_no_session_behind(stage: Stage) -> None:
         if not attaching.cancelled():
             await attaching.result().close()
 
+    engine = await stage.engine()
     for turns in range(12):
-        await attach(0, turns)
+        await attach(engine, 0, turns)
     for step in range(12):
-        await attach(0.0005 * step, 0)
+        await attach(engine, 0.0005 * step, 0)
+    for turns in range(12):
+        closed_at_once = await stage.engine()
+        await attach(closed_at_once, 0, turns)
+        await stage.disconnect(closed_at_once)
 
     async def no_session() -> bool:
         return not await stage.eye.list_sessions(DEFAULT_NODE)
