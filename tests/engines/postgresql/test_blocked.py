@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ import psycopg
 import pytest
 
 import tenure
-from tenure.engines.contract import Attach, Enqueued, Place
+from tenure.engines.contract import Attach, Enqueued, Place, Withdrawn
 from tenure.engines.postgresql.engine import PostgresEngine
+from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder
 from tests.engines.postgresql.helpers import (
     PATIENCE,
     an_engine,
     backends,
+    engine_of,
     enqueue,
     queue_of,
     until,
@@ -30,6 +33,7 @@ from tests.guarantees import POSTGRESQL, guarantee
 pytestmark = pytest.mark.exhaustive
 
 _WINDOW = 2.0
+_TRIES = 50
 _SOON = 2.0
 """Seconds for what is not measured, on a busy machine."""
 _ROW = "SELECT FROM tenure.queues WHERE name = 'blocked' FOR UPDATE"
@@ -77,6 +81,61 @@ async def test_a_lease_outlives_a_lock_that_a_statement_of_its_program_waits_for
                 assert later.fencing_token > lease.fencing_token
             assert lease.held
             assert await queue_of(client, "m") == (1, 0)
+
+
+def _operations() -> int:
+    """Return how many operations on requests are in memory."""
+    gc.collect()
+    names = {"PostgresEnqueue", "PostgresWithdraw"}
+    return sum(type(each).__name__ in names for each in gc.get_objects())
+
+
+async def test_requests_that_time_out_behind_a_blocked_statement_leave_nothing_in_memory(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url) as client, client.session() as session:
+        async with session.mutex("blocked").lock():
+            pass  # the row is there
+        with _locked(server, _ROW):
+            locking = asyncio.ensure_future(session.mutex("blocked").lock())
+            await until(lambda: "waits for a lock" in str(engine_of(client).trouble()))
+            waiting = asyncio.ensure_future(session.mutex("m").lock())
+            counts = list[int]()
+            for number in range(2):
+                for answer in await asyncio.gather(
+                    *(session.mutex("m").lock(timeout=0.001) for _ in range(_TRIES)),
+                    *(
+                        session.mutex(f"{number}-{each}").lock(timeout=0.001)
+                        for each in range(_TRIES)
+                    ),
+                    return_exceptions=True,
+                ):
+                    assert isinstance(answer, tenure.AcquireTimeout)
+                counts.append(_operations())
+            assert counts[1] < counts[0] + _TRIES
+        async with asyncio.timeout(PATIENCE), await locking, await waiting:
+            assert await queue_of(client, "m") == (1, 0)
+
+
+async def test_a_request_that_was_changed_behind_a_blocked_statement_is_withdrawn_after_it(
+    server: PostgresServer,
+) -> None:
+    async with tenure.connect(server.url) as client, an_engine(server.url, client.clock) as engine:
+        async with client.mutex("blocked").lock():
+            pass
+        session = await engine.attach(Attach("/default", 60), Recorder())
+        with _locked(server, _ROW):
+            blocked = session.enqueue(1, "blocked", 1, b"", timeout=None, ephemeral=True)
+            await until(lambda: "waits for a lock" in str(engine.trouble()))
+            placed = session.enqueue(2, "m", 2, b"", timeout=None, ephemeral=True)
+            changed = session.alter(2, count=1, data=None)
+            left = session.withdraw(2)
+        async with asyncio.timeout(PATIENCE):
+            assert (await answer_of(blocked)).place is Place.GRANTED
+            assert (await answer_of(placed)).place is Place.GRANTED
+            await answer_of(changed)
+            assert await answer_of(left) is Withdrawn.LEFT
+        assert await queue_of(client, "m") == (0, 0)
 
 
 @guarantee("cut off", "kept", on=POSTGRESQL)

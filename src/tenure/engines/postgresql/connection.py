@@ -132,6 +132,8 @@ class PostgresConnection:
     def operate(self, operation: Operation[Any]) -> None:
         """Send an operation, with others that are called for before it can be sent."""
         pipeline = self._pipeline
+        if self.trouble and pipeline.drop(operation):
+            return
         alone = self._alone and not pipeline.waits
         pipeline.operate(operation)
         if pipeline.under_way or self._pause is not None:

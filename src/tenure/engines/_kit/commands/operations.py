@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, TypeVar
 
 from tenure.engines._kit.commands.values import WHOLE, count_text, microseconds
-from tenure.engines.contract import Enqueued, Prompt, Removal, Withdrawn
+from tenure.engines.contract import Enqueued, Place, Prompt, Removal, Withdrawn
 from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = [
@@ -38,6 +38,7 @@ _init = asyncio.Future.__init__
 """Constructor of operations, called directly because it is on the hot path."""
 
 _LEFT = Withdrawn.LEFT
+_REFUSED = Enqueued(Place.REFUSED, None)
 _NOT_THERE = -1
 """Answer to the withdrawal of a request that was in no queue."""
 
@@ -122,6 +123,12 @@ class EnqueueOperation(Operation[Enqueued]):
             flags = (microseconds(timeout), "1" if ephemeral else "0")
             self.words = ("e", request_id, name, count_text(count), data, *flags)
 
+    @property
+    def is_new(self) -> bool:
+        """True unless the store may have carried it out."""
+        kind: str = self.words[0]
+        return kind != "E"
+
     def answered(self, reply: Any) -> None:
         """Handle the reply."""
         self.session.placed(self, reply)
@@ -166,6 +173,11 @@ class WithdrawOperation(Operation[Withdrawn]):
             self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
         else:
             self.session.not_withdrawn(self, reply)
+
+    def leave_unsent(self, request: EnqueueOperation) -> None:
+        """Answer this and the request, of which neither is sent."""
+        self.session.loop.call_soon(request.settle, _REFUSED)
+        self.answered(0)
 
     def again(self) -> None:
         """Record that a request that is missing now may have existed before."""

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tenure.engines._kit.commands.operations import Operation
+from tenure.engines._kit.commands.operations import Operation, WithdrawOperation
 from tenure.engines._kit.commands.statements import OperationBatch, Statement
 
 __all__ = ["StatementPipeline"]
@@ -68,6 +68,22 @@ class StatementPipeline:
             batch = self._batch = self._new_batch()
             self._waiting.append(batch)
             batch.add(operation)
+
+    def drop(self, operation: Operation[Any]) -> bool:
+        """Drop an operation and the request that it withdraws, if that waits; return whether."""
+        if not isinstance(operation, WithdrawOperation):
+            return False
+        for statement in reversed(self._waiting):
+            if not isinstance(statement, OperationBatch):
+                break  # it may depend on the request
+            request = statement.remove(operation.session, operation.request_id)
+            if request is not None:
+                if not statement.operations:
+                    self._waiting.remove(statement)
+                    self._batch = None
+                operation.leave_unsent(request)
+                return True
+        return False
 
     def put_first(self, statements: Iterable[Statement]) -> None:
         """Send statements before all others that wait."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container
 from typing import Any
 
-from tenure.engines._kit.commands.operations import Operation
+from tenure.engines._kit.commands.operations import EnqueueOperation, Operation
 
 __all__ = ["OperationBatch", "Statement"]
 
@@ -95,6 +95,19 @@ class OperationBatch(Statement):
         self.holds.add(_place(operation))
         self.shares.add(operation.session)
         return True
+
+    def remove(self, session: object, request_id: int) -> EnqueueOperation | None:
+        """Remove a request, and return it, unless the store may have carried it out."""
+        operations = self.operations
+        for each in reversed(operations):
+            if not isinstance(each, EnqueueOperation) or not each.is_new:
+                continue
+            if each.request_id == request_id and each.session is session:
+                operations.remove(each)
+                self._room += _size(each)
+                self.holds = {*map(_place, operations)}
+                return each
+        return None
 
     def take(self, most: int, held: Container[object]) -> OperationBatch:
         """Remove operations, the first ones on names that are not held; return a batch of them."""

@@ -7,11 +7,8 @@ from typing import Any
 
 from tenure.engines._kit.commands.operations import EnqueueOperation, Operation, WithdrawOperation
 from tenure.engines._kit.commands.statements import OperationBatch, Statement
-from tenure.engines.contract import Enqueued, Place
 
 __all__ = ["UnsentOperations", "UnsentStatements"]
-
-_REFUSED = Enqueued(Place.REFUSED, None)
 
 
 class UnsentOperations:
@@ -33,10 +30,9 @@ class UnsentOperations:
             request = self._requests.pop((operation.session, operation.request_id), None)
             if request is not None:
                 del self._operations[request]
-                request.session.loop.call_soon(request.settle, _REFUSED)
-                operation.answered(0)
+                operation.leave_unsent(request)
                 return
-        elif isinstance(operation, EnqueueOperation) and operation.words[0] != "E":
+        elif isinstance(operation, EnqueueOperation) and operation.is_new:
             self._requests[operation.session, operation.request_id] = operation
         self._operations[operation] = None
 
