@@ -49,7 +49,7 @@ class NativeOperationQueue:
         self._loop = reconnector.loop
         self._now = reconnector.clock.now
         self._connection: NativeConnection | None = None
-        self._unsent: dict[int, NativeCall] = {}  # `Enqueue`s since there is no connection
+        self._unsent: dict[int, NativeCall] = {}  # `Enqueue`s without a connection, or waiting
         self._waiting: deque[NativeCall] = deque()  # until the server may drop some answers
         self._kept = 0  # number of answers that it keeps
         self._last = 0  # number of the latest operation
@@ -66,17 +66,25 @@ class NativeOperationQueue:
                 self._submit(call)
             else:
                 connection.submit(call)
-        elif isinstance(message, wire.Enqueue):
-            self._unsent[message.request_id] = call
+        else:
+            self._note_unsent(call)
+        return call
+
+    def _note_unsent(self, call: NativeCall) -> None:
+        message = call.message
+        if isinstance(message, wire.Enqueue):
+            if not call.sent:
+                self._unsent[message.request_id] = call
         elif isinstance(message, wire.Alter):
             self._unsent.pop(message.request_id, None)  # the change expects the request
-        return call
 
     def withdraw_unsent(self, request_id: int) -> bool:
         """Withdraw a request if it was not sent; return whether that is done."""
         call = self._unsent.pop(request_id, None)
         if call is None:
             return False
+        if self._waiting:
+            self._waiting.remove(call)
         self.failed(call)
         self._loop.call_soon(call.succeed, REFUSED)
         return True
@@ -88,6 +96,7 @@ class NativeOperationQueue:
             self._acknowledge()
             if self._waiting or call.number - self._acknowledged > self._kept:
                 self._waiting.append(call)
+                self._note_unsent(call)
                 return
         self._connection.submit(call)
 
@@ -139,7 +148,10 @@ class NativeOperationQueue:
             waiting = self._waiting
             while waiting and waiting[0].number - self._acknowledged <= self._kept:
                 assert self._connection is not None
-                self._connection.submit(waiting.popleft())
+                next_call = waiting.popleft()
+                if isinstance(next_call.message, wire.Enqueue):
+                    self._unsent.pop(next_call.message.request_id, None)
+                self._connection.submit(next_call)
 
     # Connections
 
