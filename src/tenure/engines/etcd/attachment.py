@@ -81,6 +81,7 @@ class EtcdAttachment(SessionBase):
         self.proven_at = float("-inf")
         self.operations = EtcdOperations(engine.tasks, self._error_of)
         self._attaching = asyncio.Lock()
+        self._attaching_since = 0.0
         self.became(attached.version)
 
     @property
@@ -186,10 +187,17 @@ class EtcdAttachment(SessionBase):
             except Lost:
                 await asyncio.sleep(next(pause))
 
+    @property
+    def in_contact(self) -> bool:
+        """False while etcd answers no watch, or has answered no transaction for the timeout."""
+        attaching_for = self.engine.clock.now() - self._attaching_since
+        answers = not self._attaching.locked() or attaching_for < self.timeout
+        return answers and self.engine.watching.is_up
+
     async def _reattach(self, version: int) -> None:
         """Raise the attach number above `version`."""
         async with self._attaching:
-            pause = pauses()
+            pause, self._attaching_since = pauses(), self.engine.clock.now()
             while self.version == version:
                 self.check()
                 put = wire.put(self.key, self.record.value(), self.id)

@@ -275,8 +275,9 @@ class EtcdRequests(EtcdAttachment):
         request = self.requests.pop(request_id, None) or self._left_in.pop(request_id, None)
         if request is None:
             return self._leaving.get(request_id, Withdrawn.MISSING)
-        if request.drop is not None and not self.engine.watching.is_up:
+        if request.drop is not None and not self.in_contact:
             request.gone = True
+            self._waiting.stop(request)
             request.drop(_REFUSED)
             return Withdrawn.LEFT
         return self._leave(request)
