@@ -265,3 +265,36 @@ async def test_requests_that_time_out_during_an_outage_leave_nothing_in_memory(
             await (await each).release()
         async with session.mutex("m").lock(timeout=30) as lease:
             assert lease.held
+
+
+ROUNDS = 6
+
+
+async def objects_after(election: tenure.Election) -> int:
+    """Let candidacies time out; return how many objects are in memory afterwards."""
+    for answer in await asyncio.gather(
+        *(election.campaign(b"", timeout=0.001) for _ in range(TRIES)), return_exceptions=True
+    ):
+        assert isinstance(answer, AcquireTimeout)
+    await asyncio.sleep(0)
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize("afar", sorted({*NETWORKED} - {"dflockd"}), indirect=True)
+async def test_candidates_that_time_out_during_an_outage_leave_nothing_in_memory(
+    afar: Afar, url: str
+) -> None:
+    async with tenure.connect(url) as client, client.session() as session:
+        await (await session.mutex("m").lock(timeout=30)).release()
+        async with client.events() as happened:
+            breaks(afar, "refused")
+            async for event in happened:
+                if isinstance(event, events.SessionDetached):
+                    break
+        election = session.election("e")
+        counts = [await objects_after(election) for _ in range(ROUNDS)]
+        assert counts[-1] < counts[0] + ROUNDS * TRIES
+        mends(afar)
+        async with election.campaign(b"", timeout=30) as leadership:
+            assert leadership.held

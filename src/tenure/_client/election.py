@@ -6,6 +6,7 @@ leader is its owner, and the leader's data is the owner's data.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -194,9 +195,19 @@ class Election(Handle):
         )
 
     async def _prepare(self, session: SessionCore) -> None:
-        """Create the semaphore if it is missing, and check that its limit is 1."""
+        """Create the semaphore if it is missing, and check that its limit is 1.
+
+        Candidates share a pending creation. Otherwise those that try again and again would fill the
+        memory during a long outage.
+        """
+        name, creations = self.name, session.creations
+        creating = creations.get(name)
+        if creating is None:
+            creation = session.engine.create_semaphore(name, 1, b"", exist_ok=True)
+            creating = creations[name] = session.client.tasks.begin(creation)
+            creating.add_done_callback(lambda _: creations.pop(name))
         try:
-            await session.race(session.engine.create_semaphore(self.name, 1, b"", exist_ok=True))
+            await session.race(asyncio.shield(creating))
         except SemaphoreExists as error:
             raise self._not_an_election(session.node, error.limit) from None
 

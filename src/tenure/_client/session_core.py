@@ -50,10 +50,12 @@ class SessionCore(SessionLife):
         release_retries: the withdrawals that are sent again.
         watchers: the callbacks of watches, in order; called at the end.
         readings, probes: reads of a semaphore's queue that several tasks share.
+        creations: the pending creations of elections, by name, that several tasks share.
     """
 
     __slots__ = (  # too many attributes for an efficient instance dictionary
         "_last_request_id",
+        "creations",
         "handle",
         "how",
         "on_loss",
@@ -77,6 +79,7 @@ class SessionCore(SessionLife):
         self.watchers: dict[Callable[[], None], None] = {}
         self.readings: dict[str, asyncio.Task[str]] = {}
         self.probes: dict[str, asyncio.Task[bool]] = {}
+        self.creations: dict[str, asyncio.Task[None]] = {}
         self._last_request_id = 0
 
     # Source of sessions, for the primitives of this session
