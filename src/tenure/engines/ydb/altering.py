@@ -115,26 +115,27 @@ class Altering:
         if timeout is not UNCHANGED:
             request.deadline = None if timeout is None else self._session.now() + timeout
             self._requests.count_long(request, timeout)
-        if request.operation is not None:
-            member.protocol.drop(request.operation)
-        settled = False
+        self._requests.drop_operation(request, member)
+
+        def changed(error: TenureError | None = None) -> None:
+            request.changed = None
+            settle(answer, error)
+            self._queues.of(request.name).end(member)
 
         def make(req_id: int) -> Message:
             return request.message(req_id, request.left_at(self._session.now()))
 
         def answered(kind: str, body: Message) -> bool:
-            nonlocal settled
             pending = kind == "acquire_semaphore_pending"
-            if not settled:
-                settled = True
+            if request.changed is changed:
                 gone = not pending and body.status == Status.NOT_FOUND
-                settle(answer, self._released() if gone else None)
-                self._queues.of(request.name).end(member)
+                changed(self._released() if gone else None)
             if not pending:
                 request.operation = None
                 self._joining.result(request, body)
             return not pending
 
+        request.changed = changed
         request.operation = member.protocol.send(make, answered)
 
     def _change_owner(

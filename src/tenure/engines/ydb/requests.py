@@ -62,6 +62,7 @@ class YdbRequest:
         at_once: whether it is granted at once, or rejected.
         member: the member through which it was sent.
         operation: the pending operation that the grant will answer.
+        changed: answers the change that this operation makes; ``None`` if it makes none.
         taken: whether it was ever granted.
         release: the pending operation that takes it out of its queue.
         may_be_out: whether the server may have taken it out, with a lost answer.
@@ -87,6 +88,7 @@ class YdbRequest:
     state: State = State.SENT
     member: Member | None = None
     operation: YdbOperation | None = None
+    changed: Callable[[], None] | None = None
     taken: bool = False
     release: YdbOperation | None = None
     may_be_out: bool = False
@@ -245,8 +247,8 @@ class YdbRequests:
         """Take it out of the queue on the server; retry until that succeeds."""
         member = request.member
         assert member is not None
-        if request.state is State.WAITS and request.operation is not None:
-            member.protocol.drop(request.operation)
+        if request.state is State.WAITS:
+            self.drop_operation(request, member)
         request.state = State.LEAVING
 
         def answered(_: str, body: Message) -> bool:
@@ -270,6 +272,13 @@ class YdbRequests:
             request.release = member.protocol.send(release, answered)
 
         send()
+
+    def drop_operation(self, request: YdbRequest, member: Member) -> None:
+        """Drop the pending operation of a waiter, because another one follows."""
+        if request.operation is not None:
+            member.protocol.drop(request.operation)
+        if request.changed is not None:
+            request.changed()
 
     def count_long(self, request: YdbRequest, timeout: float | None) -> None:
         """Measure a timeout that the server does not measure."""
