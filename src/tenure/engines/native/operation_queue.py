@@ -185,6 +185,7 @@ class NativeOperationQueue:
         if not answer.kept:
             for call in again:
                 call.may_have_run = call.sent
+        connection.send(wire.Acknowledge(self._channel, self.answered_up_to()))
         self.resume(connection, again)
         for request_id in plan.orphans:
             rid = self._reconnector.next_rid()
