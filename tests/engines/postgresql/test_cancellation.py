@@ -263,7 +263,7 @@ async def test_an_engine_that_is_cancelled_does_not_wait_for_a_silent_server(
             engine.connection.drop("the test drops it")
         opening = asyncio.create_task(engine.open())
         await stopped.wait()
-        async with asyncio.timeout(3):  # psycopg would wait for ten seconds
+        async with asyncio.timeout(8):  # psycopg would wait for ten seconds
             if again:
                 await engine.aclose()
             else:
