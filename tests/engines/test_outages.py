@@ -259,7 +259,7 @@ async def test_requests_that_time_out_during_an_outage_leave_nothing_in_memory(
             counts.append(await kept_after(session, ["m"] * 20))
             others = [f"{number}-{each}" for each in range(TRIES)]
             counts.append(await kept_after(session, others))
-        assert max(counts) < TRIES / 2
+        assert max(counts) < min(counts) + TRIES / 2
         mends(afar)
         for each in waiting:
             await (await each).release()
