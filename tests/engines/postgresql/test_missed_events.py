@@ -30,7 +30,10 @@ async def test_a_grant_whose_event_is_missed_is_found(monkeypatch: pytest.Monkey
                 assert later.fencing_token > lease.fencing_token
 
 
-async def test_waiters_are_not_looked_up_while_events_arrive(sent: list[bytes]) -> None:
+async def test_waiters_are_not_looked_up_while_events_arrive(
+    sent: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_NET", 3600.0)
     with a_schema() as url:
         async with tenure.connect(url) as client, client.session() as session:
             lease = await session.mutex("m").lock()

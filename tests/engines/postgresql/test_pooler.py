@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 import tenure
+from tenure.engines.postgresql import monitor
 from tests.engines.postgresql.helpers import PATIENCE, is_waited_for
 from tests.engines.postgresql.poolers import a_pooled_schema, a_pooler
 from tests.engines.postgresql.servers import new_name, shared
@@ -60,7 +61,10 @@ async def test_many_contenders_behind_a_pooler_take_turns(pooled: str) -> None:
     assert (most, turns) == (1, 60)
 
 
-async def test_a_watch_is_notified_behind_a_pooler(pooled: str) -> None:
+async def test_a_watch_is_notified_behind_a_pooler(
+    pooled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_NET", 3600.0)
     async with (
         tenure.connect(pooled) as one,
         tenure.connect(pooled) as other,

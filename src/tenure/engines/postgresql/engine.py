@@ -379,7 +379,7 @@ class PostgresEngine(PostgresAdministration):
         self, session: PostgresSession, name: str, kinds: str, changed: Callable[[], None]
     ) -> Callable[[], None]:
         """Call `changed` after changes of these kinds; returns what ends the watch."""
-        self._monitor.begin()
+        self._monitor.note_watch()
         return self._watches.begin(session, name, kinds, changed)
 
     def listen(self, sql: str) -> None:

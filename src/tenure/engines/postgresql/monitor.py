@@ -117,7 +117,7 @@ class PostgresMonitor:
         self._sweep_at = self._now() + _SWEEP
 
     def begin(self) -> None:
-        """Look after a session or a watch that is new."""
+        """Look after a session that is new."""
         self._timer.by(self._now() + _TURN)
 
     def cancel(self) -> None:
@@ -133,6 +133,12 @@ class PostgresMonitor:
         """Look in that time, or earlier."""
         self._look_at = min(self._look_at, self._now() + seconds)
         self._timer.by(self._look_at)
+
+    def note_watch(self) -> None:
+        """Look after a watch that is new."""
+        self.begin()
+        if self._polls:
+            self.look_in(_WATCH_POLL)
 
     def note_waiter(self) -> None:
         """Look soon when an owner's session expires, or a request that waits."""
