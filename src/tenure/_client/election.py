@@ -6,7 +6,6 @@ leader is its owner, and the leader's data is the owner's data.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -207,7 +206,7 @@ class Election(Handle):
             creating = creations[name] = session.client.tasks.begin(creation)
             creating.add_done_callback(lambda _: creations.pop(name))
         try:
-            await session.race(asyncio.shield(creating))
+            await session.race(session.client.outcome(creating))
         except SemaphoreExists as error:
             raise self._not_an_election(session.node, error.limit) from None
 

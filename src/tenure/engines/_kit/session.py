@@ -188,10 +188,12 @@ class SessionBase(PlainSession, ABC):
 async def received(attaching: asyncio.Future[Session]) -> Session:
     """Wait for a session that is being attached. If the caller is cancelled, abandon it."""
     try:
-        return await asyncio.shield(attaching)
+        if not attaching.done():
+            await asyncio.wait([attaching])
     except asyncio.CancelledError:
         attaching.add_done_callback(_abandon)
         raise
+    return attaching.result()
 
 
 def _abandon(attaching: asyncio.Future[Session]) -> None:

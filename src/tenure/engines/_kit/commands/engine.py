@@ -119,6 +119,7 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
             await self._end_abandoned()
             await close_sessions(self.all_sessions(), self.url, lambda: self.reconnector.failure)
         finally:
+            self._abandoned.clear()
             self.stop()
             self.fail_awaited()
             await self.reconnector.aclose()  # first: nothing is granted afterwards
