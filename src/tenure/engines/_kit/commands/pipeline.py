@@ -80,7 +80,8 @@ class StatementPipeline:
             if request is not None:
                 if not statement.operations:
                     self._waiting.remove(statement)
-                    self._batch = None
+                    if statement is self._batch:
+                        self._batch = None
                 operation.leave_unsent(request)
                 return True
         return False

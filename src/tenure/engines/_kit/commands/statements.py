@@ -99,13 +99,15 @@ class OperationBatch(Statement):
     def remove(self, session: object, request_id: int) -> EnqueueOperation | None:
         """Remove a request, and return it, unless the store may have carried it out."""
         operations = self.operations
-        for each in reversed(operations):
-            if not isinstance(each, EnqueueOperation) or not each.is_new:
+        for at, each in enumerate(operations):
+            if each.words[1] != request_id or each.session is not session:
                 continue
-            if each.request_id == request_id and each.session is session:
-                operations.remove(each)
+            if isinstance(each, EnqueueOperation) and each.is_new:
+                del operations[at]
                 self._room += _size(each)
-                self.holds = {*map(_place, operations)}
+                place = _place(each)
+                if all(_place(other) != place for other in operations):
+                    self.holds.remove(place)
                 return each
         return None
 
