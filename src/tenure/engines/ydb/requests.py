@@ -247,9 +247,9 @@ class YdbRequests:
         """Take it out of the queue on the server; retry until that succeeds."""
         member = request.member
         assert member is not None
-        if request.state is State.WAITS:
+        waits, request.state = request.state is State.WAITS, State.LEAVING
+        if waits:
             self.drop_operation(request, member)
-        request.state = State.LEAVING
 
         def answered(_: str, body: Message) -> bool:
             assert request.release is not None
