@@ -12,7 +12,7 @@ __all__ = ["SECONDS", "work"]
 
 SECONDS = 1.5
 WARM_UP = 0.2
-"""Seconds before that, in which a server prepares what it executes for the first time."""
+"""Seconds before measuring, in which a server prepares what it executes for the first time."""
 
 
 async def work(tasks: int, pair: Pair) -> Pairs:

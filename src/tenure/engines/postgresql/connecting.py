@@ -198,7 +198,7 @@ async def open_connections(address: PostgresUrl) -> OpenedConnections:
 
 
 async def _set_up(statements: _Psycopg, notifications: _Psycopg) -> bool:
-    """Set what a direct connection needs; return whether that of notifications is one.
+    """Set what a direct connection needs; return whether notifications have a direct one.
 
     A pooler makes up the process id that libpq sees, so that it differs from the server's.
     """
@@ -214,7 +214,7 @@ async def _connect(address: PostgresUrl, conninfo: str) -> _Psycopg:
             conninfo, autocommit=True, prepare_threshold=None
         )
     except BaseException as error:
-        # Those of psycopg refer to the connection, which is closed when nothing refers to it.
+        # psycopg's errors refer to the connection, which is closed when nothing refers to it.
         traceback.clear_frames(error.__traceback__)
         raise
     if wrong := encoding_error(address.url, opened.info):
