@@ -226,6 +226,16 @@ def test_synchronous_programs_see_the_same(afar: Afar, url: str) -> None:
         mutex.lock(timeout=30).release()
 
 
+async def cut_off(session: tenure.Session, client: tenure.Client, afar: Afar) -> None:
+    """Begin an outage, after the session has used the store; return when the client knows."""
+    await (await session.mutex("m").lock(timeout=30)).release()
+    async with client.events() as happened:
+        breaks(afar, "refused")
+        async for event in happened:
+            if isinstance(event, events.SessionDetached):
+                break
+
+
 TRIES = 60
 """Requests of each round that times out during an outage."""
 
@@ -247,12 +257,7 @@ async def test_requests_that_time_out_during_an_outage_leave_nothing_in_memory(
     afar: Afar, url: str, waiters: int
 ) -> None:
     async with tenure.connect(url) as client, client.session() as session:
-        await (await session.mutex("m").lock(timeout=30)).release()
-        async with client.events() as happened:
-            breaks(afar, "refused")
-            async for event in happened:
-                if isinstance(event, events.SessionDetached):
-                    break
+        await cut_off(session, client, afar)
         waiting = [asyncio.ensure_future(session.mutex("m").lock()) for _ in range(waiters)]
         counts = list[int]()
         for number in range(2):
@@ -286,12 +291,7 @@ async def test_candidates_that_time_out_during_an_outage_leave_nothing_in_memory
     afar: Afar, url: str
 ) -> None:
     async with tenure.connect(url) as client, client.session() as session:
-        await (await session.mutex("m").lock(timeout=30)).release()
-        async with client.events() as happened:
-            breaks(afar, "refused")
-            async for event in happened:
-                if isinstance(event, events.SessionDetached):
-                    break
+        await cut_off(session, client, afar)
         election = session.election("e")
         counts = [await objects_after(election) for _ in range(ROUNDS)]
         assert counts[-1] < counts[0] + ROUNDS * TRIES
