@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, EngineSession, Place, Withdrawn
@@ -14,18 +12,9 @@ from tenure.engines.ydb import connect
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder
-from tests.engines.ydb.behind import Server, in_memory
+from tests.engines.ydb.behind import Server
 
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with in_memory() as store:
-        server = Server(store)
-        server.start()
-        yield server
-        server.stop()
 
 
 async def enqueued(session: EngineSession, request_id: int) -> Place:

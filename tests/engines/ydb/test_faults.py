@@ -27,15 +27,6 @@ WINDOW = 30.0
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with in_memory() as store:
-        server = Server(store)
-        server.start()
-        yield server
-        server.stop()
-
-
-@pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
     proxy = Proxy(server)
     proxy.start()
