@@ -34,7 +34,7 @@ READY_mutation := demo dev mutation
 READY_release := demo dev release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all quick newest check sync docs chaos fuzz format guarantees bench mutate release venv clean
+.PHONY: help demo test test-all nightly quick newest check sync docs chaos fuzz format guarantees bench mutate release venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
@@ -48,6 +48,9 @@ test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the 
 
 test-all: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run every test, with coverage
 	@$(BIN)/python -m pytest $(ABREAST) --cov --cov-report=term $(ARGS)
+
+nightly:  ## run what is too long for every change: all tests, chaos, fuzzing, other Pythons and servers
+	@bash .ci/steps nightly
 
 quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute (ARGS=-x, for example)
 	@$(BIN)/python -m pytest $(ABREAST) -m 'not exhaustive' $(QUICK) $(ARGS)

@@ -11,7 +11,8 @@ MARK = re.compile(r"pytest\.mark\.exhaustive\b")
 
 def test_contributing_lists_the_places_of_exhaustive_tests() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    rows = re.findall(r"^\| .* \| `(tests/[\w/.]+)` \| .* \|$", text, re.MULTILINE)
+    cells = re.findall(r"^\| [^|]+ \| (`tests/[^|]+) \| [^|]+ \|$", text, re.MULTILINE)
+    rows = [row for cell in cells for row in re.findall(r"`(tests/[\w/.]+)`", cell)]
     marked = {
         path.relative_to(ROOT)
         for path in (ROOT / "tests").rglob("*.py")

@@ -33,7 +33,7 @@ def afar() -> Iterator[Afar]:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("how", ["refused", "stalled"])
+@pytest.mark.parametrize("how", ["refused", pytest.param("stalled", marks=pytest.mark.exhaustive)])
 def test_a_command_says_that_the_store_is_out_of_reach(
     tenure: Tenure, afar: Afar, how: str, command: list[str]
 ) -> None:
@@ -48,6 +48,7 @@ def test_a_command_says_that_the_store_is_out_of_reach(
     assert afar.url.removeprefix("tenure://") in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_wait_that_an_outage_ends_is_not_a_timeout_of_contention(
     tenure: Tenure, afar: Afar
 ) -> None:

@@ -189,6 +189,7 @@ STOPPED = [
 ]
 
 
+@pytest.mark.exhaustive
 @guarantee("stopped", "one owner", "loss reported", "others proceed", on=SQLITE)
 @pytest.mark.parametrize("contained", CONTAINED)
 @pytest.mark.parametrize("stopped", STOPPED)

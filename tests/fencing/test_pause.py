@@ -139,6 +139,7 @@ async def check(
         assert visible[kind]() == ["in time", "in time", "next", "last"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -156,6 +157,7 @@ async def test_the_write_of_a_paused_holder_is_refused_every_time(
         await check(*both, *made)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "resource"), [("local", "local"), ("sql", "sqlite"), ("redis", "redis")]
 )

@@ -409,6 +409,7 @@ def busy(seconds: float) -> None:
         pass
 
 
+@pytest.mark.exhaustive
 @guarantee("stalled", "kept", on=MEMORY)
 @in_real_time
 @pytest.mark.parametrize("stall", [time.sleep, busy])
@@ -421,6 +422,7 @@ async def test_a_loop_stuck_in_one_call_keeps_its_lease(stall: Callable[[float],
         assert session.state == "attached"
 
 
+@pytest.mark.exhaustive
 @guarantee("stalled", "kept", on=MEMORY)
 @in_real_time
 async def test_a_loop_busy_in_slices_of_a_millisecond_keeps_its_lease() -> None:
@@ -434,6 +436,7 @@ async def test_a_loop_busy_in_slices_of_a_millisecond_keeps_its_lease() -> None:
             assert lease.held
 
 
+@pytest.mark.exhaustive
 @guarantee("stalled", "loss reported", on=MEMORY)
 @in_real_time
 async def test_a_wedged_program_loses_its_lease_and_the_policy_acts_in_time() -> None:

@@ -162,6 +162,7 @@ async def test_what_a_server_does_not_know_to_be_lost_is_released_when_it_is_the
         assert lease.held
 
 
+@pytest.mark.exhaustive
 @broken("cut off", "one owner", on=DFLOCKD)
 async def test_who_is_not_told_that_its_connection_is_gone_believes_until_its_deadline(
     ours: InThread,
@@ -264,6 +265,7 @@ async def test_a_stop_within_the_window_costs_nothing(process: OwnProcess) -> No
 # The program
 
 
+@pytest.mark.exhaustive
 @guarantee("stalled", "kept", "one owner", on=DFLOCKD)
 @pytest.mark.no_debug
 async def test_a_loop_that_stands_still_keeps_its_leases(server: Server) -> None:

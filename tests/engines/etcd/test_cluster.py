@@ -21,6 +21,8 @@ from tests.engines.etcd.servers import Cluster, a_cluster, program
 from tests.guarantees import ETCD, SERVED, guarantee
 from tests.server.serving import serving
 
+pytestmark = pytest.mark.exhaustive
+
 CONTENDERS = 16
 SOON = 30.0
 """Seconds in which work goes on after a fault, on a busy machine; it takes two or three."""

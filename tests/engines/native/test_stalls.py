@@ -34,6 +34,7 @@ def store() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.exhaustive
 @guarantee("stalled", "one owner", "kept", on="tenure")
 async def test_a_loop_that_stands_still_keeps_its_lease(store: str) -> None:
     with served(store) as server:
@@ -49,6 +50,7 @@ async def test_a_loop_that_stands_still_keeps_its_lease(store: str) -> None:
             await lease.release()
 
 
+@pytest.mark.exhaustive
 async def test_the_server_that_has_the_session_is_found_among_several(store: str) -> None:
     with served(store) as one, served(store) as two:
         places = [each.address.rpartition("/")[2] for each in (one, two)]
@@ -62,6 +64,7 @@ async def test_the_server_that_has_the_session_is_found_among_several(store: str
             assert lease.held
 
 
+@pytest.mark.exhaustive
 @guarantee("stalled", "loss reported", on="tenure")
 async def test_a_loop_that_stands_still_for_too_long_loses_its_lease(store: str) -> None:
     with served(store) as server:

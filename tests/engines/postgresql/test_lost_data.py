@@ -218,6 +218,7 @@ async def test_a_lease_that_the_store_knows_as_waiting_is_lost(url: str, rows: _
         await second.aclose()
 
 
+@pytest.mark.exhaustive
 async def test_a_lease_that_was_handed_on_is_lost_if_another_request_is_ahead_again(
     url: str, rows: _Rows
 ) -> None:

@@ -80,6 +80,7 @@ async def test_a_watch_is_notified_behind_a_pooler(
                 assert (await anext(states)).data == b"new"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.no_debug
 @pytest.mark.parametrize(
     ("clients", "sessions", "names"),

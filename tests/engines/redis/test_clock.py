@@ -144,6 +144,7 @@ async def test_who_watches_misses_nothing_when_the_clock_is_set(clocked: Clocked
 DAY = 86400
 
 
+@pytest.mark.exhaustive
 async def test_a_first_contact_a_day_ahead_does_not_freeze_the_namespace(clocked: Clocked) -> None:
     clocked.step(DAY)
     url = f"redis+unix://{clocked.socket}?max_window=6"
@@ -172,6 +173,7 @@ async def test_a_dead_session_ends_with_its_window_when_the_clock_is_set_back(
             assert lease.held
 
 
+@pytest.mark.exhaustive
 async def test_the_deadline_of_a_cut_off_waiter_passes_when_the_clock_is_set_back(
     clocked: Clocked,
 ) -> None:
@@ -199,6 +201,7 @@ async def test_the_deadline_of_a_cut_off_waiter_passes_when_the_clock_is_set_bac
         await far.aclose()
 
 
+@pytest.mark.exhaustive
 async def test_a_take_over_ends_when_the_clock_is_set_back(clocked: Clocked) -> None:
     clocked.step(DAY)
     async with Proxy(clocked.socket, f"{clocked.socket}.proxy") as proxy:

@@ -213,10 +213,10 @@ async def a_cut_off_holder(server: Server) -> AsyncIterator[tenure.Lease]:
     ("lose", "fresh"),
     [
         (flush_all, "fresh=true"),
-        (flush_database, ""),
-        (swap_databases, ""),
-        (delete_the_keys, "fresh=true"),
-        (restart, ""),
+        pytest.param(flush_database, "", marks=pytest.mark.exhaustive),
+        pytest.param(swap_databases, "", marks=pytest.mark.exhaustive),
+        pytest.param(delete_the_keys, "fresh=true", marks=pytest.mark.exhaustive),
+        pytest.param(restart, "", marks=pytest.mark.exhaustive),
     ],
 )
 async def test_no_client_is_granted_what_a_holder_from_before_considers_held(
@@ -231,6 +231,7 @@ async def test_no_client_is_granted_what_a_holder_from_before_considers_held(
                 assert later.fencing_token > lease.fencing_token
 
 
+@pytest.mark.exhaustive
 async def test_data_from_another_database_is_not_taken_for_the_own(server: Server) -> None:
     elsewhere = f"{server.url}&max_window={WINDOW}&db=1"
     async with tenure.connect(elsewhere) as client:
@@ -289,6 +290,7 @@ async def test_a_promoted_replica_without_data_is_waited_for(
     assert "its server was a replica" in why
 
 
+@pytest.mark.exhaustive
 async def test_an_account_that_may_not_ask_what_happened_waits_for_the_longest_window(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

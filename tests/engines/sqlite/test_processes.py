@@ -216,6 +216,7 @@ def check_history(holds: list[tuple[int, float, float]]) -> None:
         assert end <= begin
 
 
+@pytest.mark.exhaustive
 @on_either
 @guarantee("none", "one owner", "tokens rise", on=(SQLITE, DURABLE_SQLITE))
 async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers) -> None:
@@ -231,6 +232,7 @@ async def test_sixteen_contenders_never_overlap_and_take_turns(workers: Workers)
         assert min(counts) >= 0.5 * max(counts) - 1, counts
 
 
+@pytest.mark.exhaustive
 @on_either
 @guarantee("killed", "one owner", "tokens rise", "others proceed", on=(SQLITE, DURABLE_SQLITE))
 @guarantee("stopped", "one owner", "tokens rise", "kept", on=(SQLITE, DURABLE_SQLITE))
@@ -258,6 +260,7 @@ async def test_stops_and_kills_break_nothing(workers: Workers, url: str) -> None
         check_history(gone + [hold for each in running for hold in each.holds()])
 
 
+@pytest.mark.exhaustive
 async def test_an_idle_waiter_costs_next_to_nothing(workers: Workers) -> None:
     async with workers(2) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")

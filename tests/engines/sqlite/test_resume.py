@@ -185,6 +185,7 @@ async def test_a_session_that_nobody_resumes_ends_with_its_window(holders: Holde
         assert granted["at"] - killed > WINDOW / 2  # not with its process; a renewal may be late
 
 
+@pytest.mark.exhaustive
 @on_either
 @guarantee("taken over", "one owner", on=(SQLITE, DURABLE_SQLITE))
 async def test_take_overs_stops_and_kills_never_make_two_holders(holders: Holders) -> None:
