@@ -207,6 +207,7 @@ async def a_cancelled_take_over_leaves_the_session_to_the_next(stage: Stage) -> 
         await asyncio.wait([attaching])
         if not attaching.cancelled():
             await attaching.result().detach()
+    await engine.aclose()  # a cancelled attach takes effect until then, and the last one wins
     successor = await stage.program(liveness="window", resume=predecessor, key=key)
     assert await successor.queue("m") == ([successor.id], [])
 
