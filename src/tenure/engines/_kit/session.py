@@ -191,7 +191,10 @@ async def received(attaching: asyncio.Future[Session]) -> Session:
         if not attaching.done():
             await asyncio.wait([attaching])
     except asyncio.CancelledError:
-        attaching.add_done_callback(_abandon)
+        if attaching.done():
+            _abandon(attaching)
+        else:
+            attaching.add_done_callback(_abandon)
         raise
     return attaching.result()
 

@@ -201,7 +201,10 @@ class EtcdAttach(EtcdAttempts):
             self._claims = {each for each in by_key if each[len(key) :].startswith(b"/b/")} - {
                 claim
             }
-            return self._attached(number, record, version, revision)
+            session = self._attached(number, record, version, revision)
+            if self._unwanted:
+                session.abandon()  # at once: closing the engine would end it
+            return session
 
     async def _resume(self, session: EtcdSession) -> None:
         """Complete the takeover: report the requests, and then later events."""

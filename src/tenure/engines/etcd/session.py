@@ -175,7 +175,7 @@ class EtcdSession(EtcdRequests):
 
     def abandon(self) -> None:
         """Undo an attach whose caller no longer waits for it."""
-        self.engine.spawn(self._finish(detach=self.taken_over))
+        self._begin_to_finish(detach=self.taken_over)
 
     async def close(self) -> None:
         """End the session."""
@@ -186,12 +186,14 @@ class EtcdSession(EtcdRequests):
         await self._finish(detach=True)
 
     async def _finish(self, *, detach: bool) -> None:
-        if self._ending is None:
-            if self.over:
-                return
+        self._begin_to_finish(detach=detach)
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    def _begin_to_finish(self, *, detach: bool) -> None:
+        if self._ending is None and not self.over:
             self.closing = True
             self._ending = self.engine.spawn(self._finished(detach=detach))
-        await asyncio.shield(self._ending)
 
     async def _finished(self, *, detach: bool) -> None:
         await self.operations.finish(self.timeout)
