@@ -20,6 +20,9 @@ class Proxy:
         refuses: whether new connections are cut at once.
         passed: how many times something was passed on to the server.
         late: how many answers were made to come late, so far.
+        error: what it answers to a script instead of the server, which gets nothing of it.
+        refused_script: a part of the commands that it answers so.
+        refused: set when it has answered so.
     """
 
     def __init__(self, server: str, path: str) -> None:
@@ -31,9 +34,13 @@ class Proxy:
         self.refuses = False
         self.passed = 0
         self.late = 0
+        self.error = b""
+        self.refused_script = b"EVALSHA"
+        self.refused = asyncio.Event()
         self._server_path = server
         self._writers: set[asyncio.StreamWriter] = set()
         self._ended: list[asyncio.StreamWriter] = []
+        self._answered: dict[int, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._swallowed = asyncio.Event()
@@ -84,6 +91,7 @@ class Proxy:
         self.accepted = number = self.accepted + 1
         there, back = await asyncio.open_unix_connection(self._server_path)
         self._writers |= {writer, back}
+        self._answered[number] = writer
         for source, sink, answers in ((reader, back, False), (there, writer, True)):
             task = asyncio.create_task(self._pass_on(number, source, sink, answers=answers))
             self._tasks.add(task)
@@ -100,6 +108,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
                 if number == self.mute:
+                    continue
+                if self.error and not answers and self.refused_script in data:
+                    self._answered[number].write(self.error)
+                    self.refused.set()
                     continue
                 if answers and self.swallows:
                     self._swallowed.set()

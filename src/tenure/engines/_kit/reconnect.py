@@ -8,6 +8,11 @@ task that connects. Rules:
 * Between two rounds there is a growing pause, with jitter. A connection whose host must not be
   first counts as a failed attempt, so that a server that accepts and then rejects is not tried in a
   tight loop. A connection that lasted for twice the pause before it resets the pause.
+* An error may report that the server of this connection cannot serve now: it is a replica, starts,
+  ends, is not part of its cluster, or a proxy cannot reach it. That is an outage. The connection is
+  dropped, the host's name is looked up again, and what was called for is sent again. An engine has
+  the codes of its store; all other errors are raised to the caller. The connection must not have
+  lasted for long for its host to be the last one then (`first=None`).
 * One task connects. Errors of attempts, or of callbacks of the owner, never end it.
 * The end of a connection is reported exactly once, after `lost`, a failed `up` or `aclose`.
 * Losses and re-established connections are logged at the level DEBUG, because the client logs each

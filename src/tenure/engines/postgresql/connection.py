@@ -47,11 +47,12 @@ _FULL = ("53", "58")  # classes: insufficient resources, errors of the system
 _NO_SUCH_CHARACTER = frozenset({"22021", "22P05"})
 _GUARDED = "TN003"
 _GUARDED_PAUSE = 0.05
-_UNUSABLE = frozenset(
-    {"25006", "57P01", "57P02", "57P03", "57P05", "3F000", "42P01", "42883", "TN004"}
-)
-"""Codes of a server that cannot be used: read-only, being shut down, without the store, or with
-transactions of another isolation level."""
+_UNSERVED = ("08", "25006", "55000", "57P", "3F000", "42P01", "42883", "TN004")
+"""Beginnings of the codes of a server that cannot serve now (see the kit's `reconnect`).
+
+It cannot be reached by its pooler, is read-only, in recovery, being shut down, without the store,
+or has transactions of another isolation level.
+"""
 _ENDING = frozenset({"FATAL", "PANIC"})
 """Severities after which the server, or a pooler, closes the connection."""
 
@@ -280,7 +281,7 @@ class PostgresConnection:
                 "the encoding of the database lacks a character. Create a database with "
                 "ENCODING 'UTF8'"
             )
-        if code in _UNUSABLE:
+        if code.startswith(_UNSERVED):
             self._pipeline.put_first((statement,))
             self._end(message)
         elif code == _GUARDED:

@@ -1,4 +1,8 @@
-"""Heartbeat thread of the PostgreSQL engine: renews sessions over a connection of its own."""
+"""Heartbeat thread of the PostgreSQL engine: renews sessions over a connection of its own.
+
+The connection is a direct one, if the URL names the database's own address. So leases last while
+the transactions of others use up the pool of a pooler.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,7 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
         if not sessions:
             return
         if self._connection is None:
-            self._connection = connect_blocking(self._address.conninfo, _TIMEOUT)
+            self._connection = connect_blocking(self._address.direct, _TIMEOUT)
             pid = self._connection.pgconn.backend_pid
             self._connection.execute(SETTINGS, (pid,))
         connection = self._connection.pgconn

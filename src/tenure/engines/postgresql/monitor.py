@@ -163,7 +163,9 @@ class PostgresMonitor:
         if connection is not None:
             silent = connection.silent_for
             if silent > silence:
-                connection.drop("the server does not answer")
+                pooled = connection.listener is not connection
+                who = "the pooler, or the server behind it," if pooled else "the server"
+                connection.drop(f"{who} does not answer")
             elif silent > silence / 3:
                 self._examine(connection, sessions)
             elif not (silent and connection.trouble):  # more would wait behind it

@@ -84,6 +84,11 @@ class PostgresUrl:
     socket_timeout: float
     busy_poll: float
 
+    @property
+    def direct(self) -> str:
+        """The connection string that leads past a pooler, as far as the URL names one."""
+        return self.listen or self.conninfo
+
 
 def parse(url: str) -> PostgresUrl:
     """Parse a URL.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Any, Protocol, cast
@@ -26,6 +27,7 @@ from tenure.engines.contract import SessionEvents
 
 __all__ = [
     "SCRIPTS",
+    "UNSERVED",
     "AttachedSession",
     "Command",
     "LargeRead",
@@ -35,6 +37,9 @@ __all__ = [
     "ScriptCall",
     "Subscription",
     "Word",
+    "advice_on_rights",
+    "code_of",
+    "is_denied",
     "pack",
 ]
 
@@ -46,6 +51,36 @@ Refusal = hiredis.ReplyError
 pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
 """Encode a command; hiredis declares its argument as a 1-tuple."""
 
+UNSERVED = {
+    "READONLY": "the server is a replica, which rejects writes. Name its master, or the "
+    "sentinels with redis+sentinel://",
+    "LOADING": "the server is loading its data",
+    "MASTERDOWN": "the server is a replica that has lost its master. Name the master, or the "
+    "sentinels with redis+sentinel://",
+    "BUSY": "the server is busy with a script of a client. Wait, or end it with SCRIPT KILL",
+    "UNBLOCKED": "the server has just become a replica",
+    "MISCONF": "the server rejects writes, because it cannot save its data. See its log",
+    "NOREPLICAS": "the server rejects writes, because it has too few replicas "
+    "(min-replicas-to-write)",
+    "CLUSTERDOWN": "the cluster behind it does not serve. See its CLUSTER INFO",
+    "TRYAGAIN": "the cluster behind it is moving keys",
+    "MOVED": "a node of a Redis Cluster answers, and the keys are on another one",
+    "ASK": "a node of a Redis Cluster answers, and the keys are on another one",
+    "NOAUTH": "it requires a password",
+}
+"""Codes of a server that cannot serve now (see the kit's `reconnect`), and what they mean.
+
+``OOM`` is none of them: a server without memory still renews and releases.
+"""
+
+_CODE = re.compile(r"(?:(?:ERR Error running script|@user_script).*?: -|-)?([A-Z]+)(?: |$)")
+"""Matches the code of an error. Before Redis 7, an error in a script follows its place there."""
+_DENIED = re.compile(
+    r"NOPERM|ERR unknown command|.*Unknown Redis command called|"
+    r".*user executing the script can't (?:run|access|publish)"
+)
+_DENIED_COMMAND = re.compile(r"run the '([^']+)' command")
+_UNKNOWN_COMMAND = re.compile(r"ERR unknown command,? ['`]?([^'`, ]+)")
 _MOST_BREAKS = 5
 
 _NAMES = (
@@ -82,6 +117,41 @@ def _load() -> dict[str, Script]:
 
 
 SCRIPTS = _load()
+
+
+def code_of(error: str) -> str:
+    """Return the code of an error, or an empty text."""
+    found = _CODE.match(error)
+    return "" if found is None else found[1]
+
+
+def is_denied(error: str) -> bool:
+    """Return true if a command was refused because of the account, or because it is unknown."""
+    return _DENIED.match(error) is not None
+
+
+def advice_on_rights(error: str, prefix: str) -> str:
+    """Return what to do about a command that `is_denied`.
+
+    Args:
+        error: the text of the server.
+        prefix: of the namespace's keys and channels.
+    """
+    page = "docs/engines/redis.md lists what an account needs"
+    if unknown := _UNKNOWN_COMMAND.match(error):
+        return (
+            f"Restore the command {unknown[1].upper()} (rename-command), or connect to the server "
+            f"itself if a proxy does not know it; {page}"
+        )
+    if command := _DENIED_COMMAND.search(error):
+        right = f"+{command[1]}"
+    elif "key" in error:
+        right = f"~{prefix}*"
+    elif "channel" in error:
+        right = f"&{prefix}*"
+    else:
+        right = "the commands of its scripts (+@read +@write +publish +time)"
+    return f"Grant its account {right}; {page}"
 
 
 class AttachedSession(Protocol):
@@ -175,7 +245,7 @@ class LargeRead(ScriptCall):
 
     def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:
         """Return the call again, unless the connection broke too often; then fail it."""
-        self._breaks += ran
+        self._breaks += ran and code_of(why) not in UNSERVED
         if self._breaks < _MOST_BREAKS:
             return (self,)
         self.answered(

@@ -13,7 +13,14 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from tenure.engines.advice import on_connecting
-from tenure.engines.redis.commands import Command, Refusal
+from tenure.engines.redis.commands import (
+    UNSERVED,
+    Command,
+    Refusal,
+    advice_on_rights,
+    code_of,
+    is_denied,
+)
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import Place, RedisUrl
 from tenure.errors import (
@@ -47,23 +54,13 @@ _log = logging.getLogger("tenure")
 _CHECK_TLS = "If it does not use TLS, write redis://"
 _CHECK_SERVER = "Check that it is a Redis server, that it is not stuck, and the firewall"
 
-_NOT_NOW = {
-    "BUSY": "the server is busy with a script of a client. Wait, or end it with SCRIPT KILL",
-    "MASTERDOWN": "the server is a replica that has lost its master. Name the master, or the "
-    "sentinels with redis+sentinel://",
-    "READONLY": "the server is a replica, which rejects writes. Name its master, or the "
-    "sentinels with redis+sentinel://",
-    "MISCONF": "the server rejects writes, because it cannot save its data. See its log",
-}
-"""Replies of a server that temporarily cannot be used."""
-
 _ADVICE: dict[type[OSError], str] = {
     ConnectionRefusedError: "check that the server is running, and listens there",
     FileNotFoundError: "check that the server is running, and that this is its 'unixsocket'",
     PermissionError: "let this user use the socket ('unixsocketperm')",
 }
 
-_NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+_NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS"})
 
 
 class Server(NamedTuple):
@@ -130,11 +127,11 @@ async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
     try:
         return parse_info(await connection.execute("INFO"))
     except Refusal as refusal:
-        if not str(refusal).startswith("NOPERM"):
+        if not is_denied(str(refusal)):
             raise
         _log.warning(
-            "INFO is denied to this account, so a restart of the server and a maxmemory-policy "
-            "that evicts leases stay undetected; grant it the command: url=%s",
+            "INFO is denied to this account or unknown, so a restart of the server and a "
+            "maxmemory-policy that evicts leases stay undetected; grant it the command: url=%s",
             address.url,
         )
         return Info()
@@ -177,7 +174,7 @@ async def _authenticate(connection: RedisConnection, address: RedisUrl, protocol
         try:
             await connection.execute(*words, "SETNAME", address.client_name)
         except Refusal as refusal:
-            if not str(refusal).startswith(("ERR unknown command", "NOPROTO")):
+            if code_of(str(refusal)) not in {"ERR", "NOPROTO"}:  # proxies refuse in words of theirs
                 raise
         else:
             return 3
@@ -219,8 +216,9 @@ async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
 
 def _advice(address: RedisUrl, error: OSError) -> str:
     """Return advice about a failure, after a semicolon."""
-    if isinstance(error, ConnectionResetError) and address.tls is None:
-        return "; if it uses TLS, write rediss://"
+    if isinstance(error, ConnectionResetError):
+        secured = "if it uses TLS, write rediss://; " if address.tls is None else ""
+        return f"; {secured}if it is a proxy that lacks commands, name the server itself"
     advice = _ADVICE.get(type(error))
     return f"; {advice}" if advice else on_connecting(error, "redis")
 
@@ -309,14 +307,16 @@ def _loading(address: RedisUrl, place: Place, info: Info) -> str:
 def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
     """Return the error for a rejected greeting."""
     text = str(refusal)
-    word = text.partition(" ")[0]
-    if word in _NOT_ALLOWED or "AUTH" in text:
-        why = "it requires a password" if word == "NOAUTH" else text.rstrip(".")
-        return AuthenticationFailed(f"{address.url} refuses this client: {why}. {_remedy(text)}")
-    if word == "LOADING":
-        return Loading(f"{address.url}: the server is loading its data")
-    if word in _NOT_NOW:
-        return EngineUnavailable(f"{address.url}: {_NOT_NOW[word]}")
+    code = code_of(text)
+    if is_denied(text) or code in _NOT_ALLOWED or "AUTH" in text:
+        why = UNSERVED["NOAUTH"] if code == "NOAUTH" else text.rstrip(".")
+        unknown = code == "ERR" and "unknown command" in text
+        kind = Unsupported if unknown else AuthenticationFailed
+        return kind(f"{address.url} refuses this client: {why}. {_remedy(text, address.prefix)}")
+    if code == "LOADING":
+        return Loading(f"{address.url}: {UNSERVED[code]}")
+    if code in UNSERVED:
+        return EngineUnavailable(f"{address.url}: {UNSERVED[code]}")
     if "DB index" in text:
         return EngineError(
             f"{address.url} has no database {address.db}. Choose one below its setting 'databases' "
@@ -325,9 +325,9 @@ def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
     return EngineError(f"{address.url} cannot be used: {refusal}")
 
 
-def _remedy(refusal: str) -> str:
-    if refusal.startswith("NOPERM"):
-        return "Grant its account the commands, keys and channels in docs/engines/redis.md"
+def _remedy(refusal: str, prefix: str) -> str:
+    if is_denied(refusal):
+        return advice_on_rights(refusal, prefix)
     if refusal.startswith("NOAUTH"):
         return "Add an account to the URL: redis://user:password@host"
     if "without any password" in refusal:

@@ -7,8 +7,9 @@ Rules:
 * Concurrent operations of a session are one command, a `Batch`. Commands sent in one iteration of
   the loop are one write, or several when they are many, so that the server runs the first ones
   early. A program that sends one operation at a time does not wait for the end of the iteration.
-* A reply of a server that cannot be used (a replica, loading, or without its data) is not an
-  answer: the connection is dropped, and unanswered commands are sent again on the next one.
+* A reply of a server that cannot serve now (`UNSERVED`, or without its data) is not an answer, not
+  even as a part of one: the connection is dropped, and unanswered commands are sent again on the
+  next one.
 * If the server has forgotten its scripts, they are loaded again, and then the commands that did not
   run are sent again, in order. If another client loads the scripts meanwhile, later commands of a
   session may have run first; they are sent again, after those that had not run.
@@ -28,12 +29,16 @@ from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.commands.operations import Operation
 from tenure.engines.redis.commands import (
     SCRIPTS,
+    UNSERVED,
     AttachedSession,
     Command,
     PlainCommand,
     Refusal,
     Subscription,
     Word,
+    advice_on_rights,
+    code_of,
+    is_denied,
     pack,
 )
 
@@ -42,7 +47,6 @@ __all__ = ["Batch", "RedisConnection"]
 _log = logging.getLogger("tenure")
 
 _OPERATE = SCRIPTS["operate"]
-_UNUSABLE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "BUSY", "UNBLOCKED"})
 _NOTHING = object()
 _ENOUGH = 16
 """Number of operations that are sent at once, before the end of the loop's iteration."""
@@ -80,6 +84,20 @@ class Batch(Command):
         for operation, each in zip(operations, reply, strict=False):
             operation.answered(each)
         self._push(reply)
+
+    def unserved(self, reply: list[Any]) -> str:
+        """Return the error of a server that could not serve an operation, or an empty text."""
+        # One operation may fail without the others: scripts go on after some errors.
+        for each in (reply, *reply):
+            if type(each) is Refusal:
+                error = str(each)
+            elif type(each) is list and len(each) > 1 and each[0] == b"error":
+                error = each[1].decode("utf-8", "replace")
+            else:
+                continue
+            if code_of(error) in UNSERVED:
+                return error
+        return ""
 
     def ran_early(self, reply: Any) -> None:
         """Send the operations again, because the script was not loaded."""
@@ -336,6 +354,11 @@ class RedisConnection(asyncio.Protocol):
                 self._answer(pending, None)
 
     def _answer(self, pending: deque[Command], reply: Any) -> None:
+        if type(reply) is list and type(pending[0]) is Batch:
+            why = pending[0].unserved(reply)
+            if why:
+                self.drop(why)
+                return
         call = pending.popleft()
         if self._reloading and call.session is not None and self._overtakes(call.session):
             call.ran_early(reply)
@@ -350,13 +373,17 @@ class RedisConnection(asyncio.Protocol):
         return any(each.session is session for each in self._unscripted)
 
     def _refused(self, pending: deque[Command], refusal: Refusal) -> None:
-        word = str(refusal).partition(" ")[0]
-        if word in _UNUSABLE:
+        error = str(refusal)
+        code = code_of(error)
+        if code in UNSERVED:
             if isinstance(pending[0], PlainCommand):  # more specific than the end of the connection
                 pending.popleft().answered(refusal)
-            self.drop(str(refusal))
+            self.drop(error)
             return
-        if word != "NOSCRIPT":
+        if code != "NOSCRIPT":
+            if is_denied(error) and not isinstance(pending[0], PlainCommand):
+                advice = advice_on_rights(error, self._meta.removesuffix("meta"))
+                refusal = Refusal(f"{error.rstrip('.')}. {advice}")
             self._answer(pending, refusal)
             return
         self._unscripted.append(pending.popleft())

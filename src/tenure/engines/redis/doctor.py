@@ -16,7 +16,7 @@ from typing import Any
 
 from tenure.engines._kit import doctor as common
 from tenure.engines.contract import Engine, Finding
-from tenure.engines.redis.commands import Refusal
+from tenure.engines.redis.commands import Refusal, is_denied
 from tenure.engines.redis.connecting import (
     Info,
     connect_once,
@@ -130,7 +130,7 @@ class _Examination:
         try:
             return await connection.execute(*words)
         except Refusal as refusal:
-            if not str(refusal).startswith(("NOPERM", "ERR unknown command")):
+            if not is_denied(str(refusal)):
                 raise
             self._refused.append(str(words[0]))
             return None

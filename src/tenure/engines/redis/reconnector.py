@@ -264,7 +264,8 @@ class RedisReconnector:
         """Drop the connection, and make another one."""
         pair = self._reconnector.connection
         if pair is not None:
-            self._reconnector.lost(pair, EngineUnavailable(f"{self._address.url}: {why}"))
+            error = EngineUnavailable(f"{self._address.url}: {why}")
+            self._reconnector.lost(pair, error, first=None)
 
 
 def _retrieve(answer: asyncio.Future[Any]) -> None:
