@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
+import psycopg
 import pytest
 
 import tenure
@@ -146,3 +147,49 @@ async def test_a_waiter_behind_the_first_one_is_found_granted(pooled: str) -> No
             await all_of_it.release()
             for lease in await asyncio.gather(*waiting):
                 await lease.release()
+
+
+@pytest.mark.exhaustive
+async def test_a_pool_that_others_use_up_costs_no_lease_where_there_is_a_direct_connection() -> (
+    None
+):
+    with a_pooler(shared(), settings="default_pool_size=1\nreserve_pool_size=0") as pooler:
+        url = f"{pooler}?schema={new_name()}&listen={shared().folder}"
+        async with (
+            tenure.connect(url) as client,
+            client.session(recovery_window=2) as session,
+            await psycopg.AsyncConnection.connect(pooler) as other,
+        ):
+            lease = await session.mutex("m").lock()
+            await other.execute("SELECT 1")  # its transaction keeps the pool's only connection
+            waiting = asyncio.ensure_future(session.mutex("another").lock())
+            done, _ = await asyncio.wait([waiting], timeout=4)
+            assert not done
+            assert lease.held
+            await other.rollback()
+            async with asyncio.timeout(PATIENCE), await waiting:
+                assert lease.held
+
+
+@pytest.mark.parametrize("code", ["08006", "25006", "55000", "57P01", "57P03", "57P05"])
+async def test_calls_wait_while_the_server_behind_a_pooler_cannot_serve(
+    pooled: str, code: str
+) -> None:
+    schema = pooled.rpartition("=")[2]
+    async with tenure.connect(pooled) as client, client.session() as session:
+        await (await session.mutex("m").lock()).release()
+        shared().execute(
+            f"""CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '{code}'; END $$;
+            CREATE TRIGGER refusal BEFORE INSERT ON {schema}.requests
+            EXECUTE FUNCTION {schema}.refuse()"""
+        )
+        try:
+            waiting = asyncio.ensure_future(session.mutex("m").lock())
+            with pytest.raises(tenure.AcquireTimeout, match="because"):
+                await session.mutex("late").lock(timeout=0.5)
+            assert not waiting.done()
+        finally:
+            shared().execute(f"DROP FUNCTION {schema}.refuse() CASCADE")
+        async with asyncio.timeout(PATIENCE), await waiting as lease:
+            assert lease.held

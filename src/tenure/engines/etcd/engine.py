@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.admin import EtcdNodes
 from tenure.engines.etcd.attaching import EtcdAttach
 from tenure.engines.etcd.errors import Lost, Refused, failure, pauses
+from tenure.engines.etcd.grpc import CallFailed, Code
 from tenure.engines.etcd.keys import config_text
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.session import EtcdSession
@@ -113,6 +115,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             try:
                 version = answers.read_string(await self.members.call(wire.STATUS, b"", within), 2)
                 self._check_version(version)
+                await self._check_renewals(within)
                 answer = await self.txn(hello, within)
             except Lost as lost:
                 pause = next(attempts)
@@ -135,6 +138,30 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdigit())
         if numbers < _OLDEST:
             raise Unsupported(f"{self.url} is etcd {version}. Use 3.4 or newer")
+
+    async def _check_renewals(self, within: float) -> None:
+        """Refuse etcd's ``grpc-proxy``, which answers renewals from memory.
+
+        Such an answer proves nothing: the lease may have been renewed long before. The proxy is
+        recognized by a renewal, of no lease, after which nothing is sent: it does not answer that.
+        """
+        call = await self.members.converse(self.members.turn, wire.KEEP_ALIVE)
+        try:
+            call.write(wire.lease(secrets.randbits(62)))
+            call.done_writing()
+            async with asyncio.timeout(within):
+                await call.read()
+        except CallFailed as failed:
+            if failed.code is Code.UNKNOWN and "context canceled" in str(failed):
+                raise Unsupported(
+                    f"{self.url} is etcd's grpc-proxy, which answers renewals from memory, so that "
+                    "a holder could outlive its lease. Name the members, or an 'etcd gateway'"
+                ) from failed
+            raise Lost(str(failed)) from failed
+        except TimeoutError as late:
+            raise Lost("a renewal was not answered") from late
+        finally:
+            call.cancel()
 
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""

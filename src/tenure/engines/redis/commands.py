@@ -138,7 +138,10 @@ def advice_on_rights(error: str, prefix: str) -> str:
         prefix: of the namespace's keys and channels.
     """
     page = "docs/engines/redis.md lists what an account needs"
-    if unknown := _UNKNOWN_COMMAND.match(error):
+    unknown = _UNKNOWN_COMMAND.match(error)
+    if unknown and unknown[1].upper() == "PROXY":
+        return "The proxy in front of it announces its clients: turn that off (HAProxy: send-proxy)"
+    if unknown:
         return (
             f"Restore the command {unknown[1].upper()} (rename-command), or connect to the server "
             f"itself if a proxy does not know it; {page}"

@@ -174,7 +174,8 @@ async def _authenticate(connection: RedisConnection, address: RedisUrl, protocol
         try:
             await connection.execute(*words, "SETNAME", address.client_name)
         except Refusal as refusal:
-            if code_of(str(refusal)) not in {"ERR", "NOPROTO"}:  # proxies refuse in words of theirs
+            error = str(refusal)  # proxies refuse in words of theirs
+            if code_of(error) not in {"ERR", "NOPROTO"} or "'PROXY'" in error:
                 raise
         else:
             return 3

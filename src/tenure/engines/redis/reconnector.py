@@ -25,7 +25,7 @@ from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.commands.unsent import UnsentOperations
 from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines.redis.commands import Command, Refusal
+from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of
 from tenure.engines.redis.connecting import (
     Loading,
     Server,
@@ -265,7 +265,8 @@ class RedisReconnector:
         pair = self._reconnector.connection
         if pair is not None:
             error = EngineUnavailable(f"{self._address.url}: {why}")
-            self._reconnector.lost(pair, error, first=None)
+            first = None if code_of(why) in UNSERVED else True
+            self._reconnector.lost(pair, error, first=first)
 
 
 def _retrieve(answer: asyncio.Future[Any]) -> None:
