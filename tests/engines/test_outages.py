@@ -176,6 +176,8 @@ async def test_an_outage_is_logged_once_however_many_sessions_there_are(
         async with asyncio.timeout(30), client.events() as stream:
             afar.network.refuse()
             await five(stream, events.SessionDetached)
+            while not caplog.records:  # noqa: ASYNC110  a brief interruption is not logged
+                await asyncio.sleep(0.01)
             afar.network.start()
             await five(stream, events.SessionAttached)
         told = [(each.levelname, each.getMessage()) for each in caplog.records]
@@ -183,6 +185,25 @@ async def test_an_outage_is_logged_once_however_many_sessions_there_are(
     (_, lost), (_, found) = told
     assert lost.startswith(f"lost contact, nothing is granted meanwhile: url={client.url} error=")
     assert found.startswith(f"re-established contact: url={client.url} seconds=")
+
+
+async def test_a_cut_of_an_idle_connection_costs_no_lease_and_no_line_in_the_log(
+    afar: Afar, caplog: pytest.LogCaptureFixture
+) -> None:
+    if afar.url.startswith("dflockd"):
+        pytest.skip("a lease of dflockd's ends with its connection")
+    caplog.set_level(logging.INFO, "tenure")
+    async with tenure.connect(afar.url) as client, client.mutex("m").lock() as lease:
+        caplog.clear()
+        async with asyncio.timeout(30), client.events() as stream:
+            afar.network.cut()
+            async for event in stream:
+                if isinstance(event, events.SessionAttached):
+                    break
+        assert lease.held
+        async with client.mutex("another").lock(timeout=30):
+            pass
+    assert [each.getMessage() for each in caplog.records] == []
 
 
 async def five(stream: events.EventStream, kind: type[events.Event]) -> None:

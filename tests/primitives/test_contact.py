@@ -278,8 +278,39 @@ async def test_an_outage_is_logged_once_for_all_sessions(
         )
         assert found == f"INFO re-established contact: url={client.url} seconds=4.0"
         lose(engine, sessions[1])
+        await asyncio.sleep(2)
         find(engine, sessions[1])
         assert len(logged(caplog)) == 4
+
+
+async def test_a_brief_interruption_is_one_line_for_debugging(
+    world: World, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tenure")
+    client, engine = world.slow()
+    async with client:
+        session = await client.session()
+        for _ in range(3):
+            lose(engine, session)
+            await asyncio.sleep(0.9)
+            find(engine, session)
+            await asyncio.sleep(5)
+    said = [each for each in caplog.records if "contact" in each.getMessage()]
+    assert {each.levelname for each in said} == {"DEBUG"}
+    assert len(said) == 3
+
+
+async def test_an_interruption_that_the_last_session_does_not_survive_is_not_logged(
+    world: World, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tenure")
+    client, _ = world.slow()
+    async with client:
+        session = await client.session()
+        session._core.detached(REFUSED)
+        await session.aclose()
+        await asyncio.sleep(5)
+    assert "contact" not in caplog.text
 
 
 async def test_an_outage_that_outlives_the_sessions_ends_with_the_next_one(
@@ -310,7 +341,7 @@ async def test_the_end_of_the_last_detached_session_ends_the_outage_of_the_other
     async with client, client.session():
         other = await client.session()
         other._core.detached()  # without a cause
-        await turns()
+        await asyncio.sleep(2)
         await other.aclose()
         lost, found = logged(caplog)
         assert lost.startswith(

@@ -1,7 +1,8 @@
 """Contact between a client and its store: outages, their causes and their log lines.
 
 A `Contact` belongs to one client. Its sessions report when they lose and re-establish contact; the
-client logs an outage once for all its sessions. A timed-out operation gets the `Obstacle` here, so
+client logs an outage once for all its sessions. A brief interruption, such as a proxy that closes
+idle connections, is one line at the level DEBUG. A timed-out operation gets the `Obstacle` here, so
 that an outage is never reported as contention.
 """
 
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 ANSWER_TIMEOUT = 5.0
 """Default of the URL option ``answer_timeout``: timeout in seconds of reads and attempts."""
+
+BRIEF = 1.0
+"""Seconds within which an interruption is not logged as an outage."""
 
 _log = logging.getLogger("tenure")
 
@@ -60,6 +64,8 @@ class Contact:
         self._attached: set[object] = set()
         self._detached: set[object] = set()
         self._lost_at: float | None = None
+        self._cause: BaseException | None = None  # of the outage
+        self._warning: asyncio.TimerHandle | None = None  # not logged yet
 
     # Reports of the sessions
 
@@ -74,12 +80,16 @@ class Contact:
         self._attached.discard(session)
         self._detached.add(session)
         if self._lost_at is None:
-            self._lost_at = self._now()
-            _log.warning(
-                "lost contact, nothing is granted meanwhile: url=%s error=%s",
-                self._engine.url,
-                "unknown" if cause is None else self._reason(cause),
-            )
+            self._lost_at, self._cause = self._now(), cause
+            self._warning = asyncio.get_running_loop().call_later(BRIEF, self._warn)
+
+    def _warn(self) -> None:
+        cause, self._cause, self._warning = self._cause, None, None
+        _log.warning(
+            "lost contact, nothing is granted meanwhile: url=%s error=%s",
+            self._engine.url,
+            "unknown" if cause is None else self._reason(cause),
+        )
 
     def ended(self, session: object) -> None:
         """Forget a session that has ended."""
@@ -88,7 +98,14 @@ class Contact:
         self._end_outage()
 
     def _end_outage(self) -> None:
-        if self._lost_at is not None and self._attached and not self._detached:
+        if self._detached:
+            return
+        if self._warning is not None:
+            self._warning.cancel()
+            self._warning = self._lost_at = self._cause = None
+            if self._attached:
+                _log.debug("contact was interrupted for a moment: url=%s", self._engine.url)
+        elif self._lost_at is not None and self._attached:
             lasted, self._lost_at = self._now() - self._lost_at, None
             _log.info("re-established contact: url=%s seconds=%.1f", self._engine.url, lasted)
 
