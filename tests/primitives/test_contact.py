@@ -18,7 +18,7 @@ from tenure._client.session_core import SessionCore
 from tenure.engines import split_answer_timeout
 from tenure.errors import AcquireTimeout, EngineError, EngineUnavailable, InvalidArgument
 from tenure.testing.clock import VirtualClock
-from tests.primitives.helpers import World, turns
+from tests.primitives.helpers import World
 from tests.primitives.slow import SlowEngine
 
 REFUSED = EngineUnavailable("cache:6379 cannot be reached")

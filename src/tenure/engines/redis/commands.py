@@ -65,7 +65,6 @@ UNSERVED = {
     "CLUSTERDOWN": "the cluster behind it does not serve. See its CLUSTER INFO",
     "TRYAGAIN": "the cluster behind it is moving keys",
     "MOVED": "it is a node of a Redis Cluster that does not have the keys",
-    "ASK": "it is a node of a Redis Cluster that does not have the keys",
     "NOAUTH": "it requires a password",
 }
 """Codes of a server that cannot serve now (see the kit's `reconnect`), and what they mean.
