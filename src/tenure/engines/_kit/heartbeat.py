@@ -58,15 +58,28 @@ class HeartbeatThread(ABC, Generic[S]):
         self._ended = asyncio.Event()
         self._condition = threading.Condition()  # guards the rest
         self._requested: dict[S, float] = {}
+        self._woken = False
         self._connections: list[socket.socket] = []
         self._closing = False
 
     def renew(self, session: S) -> None:
         """Renew a session soon. On any thread; never blocks."""
+        self._request({session: self._now()})
+
+    def renew_again(self, session: S, at: float) -> None:
+        """Renew a session, as was requested at that time, unless it was requested again since."""
+        self._request({session: self._requested.get(session, at)})
+
+    def wake(self) -> None:
+        """Have `renew_now` called soon, even without sessions. On any thread; never blocks."""
+        self._request({})
+
+    def _request(self, requested: dict[S, float]) -> None:
         with self._condition:
             if self._closing:
                 return
-            self._requested[session] = self._now()
+            self._requested |= requested
+            self._woken = True
             with self._failures.contained():  # the next renewal tries again
                 self._thread.start()
             self._condition.notify()
@@ -96,7 +109,7 @@ class HeartbeatThread(ABC, Generic[S]):
 
     @abstractmethod
     def renew_now(self, requested: dict[S, float]) -> None:
-        """Renew sessions; the values are the times of the requests."""
+        """Renew sessions; the values are the times of the requests. None are given after `wake`."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -152,7 +165,7 @@ class HeartbeatThread(ABC, Generic[S]):
 
     def _run(self) -> None:
         try:
-            while requested := self._next():
+            while (requested := self._next()) is not None:
                 try:
                     self.renew_now(requested)
                 except self.expected as error:
@@ -166,14 +179,14 @@ class HeartbeatThread(ABC, Generic[S]):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _next(self) -> dict[S, float]:
-        """Wait for sessions to renew; return none when the engine is being closed."""
+    def _next(self) -> dict[S, float] | None:
+        """Wait for sessions to renew; return ``None`` when the engine is being closed."""
         with self._condition:
             if not self._condition.wait_for(self._has_work, IDLE):
                 self.disconnect()
                 self._condition.wait_for(self._has_work)
-            requested, self._requested = self._requested, {}
-            return {} if self._closing else requested
+            requested, self._requested, self._woken = self._requested, {}, False
+            return None if self._closing else requested
 
     def _has_work(self) -> bool:
-        return self._closing or bool(self._requested)
+        return self._closing or self._woken

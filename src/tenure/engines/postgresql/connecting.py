@@ -292,7 +292,7 @@ async def reattach(
 
     A store that has lost data may know a session without its latest requests, or with requests that
     were released. So what it knows is compared with what this program knows, before anything is
-    proven.
+    proven. Only the sessions that await a proof are renewed.
 
     Args:
         opened: the connections.
@@ -306,14 +306,15 @@ async def reattach(
     for session in sessions:
         token = new_token(session.attach_number)
         session.tokens.append(token)
-        who.append([session.id, session.tokens[:-1], token])
+        who.append([session.id, session.tokens[:-1], token, session.awaits_proof])
     at = now()
     found, answers = await opened.call(f"{schema}.reattach", channel, json.dumps(who), epoch)
-    for session, answer in zip(sessions, answers, strict=True):
+    for session, (*_, renewed), answer in zip(sessions, who, answers, strict=True):
         known = isinstance(answer, list)  # the requests of a session in a store that lost data
         if session.reattached(["ok" if known else answer]):
             session.tokens = session.tokens[-_MOST_TOKENS:]
             if known:
                 session.compare(answer)
-            session.prove(at)
+            if renewed:
+                session.prove(at)
     return str(found)

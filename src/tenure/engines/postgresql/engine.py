@@ -47,8 +47,9 @@ _log = logging.getLogger("tenure")
 
 _MOST_KNOWN = 10_000
 """Names of which the engine remembers that they have a row."""
-_EARLY = 6
-"""Part of its recovery window after which a session is renewed with another one."""
+_PAUSE = 0.05
+"""Seconds between two renewals of sessions, after `_AT_ONCE` of them."""
+_AT_ONCE = 20
 
 
 class PostgresEngine(PostgresAdministration):
@@ -79,7 +80,8 @@ class PostgresEngine(PostgresAdministration):
         self._watches = PostgresWatches(self.send, self.listen, address.schema)
         self._listened: tuple[str, ...] = ()
         self._looks: dict[PostgresSession, dict[int, int]] = {}  # of this iteration of the loop
-        self._renewals: dict[PostgresSession, float] = {}  # of this iteration, and their times
+        self._renewals: dict[PostgresSession, float] = {}  # not sent yet, and their times
+        self._renewals_from = 0.0  # when the next ones may be sent, if the pause is kept
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
         self.quarantine = Quarantine(self.url, clock)
 
@@ -166,32 +168,32 @@ class PostgresEngine(PostgresAdministration):
     def renew(self, session: PostgresSession) -> None:
         """Renew a session, with others of this iteration of the loop.
 
+        Many sessions that are renewed one after the other wait for each other a little. A session is
+        never renewed because another one is: its program may have died.
+
         Without a connection, and while a statement cannot complete, the heartbeat thread renews it.
         """
         if self.connection is None or self.connection.trouble:
             self.heartbeat.renew(session)
             return
         if not self._renewals:
-            self.loop.call_soon(self._send_renewals)
+            now = self.loop.time()
+            self.loop.call_at(self._renewals_from - _AT_ONCE * _PAUSE, self._send_renewals)
+            self._renewals_from = max(self._renewals_from, now) + _PAUSE
         self._renewals[session] = self.clock.now()
 
     def _send_renewals(self) -> None:
         due, self._renewals = self._renewals, {}
-        sessions = {each.id: each for each in due if not each.over}
-        now = self.clock.now()
-        for each in self.all_sessions():  # with those that are due soon, it is less often
-            if not each.over and now - each.proven_at > each.window / _EARLY:
-                sessions.setdefault(each.id, each)
+        sessions = {each.id: (each, at) for each, at in due.items() if not each.over}
 
         def args() -> Arguments:  # with the tokens as of the time of sending
-            who = [[each.id, each.token] for each in sessions.values()]
+            who = [[each.id, each.token] for each, _ in sessions.values()]
             return self.relaxed, who, self.epoch
 
         if sessions:
-            renewed = partial(self._renewed, min(due.values()), sessions)
-            self.send(Call("renew", args, renewed))
+            self.send(Call("renew", args, partial(self._renewed, sessions)))
 
-    def _renewed(self, at: float, sessions: dict[int, PostgresSession], reply: Any) -> None:
+    def _renewed(self, sessions: dict[int, tuple[PostgresSession, float]], reply: Any) -> None:
         refusal = ""
         if isinstance(reply, Refusal):
             refusal = f"{self.url} refuses to renew sessions: {reply}"
@@ -201,7 +203,7 @@ class PostgresEngine(PostgresAdministration):
             self.lost_data()
         else:
             alive = set(reply)
-            for number, session in sessions.items():
+            for number, (session, at) in sessions.items():
                 if not session.over:
                     (session.prove(at) if number in alive else session.probe())
         self.refusal = refusal

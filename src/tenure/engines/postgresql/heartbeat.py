@@ -73,7 +73,7 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
     def renew_now(self, requested: dict[PostgresSession, float]) -> None:
         """Renew these sessions, in the thread."""
         sessions = {each.id: each for each in requested if not each.over}
-        if not sessions:
+        if requested and not sessions:
             return
         if self._connection is None:
             self._connection = connect_blocking(self._address.direct, _TIMEOUT)
@@ -85,6 +85,8 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
         if result.ntuples:
             waits_for = result.get_value(0, 0).decode()
             self._loop.call_soon_threadsafe(self._examined, int(backend), waits_for)
+        if not sessions:
+            return
         at, epoch = self._now(), self.epoch.encode()
         who = json.dumps([(each.id, each.token) for each in sessions.values()])
         relaxed = b"t" if self._address.relaxed else b"f"
@@ -93,7 +95,9 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
             result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch])
         except psycopg.errors.LockNotAvailable:
             for each in sessions.values():
-                self.renew(each)  # at once: the lock may end just before the sessions do
+                if at - requested[each] < each.window / 2:  # or else its program would ask again
+                    # At once: the lock may end just before the sessions do.
+                    self.renew_again(each, requested[each])
             return
         if not result.ntuples:
             return

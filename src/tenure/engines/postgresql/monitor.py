@@ -176,10 +176,16 @@ class PostgresMonitor:
         return min(self._look_at, self._polling.at) if self._polls else self._look_at
 
     def _examine(self, connection: PostgresConnection, sessions: list[PostgresSession]) -> None:
-        """Renew on another connection, and find out there if the server executes the statement."""
-        self._engine.heartbeat.backend = connection.backend
+        """Find out on another connection if the server executes the statement.
+
+        Renew the sessions there whose renewals may wait behind the statement.
+        """
+        heartbeat = self._engine.heartbeat
+        heartbeat.backend = connection.backend
+        heartbeat.wake()
         for session in sessions:
-            self._engine.heartbeat.renew(session)
+            if session.awaits_proof:
+                heartbeat.renew_again(session, session.renewed_at)
 
     def examined(self, backend: int, waits_for: str) -> None:
         """Keep a connection whose statement the server executes, however long that takes."""

@@ -165,11 +165,7 @@ class PostgresWithdraw(HandoffWithdraw):
 
 
 class PostgresSession(HandoffSession):
-    """An attached session, as the contract defines it.
-
-    Attributes:
-        proven_at: the time of its latest proof.
-    """
+    """An attached session, as the contract defines it."""
 
     enqueuing = PostgresEnqueue
     withdrawing = PostgresWithdraw
@@ -179,17 +175,11 @@ class PostgresSession(HandoffSession):
     def __init__(self, engine: PostgresSessionEngine, given: SessionParameters) -> None:
         """Start attached, with the token that the store has."""
         super().__init__(engine, engine, given)
-        self.proven_at = engine.clock.now()
 
     # Proof
 
     def _renew(self) -> None:
         self._engine.renew(self)
-
-    def prove(self, at: float) -> None:
-        """Report a proof of that time."""
-        self.proven_at = max(self.proven_at, at)
-        self.events.proven(at)
 
     @property
     def refusal(self) -> str:

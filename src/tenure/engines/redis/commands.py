@@ -23,7 +23,6 @@ from typing import Any, Protocol, cast
 import hiredis
 
 from tenure.engines._kit.commands.operations import OrderIds
-from tenure.engines.contract import SessionEvents
 
 __all__ = [
     "SCRIPTS",
@@ -163,18 +162,19 @@ class AttachedSession(Protocol):
         id: its id in the store.
         token: identifies the current attachment: "<attach number>.<secret>".
         order_ids: the order ids seen by the engine.
-        events: the receiver of its events.
         over: whether it has ended, or was closed by this program.
     """
 
     id: int
     token: str
     order_ids: OrderIds
-    events: SessionEvents
     over: bool
 
     def handle_push(self, message: bytes) -> None:
         """Handle a push that arrived with a reply."""
+
+    def prove(self, at: float) -> None:
+        """Report a proof of that time. From any thread."""
 
 
 class Command:

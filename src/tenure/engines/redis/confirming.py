@@ -1,9 +1,10 @@
 """Confirmation of grants by replicas, before they are reported (``min_replicas=N``).
 
 `WAIT` counts the replicas that have the writes of *its own connection*, so it has a separate
-connection. On it each grantee renews its session, a write that follows the grant in the replication
-stream. One WAIT follows for all grants since the last one. A replica that has confirmed the renewal
-has the grant.
+connection. On it each grantee writes to its session, a write that follows the grant in the
+replication stream. One WAIT follows for all grants since the last one. A replica that has confirmed
+the write has the grant. The write does not renew the session: the grantee may be a server's client,
+which has died.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import logging
 from collections.abc import Callable
 
 from tenure.background import Failures
-from tenure.clock import Clock
 from tenure.engines.redis.commands import AttachedSession, Command
 from tenure.engines.redis.connecting import Server, connect_once, greet
 from tenure.engines.redis.connection import RedisConnection
@@ -33,12 +33,11 @@ Done = Callable[[EngineError | None], None]
 class Confirmer:
     """The connection for confirmations, and the grants that wait for them."""
 
-    def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
+    def __init__(self, address: RedisUrl, meta: str, witness: str) -> None:
         """Start without a connection."""
         self._address = address
         self._witness = witness
         self._meta = meta
-        self._clock = clock
         self._server: Server | None = None
         self._connection: RedisConnection | None = None
         self._granted: list[tuple[AttachedSession, Done]] = []
@@ -85,9 +84,8 @@ class Confirmer:
         try:
             async with asyncio.timeout(_TIMEOUT + self._address.connect_timeout):
                 connection = await self._connected()
-                at = self._clock.now()
                 replies = await asyncio.gather(
-                    *(connection.run("renew", session.id, session.token) for session in sessions),
+                    *(connection.run("renew", each.id, each.token, "0") for each in sessions),
                     connection.execute("WAIT", needed, int(_TIMEOUT * 1000)),
                 )
         except Exception as error:  # errors of any kind: each grantee receives them
@@ -96,9 +94,6 @@ class Confirmer:
                 f"{self._address.url}: no replica confirmed the grant, so the lease was released: "
                 f"{error}"
             )
-        for session, reply in zip(sessions, replies, strict=False):
-            if reply == 0 and not session.over:
-                session.events.proven(at)
         if replies[-1] < needed:
             return EngineError(
                 f"{self._address.url}: {replies[-1]} of min_replicas={needed} replicas confirmed "

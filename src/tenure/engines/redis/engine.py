@@ -101,7 +101,7 @@ class RedisEngine(RedisAdministration):
         self.reconnector = RedisReconnector(self._address, self._meta, self)
         self.heartbeat = RedisHeartbeat(self._address, self._meta, self.clock, self._witnesses.mine)
         if self._address.min_replicas:
-            self.confirmer = Confirmer(self._address, self._meta, self.clock, self._witnesses.mine)
+            self.confirmer = Confirmer(self._address, self._meta, self._witnesses.mine)
         self.reconnector.subscribe(self.channel)
         reconnector = self.reconnector
         self._watches = LocalWatches[RedisSession](reconnector.subscribe, reconnector.unsubscribe)
@@ -176,19 +176,21 @@ class RedisEngine(RedisAdministration):
         session.tokens.append(token)
         self._sessions[token] = session
         at = self.clock.now()
-        args: tuple[str | int, ...] = (session.id, token, self.channel, *session.tokens[:-1])
+        renewed = session.awaits_proof
+        args = session.id, token, self.channel, int(renewed), *session.tokens[:-1]
         reply = await connection.run("reattach", *args)
         if session.reattached(reply):
             for former in session.tokens[:-1]:
                 self._sessions.pop(former, None)
             session.tokens = [token]
-            self._proofs.append((session, at))
+            if renewed:
+                self._proofs.append((session, at))
 
     def resumed(self) -> None:
         """Report to the sessions that contact is re-established."""
         for session, at in self._proofs:
             if not session.over:
-                session.events.proven(at)
+                session.prove(at)
         self.report_attached()
         self._report_all()
 

@@ -56,7 +56,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
             if isinstance(reply, hiredis.ReplyError):
                 raise reply  # no script, no rights, no master: the loop's connection reports it
             if reply == 0 and not session.over:
-                session.events.proven(at)
+                session.prove(at)
 
     def _connected(self) -> socket.socket:
         server = self._server

@@ -75,7 +75,7 @@ class RedisSession(CommandSession):
 
     def _renewed(self, at: float, reply: Any) -> None:
         if reply == 0 and not self.over:
-            self.events.proven(at)
+            self.prove(at)
         else:
             error = self._wrong(reply)
             if error is not None and not self.over:

@@ -4,6 +4,8 @@
 
 * Every command of a session has the token of its attachment. The store rejects an older one.
 * Changes are numbered, so that the store recognises a repeated one.
+* Only `renew` extends a session. A reattach extends it if a renewal has no answer yet: a server's
+  engine has sessions of other programs, which may have died.
 """
 
 from __future__ import annotations
@@ -116,6 +118,8 @@ class CommandAttachment(SessionBase):
     Attributes:
         token: identifies this attachment in every command: "<attach number>.<secret>".
         tokens: its possible tokens in the store, while it is reattached.
+        renewed_at: the time of the latest call of `renew`.
+        proven_at: the time of its latest proof.
     """
 
     def __init__(self, engine: CommandSessionEngine, given: SessionParameters) -> None:
@@ -127,6 +131,7 @@ class CommandAttachment(SessionBase):
         self.order_ids = engine.order_ids
         self._engine = engine
         self._changes = 0
+        self.proven_at = self.renewed_at = engine.clock.now()
 
     @property
     def attach_number(self) -> int:
@@ -172,10 +177,21 @@ class CommandAttachment(SessionBase):
         """Extend the session's expiry; the proof comes through the session's events."""
         if self.over:
             return
+        self.renewed_at = self._engine.clock.now()
         if self._engine.is_in_loop():
             self._renew()
         else:
             self._engine.heartbeat.renew(self)
+
+    @property
+    def awaits_proof(self) -> bool:
+        """True if there is no proof since the latest renewal was requested."""
+        return self.renewed_at > self.proven_at
+
+    def prove(self, at: float) -> None:
+        """Report a proof of that time. From any thread."""
+        self.proven_at = max(self.proven_at, at)
+        self.events.proven(at)
 
     def reattached(self, reply: Any) -> bool:
         """Handle the reply to a reattach under the last of `tokens`; return whether it succeeded.

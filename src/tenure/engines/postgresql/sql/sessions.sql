@@ -30,8 +30,8 @@ BEGIN
     RETURN json_build_array('ok', (SELECT id FROM :schema.sessions WHERE token = its_token))::text;
 END $$;
 
--- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token]
--- each. Commands with an old token are refused then. This does not wait for long for one that is under
+-- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token,
+-- whether it is renewed, too] each. Commands with an old token are refused then. This does not wait for long for one that is under
 -- way: sessions whose rows it has locked are not renewed meanwhile. Answers [epoch, [answer, ...]]:
 -- "taken", "gone", "ok", or, if data were lost since an epoch, the requests: [request id, name, owns]
 -- each.
@@ -61,7 +61,8 @@ BEGIN
             CONTINUE;
         END IF;
         UPDATE :schema.sessions SET token = each.v ->> 2, channel = its_channel,
-            seen = clock_timestamp() WHERE id = (each.s).id;
+            seen = CASE WHEN (each.v -> 3)::boolean THEN clock_timestamp() ELSE seen END
+            WHERE id = (each.s).id;
         answers[each.at] := CASE WHEN now_epoch = its_epoch THEN '"ok"' ELSE (
             SELECT coalesce(jsonb_agg(jsonb_build_array(
                 y.request_id, x.name, y.order_id <= x.last_owner)), '[]')
