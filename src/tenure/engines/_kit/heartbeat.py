@@ -64,21 +64,22 @@ class HeartbeatThread(ABC, Generic[S]):
 
     def renew(self, session: S) -> None:
         """Renew a session soon. On any thread; never blocks."""
-        self._request({session: self._now()})
+        self._request(session, self._now())
 
     def renew_again(self, session: S, at: float) -> None:
         """Renew a session, as was requested at that time, unless it was requested again since."""
-        self._request({session: self._requested.get(session, at)})
+        self._request(session, at)
 
     def wake(self) -> None:
         """Have `renew_now` called soon, even without sessions. On any thread; never blocks."""
-        self._request({})
+        self._request(None, 0.0)
 
-    def _request(self, requested: dict[S, float]) -> None:
+    def _request(self, session: S | None, at: float) -> None:
         with self._condition:
             if self._closing:
                 return
-            self._requested |= requested
+            if session is not None:
+                self._requested[session] = max(at, self._requested.get(session, at))
             self._woken = True
             with self._failures.contained():  # the next renewal tries again
                 self._thread.start()

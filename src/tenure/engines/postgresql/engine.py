@@ -168,8 +168,8 @@ class PostgresEngine(PostgresAdministration):
     def renew(self, session: PostgresSession) -> None:
         """Renew a session, with others of this iteration of the loop.
 
-        Many sessions that are renewed one after the other wait for each other a little. A session is
-        never renewed because another one is: its program may have died.
+        Many sessions that are renewed one after the other wait for each other a little. A session
+        is never renewed because another one is: its program may have died.
 
         Without a connection, and while a statement cannot complete, the heartbeat thread renews it.
         """

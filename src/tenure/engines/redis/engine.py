@@ -177,8 +177,8 @@ class RedisEngine(RedisAdministration):
         self._sessions[token] = session
         at = self.clock.now()
         renewed = session.awaits_proof
-        args = session.id, token, self.channel, int(renewed), *session.tokens[:-1]
-        reply = await connection.run("reattach", *args)
+        args: tuple[str | int, ...] = (session.id, token, self.channel, int(renewed))
+        reply = await connection.run("reattach", *args, *session.tokens[:-1])
         if session.reattached(reply):
             for former in session.tokens[:-1]:
                 self._sessions.pop(former, None)

@@ -8,6 +8,7 @@ they do not fail on a busy machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from tenure.engines.contract import Place
 from tenure.errors import SessionExpired
@@ -15,9 +16,12 @@ from tenure.model import DEFAULT_NODE
 from tenure.testing.clock import VirtualClock
 from tenure.testing.conformance.behaviour import behaviour
 from tenure.testing.program import Program, raises
+from tenure.testing.recorder import Recorder
 from tenure.testing.stage import Stage
 
 SHORT = 1.0
+LATE = 5.0
+"""Seconds after the window in which the next request is granted, on any machine."""
 
 
 def _not_before(stage: Stage, program: Program, window: float = SHORT) -> None:
@@ -91,6 +95,32 @@ async def a_session_expires_alone(stage: Stage) -> None:
     await silent.ended()
     assert neighbour.recorder.end is None
     assert await neighbour.queue("m") == ([neighbour.id], [])
+
+
+@behaviour()
+async def a_silent_session_expires_while_others_of_its_connection_are_renewed(
+    stage: Stage,
+) -> None:
+    """A connection may have the sessions of several programs, as that of a server has."""
+    engine = await stage.engine()
+    silent = await stage.program(engine=engine, window=SHORT)
+    busy = await stage.program(engine=engine, window=SHORT)
+    other = await stage.program(engine=engine)
+    await silent.lock("m")
+    waiting = await other.lock("m")
+
+    def next_is_granted(recorder: Recorder) -> bool:
+        return waiting.request_id in recorder.grants
+
+    due = silent.recorder.proofs[-1] + SHORT + LATE
+    while not next_is_granted(other.recorder) and stage.clock.now() < due:
+        busy.session.renew()
+        await busy.withdraw(await busy.lock("another"))
+        with contextlib.suppress(AssertionError):
+            await other.recorder.wait_for(next_is_granted, "the grant", within=SHORT / 10)
+    assert len(silent.recorder.proofs) == 1, "it was renewed without its program"
+    await waiting.granted()
+    _not_before(stage, silent)
 
 
 @behaviour()

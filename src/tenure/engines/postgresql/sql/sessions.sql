@@ -31,8 +31,8 @@ BEGIN
 END $$;
 
 -- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token,
--- whether it is renewed, too] each. Commands with an old token are refused then. This does not wait for long for one that is under
--- way: sessions whose rows it has locked are not renewed meanwhile. Answers [epoch, [answer, ...]]:
+-- whether it is renewed, too] each. Commands with an old token are refused then. This does not wait
+-- for long for one that is under way: sessions whose rows it has locked are not renewed meanwhile. Answers [epoch, [answer, ...]]:
 -- "taken", "gone", "ok", or, if data were lost since an epoch, the requests: [request id, name, owns]
 -- each.
 CREATE OR REPLACE FUNCTION :schema.reattach(its_channel text, who jsonb, its_epoch text) RETURNS text

@@ -1,5 +1,6 @@
--- ARGV: session, the new token, the channel, "1" if it is renewed, too, and every token that the session
--- may have by now. The same program after a gap: whatever is under way under another token is refused from now on.
+-- ARGV: session, the new token, the channel, "1" if it is renewed, too, and every token that the
+-- session may have by now. The same program after a gap: whatever is under way under another token is
+-- refused from now on.
 --#head
 --#body
 --#rest
