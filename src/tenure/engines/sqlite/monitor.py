@@ -212,7 +212,7 @@ class Monitor:
 
     def _check(self, now: float) -> None:
         self._report_stall(now)
-        if self._are_files_in_place():
+        if self._are_files_in_place() and self._store.tx.ready:  # else nothing waits for anything
             with self._store.reading() as tx:
                 self.delivery.read(tx)
                 participants, silent = self._find_suspects(tx, now)

@@ -154,6 +154,16 @@ CREATE TABLE news (
 CREATE UNIQUE INDEX changes ON news (participant, kind, node, name) WHERE name IS NOT NULL;
 """
 
+_CONTENTS = (
+    "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
+    "FROM pragma_application_id, pragma_user_version"
+)
+"""Describes a file as of one moment.
+
+Another program may create the tables meanwhile. It is one statement, because a transaction would
+lock a new file until the program goes on.
+"""
+
 
 def to_column(number: int) -> int | str:
     """Return a limit or a count in the form of a column."""
@@ -227,6 +237,9 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
                 f"the file system of {address.path} cannot do what SQLite's write-ahead log needs "
                 "(shared memory). Use a local folder"
             )
+        # From its first read on, a connection keeps others from removing or rebuilding the log. So
+        # this read may have to wait for them, and the later ones need not.
+        is_ready(connection, address.path)
         connection.execute("PRAGMA busy_timeout = 0")
     except BaseException:
         connection.close()
@@ -240,10 +253,7 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
     Raises:
         EngineError: it belongs to another program, or to a newer version.
     """
-    application, version = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("application_id", "user_version")
-    )
+    ((application, version, tables),) = connection.execute(_CONTENTS).fetchall()
     if application == APPLICATION_ID:
         if version > VERSION:
             raise EngineError(
@@ -256,7 +266,6 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
             f"{path} is a backup, not a store: 'tenure restore {path} --url sqlite:///FILE' makes "
             "a store of it"
         )
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application or version or tables:
         raise EngineError(
             f"{path} is another program's SQLite database. Name a file of its own for tenure"
