@@ -95,8 +95,9 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
             result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch])
         except psycopg.errors.LockNotAvailable:
             for each in sessions.values():
-                if at - requested[each] < each.window / 2:  # or else its program would ask again
-                    # At once: the lock may end just before the sessions do.
+                # At once: the lock may end just before the sessions do. A program that lives has
+                # requested another renewal within half a window.
+                if at - requested[each] < each.window / 2:
                     self.renew_again(each, requested[each])
             return
         if not result.ntuples:

@@ -161,7 +161,7 @@ _CONTENTS = (
 """Describes a file as of one moment.
 
 Another program may create the tables meanwhile. It is one statement, because a transaction would
-lock a new file until the program goes on.
+lock a new file until the program continues.
 """
 
 
