@@ -84,12 +84,16 @@ class Contact:
             self._warning = asyncio.get_running_loop().call_later(BRIEF, self._warn)
 
     def _warn(self) -> None:
-        cause, self._cause, self._warning = self._cause, None, None
+        self._warning = None
         _log.warning(
             "lost contact, nothing is granted meanwhile: url=%s error=%s",
             self._engine.url,
-            "unknown" if cause is None else self._reason(cause),
+            self._take_cause(),
         )
+
+    def _take_cause(self) -> str:
+        cause, self._cause = self._cause, None
+        return "unknown" if cause is None else self._reason(cause)
 
     def ended(self, session: object) -> None:
         """Forget a session that has ended."""
@@ -102,9 +106,10 @@ class Contact:
             return
         if self._warning is not None:
             self._warning.cancel()
-            self._warning = self._lost_at = self._cause = None
+            cause = self._take_cause()
+            self._warning = self._lost_at = None
             if self._attached:
-                _log.debug("contact was interrupted for a moment: url=%s", self._engine.url)
+                _log.debug("lost contact for a moment: url=%s error=%s", self._engine.url, cause)
         elif self._lost_at is not None and self._attached:
             lasted, self._lost_at = self._now() - self._lost_at, None
             _log.info("re-established contact: url=%s seconds=%.1f", self._engine.url, lasted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ _TERMINATE = b"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 async def test_a_terminated_connection_loses_no_lease_and_no_place(
     server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "tenure")
     async with tenure.connect(server.url) as one, tenure.connect(server.url) as other:
         events = one.events()
         async with other.session() as second:
@@ -61,6 +63,7 @@ async def test_a_terminated_connection_loses_no_lease_and_no_place(
 async def test_statements_sent_after_the_end_of_the_connection_fail_for_its_reason(
     server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "tenure")
     answered: asyncio.Queue[object] = asyncio.Queue()
     async with tenure.connect(server.url) as client, client.session():
         (backend,) = backends(server)

@@ -126,6 +126,22 @@ async def test_a_session_that_cannot_be_reattached_leaves_the_others_to_their_re
         assert reply == [scenario.epoch, ["ok", "ok"]]
 
 
+@pytest.mark.parametrize(
+    ("told", "renewed"), [([], True), ([True], True), ([False], False)], ids=["older", "yes", "no"]
+)
+async def test_a_reattached_session_is_renewed_unless_the_program_declines(
+    told: list[bool], renewed: bool
+) -> None:
+    async with a_scenario() as scenario:
+        owner = scenario.owner
+        seen = f"SELECT seen FROM SCHEMA.sessions WHERE id = {owner.session}"
+        before = await scenario.admin.execute(seen)
+        who = [[owner.session, [owner.token], "1.again", *told]]
+        reply = await scenario.caller.call("reattach", owner.channel, who, scenario.epoch)
+        assert reply == [scenario.epoch, ["ok"]]
+        assert (await scenario.admin.execute(seen) > before) is renewed
+
+
 async def test_rewritten_tables_keep_their_queues_and_are_no_loss_of_data() -> None:
     async with a_scenario() as scenario:
         before = {

@@ -31,10 +31,11 @@ BEGIN
 END $$;
 
 -- Attach sessions of the caller again, after a lost connection, [session, [old tokens], new token,
--- whether it is renewed, too] each. Commands with an old token are refused then. This does not wait
--- for long for one that is under way: sessions whose rows it has locked are not renewed meanwhile. Answers [epoch, [answer, ...]]:
--- "taken", "gone", "ok", or, if data were lost since an epoch, the requests: [request id, name, owns]
--- each.
+-- whether it is renewed, too] each; a program of a former version omits the last and counts on being
+-- renewed. Commands with an old token are refused then. This does not wait for long for one that is
+-- under way: sessions whose rows it has locked are not renewed meanwhile. Answers
+-- [epoch, [answer, ...]]: "taken", "gone", "ok", or, if data were lost since an epoch, the requests:
+-- [request id, name, owns] each.
 CREATE OR REPLACE FUNCTION :schema.reattach(its_channel text, who jsonb, its_epoch text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -61,7 +62,8 @@ BEGIN
             CONTINUE;
         END IF;
         UPDATE :schema.sessions SET token = each.v ->> 2, channel = its_channel,
-            seen = CASE WHEN (each.v -> 3)::boolean THEN clock_timestamp() ELSE seen END
+            seen = CASE WHEN coalesce((each.v -> 3)::boolean, true)
+                THEN clock_timestamp() ELSE seen END
             WHERE id = (each.s).id;
         answers[each.at] := CASE WHEN now_epoch = its_epoch THEN '"ok"' ELSE (
             SELECT coalesce(jsonb_agg(jsonb_build_array(
