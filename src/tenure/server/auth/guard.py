@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
+from tenure.core import refusals
 from tenure.engines.contract import (
     Attach,
     Engine,
@@ -125,8 +126,16 @@ class Guard:
     ) -> TenureError:
         """Return the error for too little access; `hidden`: report an invisible node as missing."""
         access = account.permissions.access(node)
+        if access is Access.NONE and node == DEFAULT_NODE:  # it always exists: nothing to hide
+            usable = account.permissions.usable
+            return AuthenticationFailed(
+                f"the identity {account.identity} may not use {node}; "
+                + (f"it may use {', '.join(usable)}" if usable else "it may use no node"),
+                node=node,
+                name=name,
+            )
         if hidden and access is Access.NONE:
-            return NodeNotFound(f"there is no node {node}; create it first", node=node)
+            return refusals.node_not_found(node)
         return AuthenticationFailed(
             f"the identity {account.identity} may not {_NEEDS[least]} {node}: this needs the "
             f"permission {least.name.lower()}, and it has {access.name.lower()}",
@@ -283,23 +292,42 @@ class GuardedEngine(EngineDefaults):
             NodeNotFound: the identity has no access.
             AuthenticationFailed: it has less access.
         """
-        access = self.account.permissions.access(node)
-        if access < least:
+        if not self.allows(node, least):
             raise self._guard.refusal(self.account, node, least)
 
-    def of_another_identity(self, node: str, number: int) -> AuthenticationFailed:
-        """Return the error for a session of another identity."""
-        return AuthenticationFailed(
-            f"session {number} on {node} belongs to another identity than {self.account.identity}",
-            node=node,
-        )
+    def allows(self, node: str, least: Access) -> bool:
+        """Return true if the identity has at least that access to a node."""
+        return self.account.permissions.access(node) >= least
+
+    def owns(self, node: str, number: int) -> bool:
+        """Return true unless a session is known to belong to another identity."""
+        tally = self._guard.tallies.find(node, number)
+        return tally is None or tally.account is self.account
+
+    def check_session(self, node: str, number: int) -> None:
+        """Check that the identity may attach a session, before anything else about the session.
+
+        Raises:
+            NodeNotFound: the identity has no access to the node.
+            AuthenticationFailed: the session belongs to another identity.
+        """
+        self.check(node, Access.READ)
+        if not self.owns(node, number):
+            raise AuthenticationFailed(
+                f"session {number} on {node} belongs to another identity than "
+                f"{self.account.identity}",
+                node=node,
+            )
 
     async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
         """Attach a session that is counted against the account."""
         node, number, account = how.node, how.session_id, self.account
         tallies = self._guard.tallies
         tallies.expire(self._guard.now())
-        self.check(node, Access.READ)
+        if number is None:
+            self.check(node, Access.READ)
+        else:
+            self.check_session(node, number)
         window = how.recovery_window
         former = None if number is None else tallies.find(node, number)
         requests = {} if former is None else former.requests
@@ -307,8 +335,6 @@ class GuardedEngine(EngineDefaults):
             account.sessions.take(node=node)
         else:
             if former is not None:
-                if former.account is not account:
-                    raise self.of_another_identity(node, number)
                 window = max(window, former.window)
             account.sessions.take_anyway()
         tally = Tally(account, window)

@@ -93,6 +93,11 @@ class Permissions:
             prefix = prefix.rpartition("/")[0]
         return prefixes.get("/", Access.NONE)
 
+    @property
+    def usable(self) -> list[str]:
+        """The prefixes with any access, in order."""
+        return sorted(prefix for prefix, access in self.prefixes.items() if access)
+
 
 EVERYTHING = Permissions({"/": Access.ADMINISTER})
 """Permissions of an identity that has none of its own."""

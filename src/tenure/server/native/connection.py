@@ -292,9 +292,7 @@ class NativeServerConnection(NativeServerStream):
         self._channels.pop(channel, None)
 
     def _renew_session(self, message: RenewAside) -> None:
-        session = self._registry.of_program(
-            self.program, message.node, message.session_id, message.key
-        )
+        session = self._registry.of_program(self, message.node, message.session_id, message.key)
         if session is None:
             self.send(Unproven(0, message.number))
         else:

@@ -159,6 +159,7 @@ class SessionHandoff:
     async def resume(self, pending: PendingAttach) -> ServerSession:
         """Attach a session of another program, after that program has lost it."""
         message = pending.message
+        pending.connection.engine.check_session(message.node, message.session_id)
         former = self._keeper.sessions.get(message.session_id)
         if former is not None and former.node != message.node:
             former = None

@@ -44,6 +44,7 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
+from tenure.server.auth.permissions import Access
 from tenure.server.context import Context
 from tenure.server.sessions.handoff import AttachingConnection, PendingAttach, SessionHandoff
 from tenure.server.sessions.renewals import Renewals
@@ -204,13 +205,15 @@ class SessionRegistry:
         return program in self._programs and self._connections[program] < _CONNECTIONS
 
     def of_program(
-        self, program: bytes, node: str, number: int, key: bytes
+        self, connection: AttachingConnection, node: str, number: int, key: bytes
     ) -> ServerSession | None:
-        """Return a program's own session, if it is here."""
+        """Return a session of the connection's program and identity, if it is here."""
         session = self.sessions.get(number)
         if session is None or session.state not in _ALIVE:
             return None
-        mine = session.program == program and session.node == node
+        mine = session.program == connection.program and session.node == node
+        mine = mine and session.account is connection.engine.account
+        mine = mine and connection.engine.allows(node, Access.READ)
         return session if mine and hmac.compare_digest(session.key, key) else None
 
     # Attaching
@@ -221,17 +224,19 @@ class SessionRegistry:
         Returns:
             The attach in progress; ``None`` when it has been answered.
         """
+        # Without access, a session here is answered like one that does not exist.
+        visible = connection.engine.allows(message.node, Access.READ)
         if message.kind == "again":
             session = self.sessions.get(message.session_id)
-            if session is not None and session.node == message.node:
+            if visible and session is not None and session.node == message.node:
                 self._again(connection, message, session)
                 return None
         elif message.kind == "new":
             begun = self._begun.get((connection.program, message.rid))
-            if isinstance(begun, ServerSession):
+            if visible and isinstance(begun, ServerSession):
                 self._again(connection, message, begun)
                 return None
-            if begun is not None:
+            if isinstance(begun, PendingAttach):
                 self.cancel(begun)
         pending = PendingAttach(connection, message, self.context.clock.now())
         if message.kind == "new":
@@ -269,27 +274,31 @@ class SessionRegistry:
         self, connection: AttachingConnection, message: Attach, session: ServerSession
     ) -> None:
         """Move a session that is here to this connection, if it belongs to this program."""
-        error: TenureError | None = None
-        if not hmac.compare_digest(session.key, message.key):
-            error = AuthenticationFailed(
-                f"session {message.session_id} on {session.node} has another key", node=session.node
-            )
-        elif session.account is not connection.engine.account:
-            error = connection.engine.of_another_identity(session.node, message.session_id)
-        elif session.program != connection.program:
-            error = rules.taken_over(session.node)
-            self._deliver_end(connection, message.channel, session)
-        elif session.state is ServerSessionState.LEAVING:
-            error = SessionExpired(
-                f"the session on {session.node} was closed or detached by its program",
-                node=session.node,
-            )
-        if error is not None:
+        try:
+            self._check_again(connection, message, session)
+        except TenureError as error:
             connection.send(Failed(message.rid, to_wire(error)))
             return
         session.answers.acknowledge(message.acknowledged)
         now = self.context.clock.now()
         self._answer_attached(connection, message, session, now, kept=True)
+
+    def _check_again(
+        self, connection: AttachingConnection, message: Attach, session: ServerSession
+    ) -> None:
+        node = session.node
+        connection.engine.check_session(node, session.store.id)
+        if not hmac.compare_digest(session.key, message.key):
+            raise AuthenticationFailed(
+                f"session {message.session_id} on {node} has another key", node=node
+            )
+        if session.program != connection.program:
+            self._deliver_end(connection, message.channel, session)
+            raise rules.taken_over(node)
+        if session.state is ServerSessionState.LEAVING:
+            raise SessionExpired(
+                f"the session on {node} was closed or detached by its program", node=node
+            )
 
     def _deliver_end(
         self, connection: AttachingConnection, channel: int, session: ServerSession

@@ -136,6 +136,11 @@ async def _again(
     context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
 ) -> YdbAttachedSession:
     number, node = start.session_id, how.node
+    try:
+        stream.engine.check_session(node, number)
+    except AuthenticationFailed as error:
+        stream.reader.refused()
+        raise Refused(Status.BAD_SESSION, str(error)) from error
     async with stream.reader.attaching(), registry.turn(node, number):
         member = registry.find(node, number)
         if member is not None and start.seq_no < member.seq_no:
