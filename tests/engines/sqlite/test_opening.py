@@ -168,9 +168,3 @@ def test_a_creator_may_be_killed_at_each_step(
             break
         assert killed.returncode == 9
     assert step > 40
-
-
-def test_processes_that_meet_at_a_new_file_share_it(tmp_path: Path) -> None:
-    with meetings(4) as processes:
-        for number in range(20):
-            processes.meet([f"sqlite:///{tmp_path}/{number}.db"] * 4)
