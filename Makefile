@@ -94,7 +94,7 @@ chaos: $(VENV)/.ready-dev  ## break things for a minute, and check what the proc
 guarantees: $(VENV)/.ready-dev  ## run what shows what holds, in a few minutes, and write its table
 	@$(BIN)/python -m tests.guarantees $(ARGS)
 
-bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minutes
+bench: $(VENV)/.ready-bench  ## measure, against other libraries, in a few minutes (ARGS='redis sqlite': parts)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 mutate: $(VENV)/.ready-mutation  ## change the code in small ways that a test should notice (ARGS=core, one group)

@@ -1,56 +1,95 @@
-"""Run every measurement, print the table, and write it as JSON and as a picture.
+"""Run the measurements, print their rows, and write them as a table, as JSON and as a picture.
 
-``python -m benchmarks [FOLDER]``; the folder (default ``build/benchmarks``) gets ``results.json``,
-``results.md`` (the table) and ``results.svg``. docs/evidence/benchmarks.md shows the last two.
+``python -m benchmarks [--folder FOLDER] [PART ...]``; without a part all of them run. A part prints
+its rows when it ends. One that fails is reported at the end, with the exit code 1, and the others
+run nevertheless. The folder (default ``build/benchmarks``) gets ``results.json``, ``results.md``
+(the table) and ``results.svg``. docs/evidence/benchmarks.md shows the last two.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
-from benchmarks import (
-    blocking,
-    core_size,
-    dflockd_lines,
-    etcd_pairs,
-    floods,
-    idle,
-    in_process,
-    postgresql_pairs,
-    processes,
-    redis_pairs,
-    served,
-    sqlite_full,
-    sqlite_pairs,
-    ydb_engine,
-    ydb_surface,
-)
 from benchmarks.measure import Measured
 
-PARTS: list[tuple[str, Callable[[], list[Measured]]]] = [
-    ("in one process", in_process.measure),
-    ("a large core", core_size.measure),
-    ("one SQLite file, one process", sqlite_pairs.measure),
-    ("one SQLite file, threads", blocking.measure),
-    ("one SQLite file, every commit on disk", sqlite_full.measure),
-    ("one SQLite file, several processes", processes.measure),
-    ("a server", served.measure),
-    ("the server, through YDB's API", ydb_surface.measure),
-    ("ydb:// beside bare gRPC streams", ydb_engine.measure),
-    ("the server, through dflockd's protocol", dflockd_lines.measure),
-    ("sessions that do nothing, at a server", idle.measure),
-    ("a server under floods", floods.measure),
-    ("one Redis, one process", redis_pairs.measure),
-    ("one PostgreSQL, one process", postgresql_pairs.measure),
-    ("one member of etcd, one process", etcd_pairs.measure),
-]
+Part = Callable[[], Iterable[Measured]]
+
+
+def _part(module: str) -> Part:
+    """Return a part that imports its module when it runs: each needs other libraries."""
+
+    def measure() -> Iterable[Measured]:
+        measured: Iterable[Measured] = import_module(f"benchmarks.{module}").measure()
+        return measured
+
+    return measure
+
+
+PARTS: dict[str, Part] = {
+    "memory": _part("in_process"),
+    "memory-core": _part("core_size"),
+    "sqlite": _part("sqlite_pairs"),
+    "sqlite-threads": _part("blocking"),
+    "sqlite-full": _part("sqlite_full"),
+    "sqlite-processes": _part("processes"),
+    "server": _part("served"),
+    "server-ydb": _part("ydb_surface"),
+    "server-dflockd": _part("dflockd_lines"),
+    "server-idle": _part("idle"),
+    "server-floods": _part("floods"),
+    "ydb": _part("ydb_engine"),
+    "redis": _part("redis_pairs"),
+    "postgresql": _part("postgresql_pairs"),
+    "etcd": _part("etcd_pairs"),
+}
+"""The parts by name."""
+
+
+def chosen(names: Sequence[str], parts: Mapping[str, Part]) -> dict[str, Part]:
+    """Return the parts with these names, or whose names begin with one and a dash; all of none.
+
+    Raises:
+        ValueError: there is no such part; the error lists all names.
+    """
+    for name in names:
+        if not any(f"{part}-".startswith(f"{name}-") for part in parts):
+            raise ValueError(f"there is no part {name!r}; the parts are {', '.join(parts)}")
+    return {
+        part: measure
+        for part, measure in parts.items()
+        if not names or any(f"{part}-".startswith(f"{name}-") for name in names)
+    }
+
+
+def run(parts: Mapping[str, Part]) -> tuple[list[Measured], dict[str, Exception]]:
+    """Run parts, and print the rows of each; return all rows, and the errors of the failed parts.
+
+    The rows that a part yields before it fails count, too.
+    """
+    results: list[Measured] = []
+    failed: dict[str, Exception] = {}
+    for name, measure in parts.items():
+        print(f"measuring: {name} ...", flush=True)
+        rows: list[Measured] = []
+        try:
+            rows.extend(measure())  # what it yields before an error stays
+        except Exception as error:
+            failed[name] = error
+            traceback.print_exception(error)
+        if rows:
+            print(_table(rows), flush=True)
+        results += rows
+    return results, failed
 
 
 def _bound(result: Measured) -> str:
@@ -112,23 +151,33 @@ def _picture(results: list[Measured], path: Path) -> None:
     axes.bar_label(bars, labels=[f" {margin:.2g}x" for margin in margins])
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
-    axes.set_xlim(left=0.2, right=max(*margins, 1) * 3)
+    axes.set_xlim(left=0.2, right=max([*margins, 1]) * 3)
     axes.set_xlabel("times better than the bound (1 = the bound)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
 
-def main() -> None:
-    """Run every measurement and write the results to a folder."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "build/benchmarks")
+def main(arguments: Sequence[str], parts: Mapping[str, Part]) -> int:
+    """Run the named parts, and write the results to a folder; return the exit code."""
+    parser = argparse.ArgumentParser("python -m benchmarks", description="Run the measurements.")
+    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks"))
+    parser.add_argument("part", nargs="*", help=f"{', '.join(parts)} (default: all)")
+    options = parser.parse_args(arguments)
+    try:
+        selected = chosen(options.part, parts)
+    except ValueError as error:
+        parser.error(str(error))
+    results, failed = run(selected)
+    if results:
+        _write(results, options.folder)
+    for name, problem in failed.items():
+        print(f"FAILED: {name}: {problem!r}")
+    return 1 if failed else 0
+
+
+def _write(results: list[Measured], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    results: list[Measured] = []
-    for title, part in PARTS:
-        print(f"measuring: {title} ...", flush=True)
-        results += part()
-    print()
-    print(_table(results))
     (folder / "results.json").write_text(
         json.dumps(
             {
@@ -147,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:], PARTS))

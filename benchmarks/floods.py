@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measure import Measured, percentile
@@ -62,9 +63,21 @@ async def _measure(name: str) -> Measured:
     )
 
 
-def measure() -> list[Measured]:
-    """All floods."""
-    return [asyncio.run(_measure(name)) for name in _FLOODS]
+def measure() -> Iterator[Measured]:
+    """Measure all floods; those that fail are reported together, after the others.
+
+    Raises:
+        ExceptionGroup: some have failed; each error has a note with the name of its flood.
+    """
+    failed: list[Exception] = []
+    for name in _FLOODS:
+        try:
+            yield asyncio.run(_measure(name))
+        except Exception as error:
+            error.add_note(f"during {name}")
+            failed.append(error)
+    if failed:
+        raise ExceptionGroup(f"{len(failed)} of {len(_FLOODS)} floods failed", failed)
 
 
 if __name__ == "__main__":
