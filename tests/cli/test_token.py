@@ -115,6 +115,18 @@ def test_a_rotated_token_has_two_secrets_until_the_end(tenure: Tenure, file: Pat
     assert hash_of(other) in finished
 
 
+def test_who_revokes_the_last_token_is_told_that_no_server_loads_the_file(
+    file: Path, tenure: Tenure
+) -> None:
+    add_token(str(file), "one", None)
+    add_token(str(file), "other", None)
+    assert "refuses to load" not in tenure("token", "revoke", "one", "--file", str(file)).stderr
+    assert "refuses to load" in tenure("token", "revoke", "other", "--file", str(file)).stderr
+    check = tenure("serve", "--check", "--store", "memory://", "--auth-token-file", str(file))
+    assert "has no token, so no client could use the server" in check.stdout + check.stderr
+    assert check.returncode != 0
+
+
 def test_a_file_whose_last_token_is_revoked_opens_nothing(file: Path, tenure: Tenure) -> None:
     secret = add_token(str(file), "only", None)
     revoke_token(str(file), "only")

@@ -19,6 +19,7 @@ from ydb.coordination import CoordinationClient
 
 import tenure
 from tenure.identity import ANONYMOUS, Identity, this_program
+from tenure.server.auth.tokens import hash_of
 from tests.server.certificates import Authority
 from tests.server.serving import launched, serving
 
@@ -265,6 +266,14 @@ async def test_only_who_has_a_token_comes_in_and_no_token_is_ever_shown(tmp_path
         server.send(signal.SIGHUP)
         said = await server.until("not reloaded, settings kept")
         assert "has no token" in said["why"]
+        for useless, why in (
+            (f'[tokens.a]\nhash = "{hash_of(ONE)}"\nexpires = 2020-01-01T00:00:00Z\n', "expired"),
+            (f'[tokens.a]\nhash = "{hash_of(ONE)}"\npermissions = {{}}\n', "gives no permission"),
+            ("[tokens]\n", "has no token"),
+        ):
+            tokens.write_text(useless)
+            server.send(signal.SIGHUP)
+            assert why in (await server.until("not reloaded, settings kept"))["why"]
         await token_of_a_lock(f"tenure://{TWO}@{place}")
 
         shown = command_line(server.pid)

@@ -14,6 +14,7 @@ from tenure.cli.mistakes import Mistake
 from tenure.cli.options import a_span, complete, json_option
 from tenure.cli.output import Column, print_json, safe, say, table
 from tenure.cli.status import Status
+from tenure.errors import InvalidArgument
 from tenure.server.auth.editing import add_token, finish_rotation, revoke_token, rotate_token
 from tenure.server.auth.permissions import EVERYTHING, Access
 from tenure.server.auth.tokens import Rights, Token, read_tokens, written_hash
@@ -171,6 +172,21 @@ def revoke(name: str, file: str | None) -> None:
     path = _path(file)
     revoke_token(path, name)
     click.echo(f"tenure: {safe(name)} is revoked in {safe(path)}. {_RELOAD}", err=True)
+    why = _shut_out(path)
+    if why is not None:
+        click.echo(
+            f"tenure: now {safe(path)} {why}. A server refuses to load such a file, and keeps "
+            f"the former one: make another token first ('tenure token new'), or stop the "
+            "server.",
+            err=True,
+        )
+
+
+def _shut_out(path: str) -> str | None:
+    try:
+        return read_tokens(path).shut_out(datetime.now(UTC))
+    except InvalidArgument:
+        return "has no token"
 
 
 def _path(file: str | None) -> str:

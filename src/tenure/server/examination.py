@@ -79,6 +79,15 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
     except InvalidArgument as error:
         yield Finding("failure", "tokens", str(error))
         return
+    why = found.shut_out(datetime.now(UTC))
+    if why is not None and not settings.tokens:
+        yield Finding(
+            "failure",
+            "tokens",
+            f"the token file {path} {why}, so no client could use the server",
+            f"tenure token new NAME --file {path}",
+        )
+        return
     number = len(found.tokens)
     yield Finding("ok", "tokens", f"{number} token{'' if number == 1 else 's'} in {path}")
     loose = readable_by_others(path)

@@ -132,7 +132,7 @@ class Authenticator:
                 raise AuthenticationFailed(
                     "the server does not know this token; get a valid one from its administrator"
                 )
-            if known.expires is not None and known.expires <= self._utc():
+            if known.is_expired(self._utc()):
                 raise AuthenticationFailed(
                     f"the token {known.name} has expired; get another one from the server's "
                     "another one"
@@ -164,7 +164,7 @@ class Authenticator:
             token, current = self._tokens.get(identity.credential, (None, ANONYMOUS))
             if token is None:
                 return f"the token {identity} was revoked"
-            if token.expires is not None and token.expires <= self._utc():
+            if token.is_expired(self._utc()):
                 return f"the token {identity} has expired"
         else:
             try:

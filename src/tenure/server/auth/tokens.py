@@ -95,6 +95,10 @@ class Token:
     expires: datetime | None = None
     unnamed: bool = False
 
+    def is_expired(self, now: datetime) -> bool:
+        """Return true if it is no longer valid."""
+        return self.expires is not None and self.expires <= now
+
     @classmethod
     def plain(cls, token: str, name: str) -> Token:
         """Return a token from its text."""
@@ -116,6 +120,16 @@ class Credentials:
     certificates: Mapping[str, Rights] = field(default_factory=dict)
     uids: Mapping[int, Rights] = field(default_factory=dict)
     named: bool = False
+
+    def shut_out(self, now: datetime) -> str | None:
+        """Return why no client could use a server with them; ``None`` if one could."""
+        lasting = [*self.certificates.values(), *self.uids.values()]
+        valid = [each.rights for each in self.tokens if not each.is_expired(now)]
+        if not lasting and not valid:
+            return "has no token" if not self.tokens else "has only tokens that have expired"
+        if not any(each.permissions.usable for each in (*lasting, *valid)):
+            return "gives no permission to use a node"
+        return None
 
 
 def hash_of(token: str) -> str:
