@@ -26,6 +26,7 @@ from tenure.server import accept
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
 from tenure.server.auth.authenticator import Authenticator
+from tenure.server.auth.identity import ANONYMOUS
 from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
@@ -673,3 +674,17 @@ async def test_a_listener_may_be_closed_twice_and_before_it_was_open() -> None:
         await listener.aclose()
         await listener.aclose()
         await NativeListener(listener.context, "tenure://127.0.0.1:0").aclose()
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), -1.0])
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused_and_costs_no_quota(
+    timeout: float,
+) -> None:
+    async with serving() as listener, called(listener) as client:
+        await client.attach()
+        client.say(Enqueue(client.next_rid(), 1, 1, "m", 1, b"", timeout, True))
+        failed = await client.hear(Failed)
+        assert failed.error.kind == "InvalidArgument"
+        account = listener.context.guard.engine(ANONYMOUS).account
+        assert account.requests.used == 0
+        await is_well(client)

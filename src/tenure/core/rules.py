@@ -6,6 +6,7 @@ a mistake has the same error on every engine.
 
 from __future__ import annotations
 
+import math
 import re
 
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
@@ -233,8 +234,8 @@ def check_shrink(
 
 
 def check_timeout(timeout: float | None, node: str | None = None, name: str | None = None) -> None:
-    """Check a timeout: seconds, zero or more, or ``None`` to wait without limit."""
-    if timeout is not None and not timeout >= 0:
+    """Check a timeout: seconds, zero or more and finite, or ``None`` to wait without limit."""
+    if timeout is not None and not 0 <= timeout < math.inf:
         raise InvalidArgument(
             f"a timeout is zero or more seconds, or None, not {timeout!r}", node=node, name=name
         )

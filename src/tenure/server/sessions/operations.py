@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from tenure.core import rules
 from tenure.engines.contract import Enqueued, Withdrawn
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription
@@ -75,6 +76,7 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
     requests = session.requests.queued
     try:
         _check_data(session, message.data, name)
+        rules.check_timeout(message.timeout, session.node, name)
         if request_id in requests:
             raise InvalidArgument(
                 f"request {request_id} of this session on {session.node} is in a queue already",
@@ -155,6 +157,8 @@ def _alter(session: ServerSession, message: Alter) -> None:
     try:
         if message.data is not None:
             _check_data(session, message.data, None if request is None else request.name)
+        if message.new_timeout:
+            rules.check_timeout(message.timeout, session.node)
         answer = session.store.alter(
             message.request_id,
             count=message.count,

@@ -133,7 +133,7 @@ async def a_count_on_a_mutex_is_at_most_the_whole(stage: Stage) -> None:
 
 
 @behaviour()
-async def a_timeout_is_zero_or_more_seconds(stage: Stage) -> None:
+async def a_timeout_is_a_finite_number_of_seconds_zero_or_more(stage: Stage) -> None:
     owner, other = await stage.programs(2)
     held, waiting = await owner.lock("taken"), await owner.lock("taken")
     attempts: dict[str, Attempt] = {
@@ -142,7 +142,7 @@ async def a_timeout_is_zero_or_more_seconds(stage: Stage) -> None:
         "alter what is held": lambda timeout: owner.alter(held, timeout=timeout),
         "alter what waits": lambda timeout: owner.alter(waiting, timeout=timeout),
     }
-    await _refused(attempts, [-1, -0.001, float("-inf"), NAN])
+    await _refused(attempts, [-1, -0.001, float("-inf"), float("inf"), NAN])
     assert await stage.queue("taken") == ([owner.id], [owner.id])
     await _no_trace(stage, ["taken"])
 
