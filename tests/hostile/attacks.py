@@ -6,11 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import VERSION, Attach, Enqueue, Hello, Ping, Renew, Withdraw
 from tests.hostile import connecting, http2, reads
-from tests.hostile.target import Target
+from tests.hostile.strangers import strangers
+from tests.hostile.target import LISTENERS, Target
 
 __all__ = ["ATTACKS", "Attack"]
 
@@ -29,6 +31,7 @@ class Attack:
         tokens: the server requires a token, which the attack does not know.
         options: of the server.
         memory: MiB by which the server may grow.
+        title: its name in the table, if not that of `run`.
     """
 
     run: Callable[[Target], None]
@@ -37,10 +40,13 @@ class Attack:
     tokens: bool = False
     options: tuple[str, ...] = ()
     memory: int = 128
+    title: str = ""
 
     @property
     def name(self) -> str:
         """The name of the attack in the table."""
+        if self.title:
+            return self.title
         module = self.run.__module__.rpartition(".")[2]
         name = self.run.__name__ if module == "attacks" else f"{module}_{self.run.__name__}"
         name = name.replace("_", "-") + "-tls" * self.tls + "-tokens" * self.tokens
@@ -165,3 +171,8 @@ ATTACKS: dict[str, Attack] = {
         Attack(connecting.client_hellos, tls=True, memory=256),
     )
 }
+for _listener in LISTENERS:
+    for _count in (300, 1500):
+        _title = f"strangers-{_listener}-{_count}"
+        _run = partial(strangers, listener=_listener, count=_count)
+        ATTACKS[_title] = Attack(_run, threads=1, tokens=True, title=_title)

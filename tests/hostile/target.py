@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 __all__ = ["H2_PREFACE", "Listener", "Target", "h2_frame", "native_frame"]
 
 Listener: TypeAlias = Literal["tenure", "ydb", "dflockd"]
+LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _CONNECT_TIME = 5.0  # seconds; a server that is busy may take so long

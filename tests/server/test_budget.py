@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tenure.server.budget import ITERATION, QUANTUM, LoopBudget, Share
+from tenure.server.budget import ITERATION, QUANTUM, STRANGERS, LoopBudget, Share
 
 LOGGER = logging.getLogger("tests.server.budget")
 
@@ -26,9 +26,17 @@ class Clock:
 class Worker:
     """A connection with so many units of work left."""
 
-    def __init__(self, floor: Floor, source: str, units: int, cost: float = QUANTUM / 4) -> None:
+    def __init__(
+        self,
+        floor: Floor,
+        source: str,
+        units: int,
+        cost: float = QUANTUM / 4,
+        *,
+        stranger: bool = False,
+    ) -> None:
         self.units = units
-        self.share = Share(floor.budget, source, self.work)
+        self.share = Share(floor.budget, source, self.work, stranger=stranger)
         self._floor = floor
         self._cost = cost
 
@@ -168,6 +176,41 @@ async def test_a_connection_has_no_priority_before_its_greeting() -> None:
     assert not stranger.share.light
     stranger.share.greeted()
     assert stranger.share.light
+
+
+async def test_strangers_together_get_a_small_part_of_an_iteration() -> None:
+    floor = Floor()
+    strangers = [
+        Worker(floor, f"a{n % 7}", 1000, STRANGERS / 10, stranger=True) for n in range(500)
+    ]
+    for each in strangers:
+        assert not each.arrives(), "not even the first of them is handled on arrival"
+    for _ in range(20):
+        begun = floor.clock.seconds
+        assert await floor.iteration()
+        assert floor.clock.seconds - begun <= 1.5 * STRANGERS
+
+
+async def test_strangers_take_no_turn_of_others_and_get_theirs() -> None:
+    floor = Floor()
+    heavy = floor.crowd()
+    strangers = [Worker(floor, "heavy0", 1000, stranger=True) for _ in range(500)]
+    for each in strangers:
+        each.share.queue()
+    for _ in range(20):
+        done = await floor.iteration()
+        assert len([each for each in done if each in heavy]) >= ITERATION / QUANTUM
+        assert any(each in strangers for each in done)
+
+
+async def test_a_stranger_is_served_as_others_after_its_greeting() -> None:
+    floor = Floor()
+    stranger = Worker(floor, "a", 1, stranger=True)
+    assert not stranger.arrives()
+    await floor.iteration()
+    stranger.share.greeted()
+    stranger.units = 1
+    assert stranger.arrives()
 
 
 async def test_sources_take_turns_however_many_connections_each_has() -> None:

@@ -8,12 +8,13 @@ import socket
 import ssl
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from tenure.server.budget import LoopBudget
+from tenure.server.budget import LoopBudget, Share
 from tenure.server.tls import TlsFiles, server_context
 from tenure.server.tls_input import slice_tls
 from tests.server.certificates import Authority
@@ -32,7 +33,7 @@ class Receiver(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        slice_tls(self.transport, self._budget, "a client")
+        slice_tls(self.transport, partial(Share, self._budget, "a client"))
 
     def data_received(self, data: bytes) -> None:
         self.sizes.append(len(data))

@@ -25,7 +25,7 @@ from functools import partial
 from tenure.background import Failures
 from tenure.server.admission import Source, local_source, source_at
 from tenure.server.auth.identity import ANONYMOUS, Identity
-from tenure.server.budget import Share
+from tenure.server.budget import Share, UnreadInput
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
 from tenure.server.tls_input import slice_tls
@@ -35,6 +35,7 @@ __all__ = ["Door", "Greeting", "peer_host", "peer_name"]
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 1.0  # seconds without accepting, when no descriptors are left and none can be freed
 _HANDSHAKE = 0.002  # seconds that a TLS handshake takes on the server
+_PROTOCOL = 0.0005  # seconds that the beginning of a connection without TLS takes
 _LEAST_TIME = 0.05
 _SHUTDOWN_TIME = 5.0  # seconds for the end of a TLS connection
 _TURN = 8  # connections that are accepted before others have their turn
@@ -55,6 +56,7 @@ class Greeting:
         peer: the client's address, for the log.
         source: the source that the connection counts for.
         deadline: time by which the client must have identified itself.
+        unread: the connection's input that is not carried out.
         displaced: scheduled when the connection must yield its slot earlier; the protocol sets it
             in `connection_made`.
     """
@@ -63,11 +65,13 @@ class Greeting:
         "_context",
         "_error",
         "_identity",
+        "_shares",
         "_stage",
         "deadline",
         "displaced",
         "peer",
         "source",
+        "unread",
     )
 
     def __init__(self, context: Context, peer: str, source: Source | None = None) -> None:
@@ -76,11 +80,32 @@ class Greeting:
         self._stage = "greeting"
         self._identity = ANONYMOUS
         self._error: LimitReached | None = None
+        self._shares: list[Share] = []
+        self.unread = UnreadInput(context.input)
         self.peer = peer
         self.source = source or source_at(peer_host(peer) or peer)
         self.deadline = context.clock.now() + context.limits.greeting_time
         self.displaced: Callable[[LimitReached], None] = _nothing
         context.admission.greet(self)
+
+    def share(self, work: Callable[[], None], causes: float = 0.0) -> Share:
+        """Return a share of the loop for the connection: a stranger's until it is let in."""
+        share = Share(self._context.budget, self.source, work, causes, stranger=True)
+        if self._stage == "in":
+            share.greeted()
+        else:
+            self._shares.append(share)
+        return share
+
+    async def turn(self, causes: float) -> None:
+        """Return when the connection may cause so many seconds of work."""
+        turn = asyncio.get_running_loop().create_future()
+        share = Share(self._context.budget, self.source, partial(_set, turn), causes, stranger=True)
+        share.queue()
+        try:
+            await turn
+        finally:
+            share.close()
 
     def let_in(self, identity: Identity = ANONYMOUS, *, returning: bool = False) -> None:
         """Count the connection as admitted. Further calls change nothing.
@@ -95,10 +120,15 @@ class Greeting:
         if self._error is not None:
             raise self._error
         if self._stage == "greeting":
+            anonymous = identity.kind in {"anonymous", "uid"}
+            self.unread.greeted(self.source if anonymous else identity)
             self._context.admission.let_in(self.source, identity, returning=returning)
             self._context.admission.stop_greeting(self)
             self._stage = "in"
             self._identity = identity
+            for share in self._shares:
+                share.greeted()
+            self._shares.clear()
 
     def displace(self, error: LimitReached) -> None:
         """End the connection, because a newer one takes its slot."""
@@ -115,6 +145,10 @@ class Greeting:
         """Stop counting the lost connection. Safe to call twice."""
         was, self._stage = self._stage, "over"
         self.displaced = _nothing  # breaks a reference cycle
+        for share in self._shares:
+            share.close()
+        self._shares.clear()
+        self.unread.set(0)
         if was == "greeting":
             self._context.admission.stop_greeting(self)
         elif was == "in":
@@ -287,6 +321,9 @@ class Door:
     async def _arrive(self, connection: socket.socket, greeting: Greeting) -> None:
         loop = self._loop
         if self._tls is None:
+            await greeting.turn(_PROTOCOL)
+            if asyncio.current_task() in self._cut:
+                raise ConnectionAbortedError("the server has ended it")
             await loop.connect_accepted_socket(lambda: self._protocol(greeting), connection)
         else:
             await self._handshake_begins(connection, greeting)
@@ -297,7 +334,7 @@ class Door:
                 ssl_handshake_timeout=self._time_left(greeting),
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
-            slice_tls(transport, self._context.budget, greeting.source)
+            slice_tls(transport, greeting.share)
 
     async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
         """Wait until the client has begun a handshake, and its source is next."""
@@ -310,9 +347,7 @@ class Door:
             raise ConnectionAbortedError("no TLS handshake was begun in time") from None
         finally:
             self._loop.remove_reader(connection)
-        turn = self._loop.create_future()
-        Share(self._context.budget, greeting.source, partial(_set, turn), _HANDSHAKE).queue()
-        await turn
+        await greeting.turn(_HANDSHAKE)
         if asyncio.current_task() in self._cut:
             raise ConnectionAbortedError("the server has ended it")  # an answer would be useless
 

@@ -1,4 +1,4 @@
-"""A budget for each iteration of the event loop, shared by all connections of a server.
+"""Budgets of a server's connections: the time of each iteration of the loop, and bytes of input.
 
 No input of a client may block the event loop. So a connection handles its input in small units, and
 its `Share` says after each of them whether it may continue. The rest is queued, and the connection
@@ -10,8 +10,12 @@ is not read meanwhile. Rules:
 * **Light connections first.** A connection that has used little of the loop recently, such as one
   that only renews leases, is handled at once, or before all heavy ones. Credit accrues from the
   greeting, so that new connections do not circumvent this.
+* **Strangers** are connections whose clients have not identified themselves. All of them together
+  use `STRANGERS` seconds of an iteration, and none is handled on arrival.
 * **Sources in turn.** The queue is a round robin of the sources (`tenure.server.admission`), and of
   the connections of each source. A source with many connections gets no more time than another one.
+* **Bytes.** Input that is not carried out yet counts for its identity (`InputBudget`), that of all
+  strangers together. Beyond the limits a connection that receives more is closed.
 * **No cost while there is little to do.** A few short reads in a row are handled without reading
   the clock. Long reads, and reads of several units, are always measured.
 """
@@ -24,8 +28,18 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from tenure.background import Failures
+from tenure.server.limits import LimitReached, Limits
 
-__all__ = ["ITERATION", "QUANTUM", "LoopBudget", "Share"]
+__all__ = [
+    "FORGOTTEN",
+    "ITERATION",
+    "QUANTUM",
+    "STRANGERS",
+    "InputBudget",
+    "LoopBudget",
+    "Share",
+    "UnreadInput",
+]
 
 ITERATION = 0.010
 """Seconds of an iteration for queued connections."""
@@ -33,11 +47,22 @@ ITERATION = 0.010
 QUANTUM = 0.002
 """Seconds of an iteration for one connection, beyond its first unit."""
 
+STRANGERS = 0.002
+"""Seconds of an iteration for all connections whose clients have not identified themselves."""
+
+FORGOTTEN = 64 * 1024
+"""Bytes of a refused client that are read and dropped, so that the reason reaches it.
+
+To close with unread input would reset the connection.
+"""
+
+_STRANGERS_QUANTUM = STRANGERS / 4
 _AT_ONCE = 2 * ITERATION  # seconds of an iteration for input that is handled at once
 _FREE = 64  # reads that are handled without a look at the clock
 _SHORT = 1024  # bytes of the longest of these
 _CREDIT = 0.005  # seconds that a light connection may use at a time
 _ACCRUAL = 0.02  # seconds of credit in a second
+_UNCOUNTED = 4096  # bytes of unread input of a connection that are not counted
 
 
 def _nothing() -> None:
@@ -52,9 +77,11 @@ class Share:
         source: the origin of the connection.
         work: handles more of the input; called by the budget.
         causes: seconds of the loop's time that a call of `work` causes after it has returned.
+        stranger: the client has not identified itself; `greeted` ends that.
 
     Attributes:
         queued: whether `work` will be called.
+        stranger: see above.
         now: the clock, in seconds.
     """
 
@@ -65,12 +92,14 @@ class Share:
         "_credit",
         "_credited_at",
         "_iteration",
+        "_quantum",
         "_spent",
         "_work",
         "causes",
         "now",
         "queued",
         "source",
+        "stranger",
     )
 
     def __init__(
@@ -79,10 +108,14 @@ class Share:
         source: Hashable,
         work: Callable[[], None],
         causes: float = 0.0,
+        *,
+        stranger: bool = False,
     ) -> None:
         """Start without credit; `work` handles queued input."""
         self.source = source
         self.causes = causes
+        self.stranger = stranger
+        self._quantum = _STRANGERS_QUANTUM if stranger else QUANTUM
         self.queued = False
         self.now = budget.now
         self._budget = budget
@@ -99,19 +132,21 @@ class Share:
         if self._credited_at is None:
             self._credited_at = self.now()
             self._credit = _CREDIT
+            self.stranger = False
+            self._quantum = QUANTUM
 
     def begin(self, size: int) -> bool:
         """Begin to handle `size` bytes that have just arrived; false if they wait: see `queue`."""
         budget = self._budget
         self._began = 0.0
-        if budget.free > 0 and size <= _SHORT:
+        if budget.free > 0 and size <= _SHORT and not self.stranger:
             budget.free -= 1
             return True
         return self._begin_crowded()
 
     def _begin_crowded(self) -> bool:
         budget = self._budget
-        if self.queued or not budget.has_room(self):
+        if self.queued or self.stranger or not budget.has_room(self):
             return False
         if self._iteration != budget.iteration:
             self._iteration = budget.iteration
@@ -126,7 +161,7 @@ class Share:
         """True if the connection has used its share; it continues in a later iteration."""
         now = self.now()
         if self._began:
-            return now - self._began >= QUANTUM
+            return now - self._began >= self._quantum
         self._began = now
         self._budget.free = 0  # its first unit was free, and it has more
         return False
@@ -215,7 +250,17 @@ class LoopBudget:
         iteration: the number of the current iteration, counting only busy ones.
     """
 
-    __slots__ = ("_armed", "_ends", "_failures", "_heavy", "_light", "free", "iteration", "now")
+    __slots__ = (
+        "_armed",
+        "_ends",
+        "_failures",
+        "_heavy",
+        "_light",
+        "_strangers",
+        "free",
+        "iteration",
+        "now",
+    )
 
     def __init__(self, now: Callable[[], float], logger: logging.Logger) -> None:
         """Start with nothing queued."""
@@ -224,6 +269,7 @@ class LoopBudget:
         self.iteration = 0
         self._light = _RoundRobin()
         self._heavy = _RoundRobin()
+        self._strangers = _RoundRobin()
         # Whether `_iterate` will be called at the beginning of the next iteration.
         self._armed = False
         self._ends = 0.0  # when nothing more is handled at once in this iteration
@@ -232,11 +278,14 @@ class LoopBudget:
     @property
     def waiting(self) -> int:
         """Number of queued connections."""
-        return self._light.length + self._heavy.length
+        return self._light.length + self._heavy.length + self._strangers.length
 
     def put(self, share: Share) -> None:
         """Queue a share. Called by `Share.queue`."""
-        (self._light if share.light else self._heavy).put(share)
+        if share.stranger:
+            self._strangers.put(share)
+        else:
+            (self._light if share.light else self._heavy).put(share)
         self.free = 0
         self._arm()
 
@@ -270,11 +319,19 @@ class LoopBudget:
             caused += self._run(self._heavy.take())
             if self.now() - begun + caused >= ITERATION:
                 break
+        self._serve_strangers()
         if self.waiting:
             self._arm()
             self._ends = begun + _AT_ONCE
         else:
             self.free = _FREE
+
+    def _serve_strangers(self) -> None:
+        ends = self.now() + STRANGERS
+        for _ in range(self._strangers.length):  # at least one of them
+            ends -= self._run(self._strangers.take())
+            if self.now() >= ends:
+                break
 
     def _run(self, share: Share) -> float:
         if not share.queued:
@@ -282,3 +339,76 @@ class LoopBudget:
         with self._failures.contained():
             share.run()
         return share.causes
+
+
+class InputBudget:
+    """Bytes of input that are received and not carried out, over all connections of a server."""
+
+    __slots__ = ("_limits", "_of_owners", "_total")
+
+    def __init__(self, limits: Limits) -> None:
+        """Start with nothing unread."""
+        self._limits = limits
+        self._total = 0
+        self._of_owners: dict[Hashable, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Counted bytes over all connections."""
+        return self._total
+
+    def change(self, owner: Hashable, more: int) -> None:
+        """Change the number of an owner's bytes. Called by `UnreadInput`.
+
+        Raises:
+            LimitReached: they would exceed a limit; nothing is changed.
+        """
+        mine = self._of_owners.get(owner, 0) + more
+        if more > 0:
+            self._check("input_bytes", self._total + more)
+            self._check("identity_input_bytes", mine)
+        self._total += more
+        if mine:
+            self._of_owners[owner] = mine
+        else:
+            self._of_owners.pop(owner, None)
+
+    def _check(self, limit: str, size: int) -> None:
+        most = getattr(self._limits, limit)
+        if size > most:
+            raise LimitReached(
+                f"too much input waits at this server, which has reached its limit {limit} = "
+                f"{most}; send less at a time",
+                limit,
+            )
+
+
+class UnreadInput:
+    """Bytes of one connection's input that are not carried out. A stranger's until `greeted`."""
+
+    __slots__ = ("_budget", "_owner", "size")
+
+    def __init__(self, budget: InputBudget) -> None:
+        """Start empty."""
+        self._budget = budget
+        self._owner: Hashable = None  # of all strangers
+        self.size = 0  # counted bytes
+
+    def greeted(self, owner: Hashable) -> None:
+        """Count for this owner from now on: the client's identity, or its source."""
+        size = self.size
+        self.set(0)
+        self._owner = owner
+        self.set(size)
+
+    def set(self, size: int) -> None:
+        """Record the number of bytes that the connection has now.
+
+        Raises:
+            LimitReached: they exceed a limit; the connection is to be closed.
+        """
+        if size <= _UNCOUNTED:
+            size = 0
+        if size != self.size:
+            self._budget.change(self._owner, size - self.size)
+            self.size = size

@@ -21,7 +21,7 @@ from tenure.server.admission import Admission
 from tenure.server.audit import Audit
 from tenure.server.auth.authenticator import Authenticator
 from tenure.server.auth.guard import Guard
-from tenure.server.budget import LoopBudget
+from tenure.server.budget import InputBudget, LoopBudget
 from tenure.server.limits import Count, Limits
 from tenure.server.log import log_event
 from tenure.server.reads import Reads
@@ -57,6 +57,7 @@ class Context:
         counts: the current counts.
         admission: the connections by source.
         budget: shares the event loop among the connections.
+        input: counts what the connections have received and not carried out.
         session_keys: keys of the sessions whose clients send none.
         reads: the schedule of costly reads.
         engine: the store, for the server's own operations.
@@ -89,6 +90,7 @@ class Context:
         self.session_keys = SessionKeys(engine.url)
         now = engine.clock.now if engine.clock.virtual else time.perf_counter
         self.budget = LoopBudget(now, logger)
+        self.input = InputBudget(limits)
         self.shared: dict[type, Any] = {}
 
     @property

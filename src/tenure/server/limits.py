@@ -84,6 +84,15 @@ class Limits:
         rules.DATA_BYTES, "bytes of data on a semaphore or a request, at most 1 MiB"
     )
     message_bytes: int = _limit(4 * 1024 * 1024, "bytes of one message from a client")
+    message_time: float = _limit(30.0, "seconds from the first byte of a message to its last")
+    input_bytes: int = _limit(
+        256 * 1024 * 1024, "bytes of unfinished messages and other unread input, over all clients"
+    )
+    identity_input_bytes: int = _limit(
+        64 * 1024 * 1024,
+        "bytes of unread input of one identity; of one source without identities, and of all "
+        "connections that are not yet identified",
+    )
     operations_in_flight: int = _limit(
         1_024, "unanswered operations of one connection; beyond them it is not read"
     )
@@ -117,6 +126,12 @@ class Limits:
             raise InvalidArgument(
                 f"the limit message_bytes ({self.message_bytes}) leaves no room for data of "
                 f"data_bytes ({self.data_bytes}); it is at least {self.data_bytes + _ENVELOPE}"
+            )
+        if not 2 * self.message_bytes <= self.identity_input_bytes <= self.input_bytes:
+            raise InvalidArgument(
+                f"the limit identity_input_bytes ({self.identity_input_bytes}) is at least twice "
+                f"message_bytes ({self.message_bytes}), and at most input_bytes "
+                f"({self.input_bytes})"
             )
         if self.output_bytes < 2 * self.message_bytes:
             raise InvalidArgument(

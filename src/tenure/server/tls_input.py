@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tenure.server.budget import LoopBudget, Share
+from tenure.server.budget import Share
 
 __all__ = ["SlicedTls", "slice_tls"]
 
@@ -63,8 +63,10 @@ class SlicedTls(ssl.SSLObject):
             transport.resume_reading()
 
 
-def slice_tls(transport: asyncio.Transport, budget: LoopBudget, source: Hashable) -> None:
+def slice_tls(
+    transport: asyncio.Transport, share: Callable[[Callable[[], None], float], Share]
+) -> None:
     """Bound what a transport with TLS decrypts in an iteration of the loop."""
     tls = transport.get_extra_info("ssl_object")
     if isinstance(tls, SlicedTls):
-        tls.share_loop(Share(budget, source, partial(tls.go_on, transport), _SECONDS))
+        tls.share_loop(share(partial(tls.go_on, transport), _SECONDS))

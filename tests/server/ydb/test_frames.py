@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from tenure.server.ydb.frames import CONTROL_BURST, CONTROL_RATE, BadFrame, FrameScanner
 from tests.hostile.target import H2_PREFACE, h2_frame
 
+CALLS = {1}
 DATA = h2_frame(0, 0, 1, b"x")
+MESSAGE = h2_frame(0, 0, 1, bytes(5))
 END = h2_frame(0, 1, 1)
 HEADERS = h2_frame(1, 4, 1, b"x" * 20)
 CONTROL = {
+    "data for a stream without a call": h2_frame(0, 0, 3, b"x"),
+    "an end of a stream without a call": h2_frame(0, 1, 3),
     "empty data": h2_frame(0, 0, 1),
     "padded data": h2_frame(0, 8, 1, b"\x03\x00\x00\x00"),
     "priority": h2_frame(2, 0, 1, bytes(5)),
@@ -33,10 +37,12 @@ class Clock:
         return self.seconds
 
 
-def scanner(clock: Clock | None = None) -> FrameScanner:
+def scanner(clock: Clock | None = None, *, greeted: bool = True) -> FrameScanner:
     """A scanner that has seen the preface."""
-    made = FrameScanner(clock or Clock())
+    made = FrameScanner(clock or Clock(), CALLS)
     assert made.cut(H2_PREFACE, 0) == len(H2_PREFACE)
+    if greeted:
+        made.greeted()
     return made
 
 
@@ -62,7 +68,7 @@ def test_a_slice_ends_with_a_call() -> None:
 @given(st.lists(st.integers(1, 40)))
 def test_frames_are_found_however_they_are_cut(sizes: list[int]) -> None:
     data = H2_PREFACE + (HEADERS + DATA * 3 + END) * 5
-    made, got, at = FrameScanner(Clock()), b"", 0
+    made, got, at = FrameScanner(Clock(), CALLS), b"", 0
     for size in [*sizes, len(data)]:
         piece, at = data[at : at + size], at + size
         got += b"".join(slices(made, piece))
@@ -83,6 +89,24 @@ def test_control_frames_have_a_rate(kind: str) -> None:
     assert caught.value.code is ErrorCodes.ENHANCE_YOUR_CALM
 
 
+def test_a_stranger_has_a_small_burst_and_the_same_rate() -> None:
+    clock = Clock()
+    made = scanner(clock, greeted=False)
+    slices(made, CONTROL["ping"] * 32)
+    clock.seconds += 100.0
+    slices(made, CONTROL["ping"] * 32)
+    with pytest.raises(BadFrame, match="more than 32 control frames"):
+        made.cut(CONTROL["ping"], 0)
+
+
+def test_a_piece_of_a_message_allows_no_control_frame() -> None:
+    made = scanner()
+    for _ in range(CONTROL_BURST):
+        slices(made, DATA * 20 + CONTROL["window update"])
+    with pytest.raises(BadFrame, match="control frames"):
+        slices(made, DATA * 20 + CONTROL["window update"])
+
+
 def test_a_client_may_acknowledge_what_it_gets() -> None:
     made = scanner()
     for _ in range(10_000):
@@ -93,7 +117,7 @@ def test_a_client_may_acknowledge_what_it_gets() -> None:
 def test_a_client_may_acknowledge_each_answer_to_what_it_sends() -> None:
     made = scanner()
     for _ in range(1000):  # many answers come in one frame
-        slices(made, DATA * 20)
+        slices(made, MESSAGE * 20)
         made.answered()
         slices(made, CONTROL["window update"] * 20)
 

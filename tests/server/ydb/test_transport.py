@@ -241,7 +241,8 @@ async def test_small_messages_that_wait_are_handled_in_turns_of_their_connection
     all_have_come = asyncio.Event()
     slow: list[Slow] = []
 
-    async def serve(call: GrpcCall, _: GrpcConnection) -> None:
+    async def serve(call: GrpcCall, connection: GrpcConnection) -> None:
+        connection.greeted(call.identity)
         if not slow:
             slow.append(Slow(call))
         receiver = SlowReceiver(slow[0], choked=waits_for == "room")
@@ -255,8 +256,7 @@ async def test_small_messages_that_wait_are_handled_in_turns_of_their_connection
             call.listen(receiver)
         await receiver.ended
 
-    limits = Limits(greeting_time=10 * PATIENCE)  # the client makes no authenticated call
-    async with serving(limits=limits) as server, connected(server) as (_, raw):
+    async with serving() as server, connected(server) as (_, raw):
         server.listener._methods["/slow"] = serve
         client = Http2(raw)
         for number in [client.call("/slow") for _ in range(CALLS)]:

@@ -87,7 +87,6 @@ class DflockdServerConnection(DflockdServerStream):
     __slots__ = (
         "_enqueues",
         "_greeted",
-        "_greeting",
         "_last_grant",
         "_options",
         "_peer",
@@ -128,7 +127,6 @@ class DflockdServerConnection(DflockdServerStream):
         self._revoked = False
         self._options = locks.options
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self._greeting = greeting
         self._greeted = False
         # The request that it is busy with
         self._enqueues = False  # whether it awaits a place in the queue
@@ -294,7 +292,6 @@ class DflockdServerConnection(DflockdServerStream):
             return False
         self.identity = identity
         self.reader = reader_of(self._context.reads, identity, self._greeting.source)
-        self._share.greeted()
         self.engine = self._context.guard.engine(identity)
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
@@ -322,6 +319,7 @@ class DflockdServerConnection(DflockdServerStream):
         self._replies.append(ERROR_AUTH)
         self._flush()
         self._leaving = self._loop.call_later(REFUSAL_DELAY, self._close)
+        self._stop_reading()
         return []
 
     # End

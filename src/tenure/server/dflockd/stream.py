@@ -21,11 +21,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tenure.server.accept import Greeting
-from tenure.server.budget import Share
+from tenure.server.budget import FORGOTTEN
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import WAITING, Claim
 from tenure.server.dflockd.ends import probe
 from tenure.server.foreign import Foreign, answer, explain, foreign, is_http
+from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
 
@@ -56,7 +57,10 @@ class DflockdServerStream(asyncio.Protocol):
         "_busy",
         "_commands",
         "_context",
+        "_deaf",
+        "_forgotten",
         "_fresh",
+        "_greeting",
         "_leaving",
         "_lines",
         "_loop",
@@ -83,6 +87,7 @@ class DflockdServerStream(asyncio.Protocol):
     ) -> None:
         """Start before the client's greeting."""
         self.peer = greeting.peer
+        self._greeting = greeting
         self._commands = commands
         self._context = context
         self._now = context.clock.now
@@ -96,10 +101,12 @@ class DflockdServerStream(asyncio.Protocol):
         self._reading = True
         self._special = True  # it is greeting or leaving
         self._fresh = True  # nothing has been received
+        self._deaf = False  # the client is refused, and nothing more is carried out
+        self._forgotten = 0  # bytes that were dropped then
         self._over = False  # its client says nothing more
         self._received_at = self._now()
         self._lines = 0
-        self._share = Share(context.budget, greeting.source, self._go_on)
+        self._share = greeting.share(self._go_on)
         # The request that it is busy with
         self._busy = False
         self._request: RawRequest = ("", "", "")
@@ -168,6 +175,9 @@ class DflockdServerStream(asyncio.Protocol):
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
         try:
+            if self._deaf:
+                self._forget(len(data))
+                return
             waits = self._busy or self._requests or self._unread
             if waits or not self._share.begin(len(data)):
                 self._keep(data)
@@ -200,6 +210,29 @@ class DflockdServerStream(asyncio.Protocol):
             return
         self._settle_reading()
         self._go_on_soon()
+        self._count_unread()
+
+    def _count_unread(self) -> None:
+        """Count what is not carried out; close the connection if that is too much."""
+        try:
+            self._greeting.unread.set(len(self._unread))
+        except LimitReached as error:
+            self._context.log(
+                logging.WARNING, "connection closed", peer=self.peer, limit=error.limit
+            )
+            self.leave(ERROR)
+
+    def _stop_reading(self) -> None:
+        """Carry out nothing more: the client is refused."""
+        self._busy = self._deaf = True
+        self._greeting.unread.set(0)
+        self._forget(len(self._unread))
+        self._unread.clear()
+
+    def _forget(self, size: int) -> None:
+        """Drop input of a refused client; a little, so that the reply reaches it."""
+        self._forgotten += size
+        self._settle_reading()
 
     def _receive(self, data: bytes) -> None:
         """Carry out input that is not exactly one request."""
@@ -311,6 +344,8 @@ class DflockdServerStream(asyncio.Protocol):
         else:
             piece = bytes(self._unread[:_TURN])
             del self._unread[:_TURN]
+            if self._greeting.unread.size:
+                self._count_unread()
             self._receive(piece)
         self._settle_reading()
         if self._waits_in_vain():
@@ -336,7 +371,7 @@ class DflockdServerStream(asyncio.Protocol):
 
     def _settle_reading(self) -> None:
         full = len(self._unread) >= _MUCH and self._awaited is None
-        reading = not full and self._blocked_at is None
+        reading = not full and self._blocked_at is None and self._forgotten <= FORGOTTEN
         if reading is not self._reading and self._transport is not None and not self._over:
             self._reading = reading
             if reading:

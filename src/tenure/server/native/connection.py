@@ -184,8 +184,6 @@ class NativeServerConnection(NativeServerStream):
     def _carry_out(self, message: Struct) -> None:
         kind = type(message)
         if self.stage is ConnectionStage.GREETING:
-            if self._refusing is not None:
-                return  # input of a rejected client
             if kind is not Hello:
                 raise OutOfOrder("the first message must be Hello")
             self._greet(cast("Hello", message))
@@ -235,10 +233,10 @@ class NativeServerConnection(NativeServerStream):
             if wrong_token:
                 context.audit.refused_login(self.peer, error, listener="tenure")
                 self._refusing = self._loop.call_later(REFUSAL_DELAY, self.bye, error)
+                self._stop_reading()
             else:
                 self.bye(error)
             return
-        self._share.greeted()
         self._counted = True
         self.program = hello.program
         self.identity = identity

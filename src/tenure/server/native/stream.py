@@ -33,7 +33,7 @@ from msgspec import DecodeError, Struct
 
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.server.accept import Greeting
-from tenure.server.budget import Share
+from tenure.server.budget import FORGOTTEN
 from tenure.server.context import Context
 from tenure.server.foreign import Foreign, answer, explain, foreign
 from tenure.server.limits import LimitReached
@@ -93,9 +93,13 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._reader = FrameReader(GREETING_BYTES)
         self._frames: Iterator[memoryview] | None = None  # read, and not yet carried out
         self._behind = bytearray()  # input read after them
+        self._size = 0  # bytes of the input that `_frames` are in
+        self._begun_at = self._now()  # when the unfinished message began
         self._reading = True
+        self._deaf = False  # the client is refused, and nothing more is carried out
+        self._forgotten = 0  # bytes that were dropped then
         self._in_flight = 0
-        self._share = Share(context.budget, greeting.source, self._go_on)
+        self._share = greeting.share(self._go_on)
         # Writing
         self._writer = FrameWriter(self._limits.output_bytes)
         self._unwritten = 0  # bytes in it
@@ -157,10 +161,14 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._received_at = self._now()
         self._prompt = True
         try:
+            if self._deaf:
+                self._forget(len(data))
+                return
             if self._frames is not None:
                 self._behind += data
+                self._count_unread()
                 return
-            self._frames = self._reader.feed(data)
+            self._feed(data)
         except MemoryError as error:
             self._failed(error)
             return
@@ -170,6 +178,24 @@ class NativeServerStream(asyncio.Protocol, ABC):
         else:
             self._go_on_soon()
             self._settle_reading()
+            self._count_unread()
+
+    def _feed(self, data: bytes | bytearray) -> None:
+        if not self._reader.kept:
+            self._begun_at = self._received_at
+        self._size = self._reader.kept + len(data)
+        self._frames = self._reader.feed(data)
+
+    def _count_unread(self) -> None:
+        """Count what is not carried out; close the connection if that is too much."""
+        size = self._reader.kept if self._frames is None else self._size
+        try:
+            self._greeting.unread.set(size + len(self._behind))
+        except LimitReached as error:
+            self._context.log(
+                logging.WARNING, "connection closed", peer=self.peer, limit=error.limit
+            )
+            self.bye(EngineUnavailable(str(error)), again=True)
 
     @property
     def _may_go_on(self) -> bool:
@@ -195,6 +221,8 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._flush()
         if self._frames is not None or not self._reading:
             self._settle_reading()
+        if self._reader.kept or self._frames is not None or self._greeting.unread.size:
+            self._count_unread()
 
     def _carry_out_frames(self) -> None:
         count = 0
@@ -209,13 +237,17 @@ class NativeServerStream(asyncio.Protocol, ABC):
                 count += 1
                 if self._in_flight >= most or self.stage > ConnectionStage.OPEN:
                     return
-                if self._blocked_at is not None:
+                if self._blocked_at is not None or self._deaf:
                     return
                 if not count % _LOOK and (count >= _TURN or self._share.used_up):
                     self._go_on_soon()
                     return
+            if count:
+                self._begun_at = self._received_at
             behind, self._behind = self._behind, bytearray()
-            self._frames = self._reader.feed(behind) if behind else None
+            self._frames = None
+            if behind:
+                self._feed(behind)
 
     def _go_on_soon(self) -> None:
         if self._frames is not None:
@@ -224,15 +256,29 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def _settle_reading(self) -> None:
         """Resume reading if no input is pending and the client reads."""
         reading = self._frames is None and self._blocked_at is None
+        reading = reading and self._forgotten <= FORGOTTEN
         if reading is self._reading or self.stage > ConnectionStage.OPEN:
             return
         self._reading = reading
         assert self._transport is not None
         if reading:
-            self._received_at = self._now()  # its input was not read meanwhile
+            self._received_at = self._begun_at = self._now()  # its input was not read meanwhile
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+
+    def _stop_reading(self) -> None:
+        """Carry out nothing more: the client is refused."""
+        self._deaf = True
+        self._frames = None
+        self._greeting.unread.set(0)
+        self._forget(self._size + len(self._behind))
+        self._behind.clear()
+
+    def _forget(self, size: int) -> None:
+        """Drop input of a refused client; a little, so that the reason reaches it."""
+        self._forgotten += size
+        self._settle_reading()
 
     def _refuse_to_go_on(self, error: Exception) -> None:
         """Report an error in the input to the client, and read no more from it."""
@@ -398,3 +444,14 @@ class NativeServerStream(asyncio.Protocol, ABC):
         elif self._reading and now - self._received_at > 3 * HEARTBEAT:
             self._context.log(logging.INFO, "connection silent", peer=self.peer)
             self.cut_off()
+        elif self._is_late(now):
+            most = self._limits.message_time
+            self._context.log(
+                logging.WARNING, "connection closed", peer=self.peer, limit="message_time"
+            )
+            self.bye(InvalidArgument(f"a message has not come whole within {most:g} s"))
+
+    def _is_late(self, now: float) -> bool:
+        """Return true if a message was begun too long ago."""
+        unfinished = self._reading and self._frames is None and self._reader.kept > 0
+        return unfinished and now - self._begun_at > self._limits.message_time

@@ -90,6 +90,12 @@ class CallConnection(Protocol):
     def account(self, size: int) -> None:
         """Count bytes of incomplete messages. Raises `GrpcError`."""
 
+    def count_queued(self, size: int) -> None:
+        """Count bytes that were received and are not read."""
+
+    def decide(self, call: GrpcCall) -> None:
+        """Read on: a call has been decided on, or needs its message."""
+
     def takes(self, stream_id: int, size: int) -> bool:
         """Return true if so many bytes can be sent on a stream at once."""
         ...
@@ -147,12 +153,14 @@ class GrpcCall:
         self._over = False
         self._decoding = False
         self._begun = False
+        self._timer: asyncio.TimerHandle | None = None  # of a message that has not come whole
 
     # Called by grpclib
 
     def add(self, data: bytes, ack_size: int) -> None:
         """Queue bytes of the client's message, and handle them as soon as allowed."""
         self._unread.append((data, ack_size))
+        self.connection.count_queued(len(data))
         self.more()
 
     def eof(self) -> None:
@@ -167,8 +175,12 @@ class GrpcCall:
     def unacked_size(self) -> int:
         """Drop the client's unacknowledged data, and return its size."""
         size = sum(ack_size for _, ack_size in self._unread)
-        self._unread.clear()
+        self._drop_unread()
         return size
+
+    def _drop_unread(self) -> None:
+        self.connection.count_queued(-sum(len(data) for data, _ in self._unread))
+        self._unread.clear()
 
     # Receiving
 
@@ -180,6 +192,7 @@ class GrpcCall:
     def listen(self, receiver: Receiver) -> None:
         """Pass messages to `receiver` from now on, beginning with those already received."""
         self._receiver = receiver
+        self.connection.decide(self)
         if self._refusal is not None:
             receiver.broken(self._refusal)
         elif self._unread or self._partial or self._ended:
@@ -233,9 +246,11 @@ class GrpcCall:
                 data, ack_size = self._unread.popleft()
                 partial += data
                 connection.acknowledge(self._id, ack_size)
+                connection.count_queued(-len(data))
                 connection.account(len(data))
             else:
                 break
+        self._limit_time()
         if self._ended:
             self._over = True
             if partial:
@@ -259,8 +274,23 @@ class GrpcCall:
             return None
         message = bytes(partial[_HEADER:size])
         del partial[:size]
+        self._stop_timer()
         self.connection.account(-size)
         return message
+
+    def _limit_time(self) -> None:
+        """Limit the time in which the rest of a begun message comes."""
+        if self._timer is None and self._partial and not self._ended:
+            seconds = self.connection.context.limits.message_time
+            text = f"a message has not come whole within {seconds:g} s (the limit message_time)"
+            self._timer = asyncio.get_running_loop().call_later(
+                seconds, self.refuse, GrpcError(Status.DEADLINE_EXCEEDED, text)
+            )
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def message(self) -> bytes | None:
         """Return the first message; ``None`` if the client sends none. `listen` takes over later.
@@ -323,10 +353,12 @@ class GrpcCall:
         """End the call, for any reason."""
         self._over = True
         self._receiver = None
+        self._stop_timer()
         self.connection.account(-len(self._partial))
         self._partial.clear()
-        self._unread.clear()
+        self._drop_unread()
         self.connection.choked.discard(self)
+        self._stream.buffer = None  # type: ignore[assignment]  # breaks a reference cycle
 
 
 class _One:

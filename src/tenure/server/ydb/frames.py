@@ -5,15 +5,17 @@ settings, pings, resets, empty data. So the frames are counted before h2 gets th
 
 * A slice has up to `_SLICE` frames, and ends with the first one that opens a call.
 * A client may send `CONTROL_BURST` control frames, and then `CONTROL_RATE` per second. In addition
-  it may send one for each frame with data that it sends, and `_PER_ANSWER` for each frame with
-  headers or data that it gets: clients acknowledge each answer, even if several are in one frame,
-  and measure the connection with pings while they read.
+  it may send one for each frame with a message that it sends to a call, and `_PER_ANSWER` for each
+  frame with headers or data that it gets: clients acknowledge each answer, even if several are in
+  one frame, and measure the connection with pings while they read. Data for a stream without a call
+  counts as a control frame.
+* Before its first authenticated call, it may send `_STRANGERS_BURST` control frames.
 * A header block has at most `_HEADER_BYTES` bytes in `_CONTINUATIONS` further frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from h2.errors import ErrorCodes
 
@@ -22,7 +24,9 @@ __all__ = ["CONTROL_BURST", "CONTROL_RATE", "BadFrame", "FrameScanner"]
 CONTROL_BURST, CONTROL_RATE = 1000, 100
 """Control frames that a client may send at once, and per second."""
 
+_STRANGERS_BURST = 32
 _PER_ANSWER = 2
+_MESSAGE = 5  # bytes of the shortest message of a call
 _SLICE = 8
 _PREFACE, _HEADER = 24, 9  # bytes, as HTTP/2 defines them
 _LONGEST = 16384  # bytes of one frame
@@ -48,26 +52,45 @@ class FrameScanner:
 
     Args:
         now: reads the clock, in seconds.
+        streams: the streams on which calls are served, by number.
     """
 
-    __slots__ = ("_at", "_continuations", "_control", "_header", "_header_bytes", "_now", "_skip")
+    __slots__ = (
+        "_at",
+        "_burst",
+        "_continuations",
+        "_control",
+        "_header",
+        "_header_bytes",
+        "_now",
+        "_skip",
+        "_streams",
+    )
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], streams: Container[int]) -> None:
         """Start before the connection preface."""
         self._now = now
+        self._streams = streams
         self._skip = _PREFACE  # bytes until the next frame
         self._header = b""  # of a frame, while it has not come whole
         self._header_bytes = 0  # of a block that has not ended
         self._continuations = 0
-        self._control = float(CONTROL_BURST)
+        self._burst = float(_STRANGERS_BURST)
+        self._control = self._burst
         self._at = now()
+
+    def greeted(self) -> None:
+        """Allow the whole burst: the client has made an authenticated call."""
+        if self._burst < CONTROL_BURST:
+            self._control += CONTROL_BURST - self._burst
+            self._burst = float(CONTROL_BURST)
 
     def answered(self) -> None:
         """Record that a frame with headers or data was sent to the client."""
         self._allow(_PER_ANSWER)
 
     def _allow(self, more: int) -> None:
-        if self._control < CONTROL_BURST:
+        if self._control < self._burst:
             self._control += more
 
     def cut(self, data: bytes, start: int) -> int:
@@ -93,32 +116,34 @@ class FrameScanner:
                     break
                 self._header = b""
                 self._skip = int.from_bytes(header[:3], "big")
-                frames += self._count(self._skip, header[3], header[4])
+                frames += self._count(header)
         return at
 
-    def _count(self, length: int, kind: int, flags: int) -> int:
+    def _count(self, header: bytes) -> int:
         """Check a frame by its header; return the number of ordinary frames that it counts as."""
+        length, kind, flags = self._skip, header[3], header[4]
         if length > _LONGEST:
             raise BadFrame(ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         if kind in {_HEADERS, _CONTINUATION}:
             self._count_block(length, kind)
             return _SLICE
-        if kind == _DATA and length and not flags & _PADDED:
-            self._allow(1)
-            return 1
-        if kind == _DATA and flags & _END_STREAM:
-            return 1
+        if kind == _DATA and int.from_bytes(header[5:], "big") in self._streams:
+            if length and not flags & _PADDED:
+                self._allow(length >= _MESSAGE)
+                return 1
+            if flags & _END_STREAM:
+                return 1
         if kind == _SETTINGS and length > _SETTINGS_BYTES:
             raise BadFrame(ErrorCodes.ENHANCE_YOUR_CALM, f"settings of {length} bytes")
         if self._control < 1.0:
             now = self._now()
             accrued = (now - self._at) * CONTROL_RATE
-            self._control = min(self._control + accrued, float(CONTROL_BURST))
+            self._control = min(self._control + accrued, self._burst)
             self._at = now
             if self._control < 1.0:
                 raise BadFrame(
                     ErrorCodes.ENHANCE_YOUR_CALM,
-                    f"more than {CONTROL_BURST} control frames, and {CONTROL_RATE} a second",
+                    f"more than {self._burst:g} control frames, and {CONTROL_RATE} a second",
                 )
         self._control -= 1.0
         return 1

@@ -6,6 +6,8 @@ h2 and `grpclib.protocol` implement HTTP/2, including its flow control. Rules:
   share (`tenure.server.budget`). The rest waits, and so does a call whose frame had more messages
   than the share allows.
 * Reading is paused while input waits, and while the client does not read.
+* **A stranger**, whose client has made no authenticated call, is read until its first call is
+  decided, and up to `_STRANGERS_BYTES`. After `stop_reading` nothing more is handled.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from tenure.server.budget import Share
+from tenure.server.budget import FORGOTTEN, Share
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.frames import BadFrame, FrameScanner
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Http2Protocol", "refusal"]
 
 _HEADER_LIST = 16 * 1024  # bytes of a call's headers, with 32 more for each
+_STRANGERS_BYTES = 64 * 1024  # that are handled before an authenticated call
 _KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))
 _CONFIG = Configuration().__for_server__()
 _H2_CONFIG = H2Configuration(client_side=False, header_encoding="ascii")
@@ -64,7 +67,11 @@ class Http2Protocol(H2Protocol):
         self.share = share
         self.pings = 0
         self.is_open = False
-        self._unread = b""  # received, and not handled
+        self._unread = b""  # received, and from `_unread_at` on not handled
+        self._unread_at = 0
+        self._strangers_bytes: int | None = _STRANGERS_BYTES  # that may still be handled
+        self._deaf = False  # the client is refused, and nothing more is handled
+        self._forgotten = 0  # bytes that were dropped then
         self._postponed: dict[GrpcCall, None] = {}  # calls that go on with the next share
         self._reading = True
         self._blocked = False  # the client does not read
@@ -92,12 +99,12 @@ class Http2Protocol(H2Protocol):
         )
         self.h2.initiate_connection()
         self.h2.increment_flow_control_window(2 * window)
-        self._scanner = FrameScanner(self.share.now)
         self.connection = self.http2 = _Connection(self.h2, transport, config=_CONFIG)
+        self.processor = EventsProcessor(self.handler, self.http2)
+        self._scanner = FrameScanner(self.share.now, self.processor.streams)
         self.http2.answered = self._scanner.answered
         self.http2.flush()
         self.http2.initialize()
-        self.processor = EventsProcessor(self.handler, self.http2)
         self._known_events = frozenset(self.processor.processors)
 
     @abstractmethod
@@ -113,19 +120,68 @@ class Http2Protocol(H2Protocol):
     def failed(self, error: Exception) -> None:
         """Record a defect, for which the connection will be closed."""
 
+    @property
+    @abstractmethod
+    def undecided(self) -> bool:
+        """True if input waits until a stranger's call is admitted or refused."""
+
+    @abstractmethod
+    def count_unread(self, size: int) -> None:
+        """Count the bytes that wait; end the connection if they are too many."""
+
     # Input
 
     def data_received(self, data: bytes) -> None:
         """Handle the bytes, within the connection's share of the iteration."""
         if not self.is_open:
             return
-        if self._unread or not self.share.begin(len(data)):
-            self._unread += data
-            self.share.queue()
-            self._settle_reading()
+        if self._deaf:
+            self._forget(len(data))
             return
-        self._handle(data)
+        if self._unread or self.undecided or not self.share.begin(len(data)):
+            self._keep(self._unread[self._unread_at :] + data, 0)
+            return
+        self._handle(data, 0)
         self.share.end()
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Handle the rest of `data` later."""
+        self._unread, self._unread_at = data, at
+        if not self.undecided:
+            self.share.queue()
+        self._settle_reading()
+        self.count_unread(len(data) - at)
+
+    def admitted(self) -> None:
+        """Treat the client no longer as a stranger."""
+        self._strangers_bytes = None
+        self._scanner.greeted()
+        self.decided()
+
+    def decided(self) -> None:
+        """Continue with input that waited for a decision."""
+        if self._unread and not self.undecided:
+            self.share.queue()
+        self._settle_reading()
+
+    def stop_reading(self) -> None:
+        """Handle nothing more: the client is refused."""
+        self._deaf = True
+        self._forget(len(self._unread) - self._unread_at)
+        self._drop_unread()
+
+    def _forget(self, size: int) -> None:
+        """Drop input of a refused client; a little, so that a pending reply reaches it."""
+        self._forgotten += size
+        self._settle_reading()
+
+    @property
+    def _forgets_no_more(self) -> bool:
+        return self._forgotten > FORGOTTEN
+
+    def _drop_unread(self) -> None:
+        self._unread, self._unread_at = b"", 0
+        self.count_unread(0)
 
     def go_on(self) -> None:
         """Continue with waiting input, within the share."""
@@ -136,22 +192,22 @@ class Http2Protocol(H2Protocol):
             if self.share.used_up:
                 self.share.queue()
                 return
-        if self._unread and self.is_open and not self._blocked:
-            data, self._unread = self._unread, b""
-            self._handle(data)
+        if self._unread and self.is_open and not self._blocked and not self.undecided:
+            data, at = self._unread, self._unread_at
+            self._drop_unread()
+            self._handle(data, at)
             self._settle_reading()
 
-    def _handle(self, data: bytes) -> None:
-        at, end = 0, len(data)
-        while at < end and self.is_open:
-            if at and (self._blocked or self.share.used_up):
-                self._unread = data[at:]
-                self.share.queue()
-                self._settle_reading()
+    def _handle(self, data: bytes, at: int) -> None:
+        start, end = at, len(data)
+        while at < end and self.is_open and not self._deaf:
+            if at > start and (self._blocked or self.undecided or self.share.used_up):
+                self._keep(data, at)
                 return
             begins = at
             try:
                 at = self._scanner.cut(data, begins)
+                self._count_strangers_bytes(at - begins)
                 self._feed(data[begins:at])
             except BadFrame as error:
                 self.h2.close_connection(error.code)
@@ -162,6 +218,13 @@ class Http2Protocol(H2Protocol):
                 self.failed(error)
                 self.h2.close_connection(ErrorCodes.INTERNAL_ERROR)
                 self._close("a defect of the server")
+
+    def _count_strangers_bytes(self, size: int) -> None:
+        if self._strangers_bytes is not None:
+            self._strangers_bytes -= size
+            if self._strangers_bytes < 0:
+                reason = f"more than {_STRANGERS_BYTES} bytes without an authenticated call"
+                raise BadFrame(ErrorCodes.ENHANCE_YOUR_CALM, reason)
 
     def _feed(self, data: bytes) -> None:
         events = self.http2.feed(data)
@@ -211,13 +274,13 @@ class Http2Protocol(H2Protocol):
         """Drop input that has not been handled."""
         self.is_open = False
         self.share.close()
-        self._unread = b""
+        self._drop_unread()
         self._postponed.clear()
         super().connection_lost(exc)
 
     def _settle_reading(self) -> None:
         """Resume reading if nothing waits and the client reads."""
-        reading = not self._unread and not self._blocked
+        reading = not (self._unread or self._blocked or self.undecided or self._forgets_no_more)
         if reading is not self._reading and not self._transport.is_closing():
             self._reading = reading
             if reading:

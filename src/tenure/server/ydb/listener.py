@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tenure.errors import AuthenticationFailed, InvalidArgument
 from tenure.server.accept import Door, Greeting
 from tenure.server.addresses import parse
-from tenure.server.auth import REFUSAL_DELAY, Verdict
+from tenure.server.auth import Verdict
 from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
 from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
@@ -192,6 +192,7 @@ class YdbListener:
         except AuthenticationFailed as error:
             connection.log(logging.WARNING, "access denied", call=call.path)
             self._context.audit.refused_login(connection.peer, error, listener="ydb")
+            connection.refused()
             raise
         call.authenticated = True
         connection.greeted(call.identity)
@@ -209,7 +210,7 @@ class YdbListener:
         try:
             self._authenticate(call, connection)
         except AuthenticationFailed as error:
-            await asyncio.sleep(REFUSAL_DELAY)
+            await connection.delay_refusal()
             await call.send(_framed(failure(Status.UNAUTHORIZED, str(error))))
             return
         if text := self._wrong_database(call):
@@ -226,7 +227,7 @@ class YdbListener:
             try:
                 self._authenticate(call, connection)
             except AuthenticationFailed as error:
-                await asyncio.sleep(REFUSAL_DELAY)
+                await connection.delay_refusal()
                 await call.send(
                     _framed(response_type(operation=operation(Status.UNAUTHORIZED, str(error))))
                 )

@@ -10,7 +10,8 @@ Rules:
   reading is paused. While a call has much to send, or its connection too many unanswered
   operations, that call's messages stay unread and HTTP/2's flow control stops the client. Output
   that is unread for `output_time`, or exceeds `output_bytes`, ends the connection.
-* A connection without an authenticated call within `greeting_time` is closed.
+* A connection without an authenticated call within `greeting_time` is closed, and one whose first
+  calls are all refused, too.
 * HTTP/2 pings are always answered, unless there are too many.
 """
 
@@ -29,9 +30,8 @@ from grpclib.utils import Wrapper
 from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 
-from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
+from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
 from tenure.server.auth.peer import UNKNOWN_PEER
-from tenure.server.budget import Share
 from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.server.reads import Reader, reader_of
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcConnection", "Method"]
 
+_REFUSALS = 8  # calls of a stranger that are refused before its connection is closed
+_REFUSAL = 0.0005  # seconds that the report of a refusal takes
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
 
@@ -102,7 +104,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         tasks: set[asyncio.Task[None]],
     ) -> None:
         """Start before the client's greeting, without calls."""
-        super().__init__(self, Share(context.budget, greeting.source, self.go_on))
+        super().__init__(self, greeting.share(self.go_on))
         self.context = context
         self.identity = ANONYMOUS
         self.shown = UNKNOWN_PEER
@@ -116,7 +118,11 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self._connections = connections
         self._tasks = tasks
         self._operations = 0
-        self._partial = 0
+        self._undecided: set[GrpcCall] = set()  # a stranger's, neither admitted nor refused
+        self._refusals = 0
+        self._partial = 0  # bytes of incomplete messages
+        self._queued = 0  # bytes that calls have not read
+        self._unread_size = 0  # bytes that HTTP/2 has not handled
         self._output = 0
         self._calls: set[GrpcCall] = set()
         self._made = False
@@ -198,6 +204,8 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         stream.buffer = call  # type: ignore[assignment]  # it needs no more of one
         stream.wrapper = Wrapper()
         self._calls.add(call)
+        if self._is_stranger:
+            self._undecided.add(call)
         task = asyncio.get_running_loop().create_task(
             self._serve(call, stream.wrapper, release_stream)
         )
@@ -224,6 +232,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
                 release()  # which acknowledges unread data
             call.closed()
             self._calls.discard(call)
+            self.decide(call)
             self._close_if_drained()
 
     async def _answer(self, call: GrpcCall) -> tuple[Status, str]:
@@ -241,6 +250,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             await method(call, self)
         except GrpcError as error:
             self.log(logging.WARNING, "call refused", status=error.status.name, reason=error.text)
+            self.refused()
             return error.status, error.text
         except (StreamTerminatedError, H2Error):
             raise
@@ -255,7 +265,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         Raises:
             GrpcError: the limit of connections is reached.
         """
-        client, waits = self.client(identity), self._greeting_timer is not None
+        client, waits = self.client(identity), self._is_stranger
         if waits and self._returned is None and self._returning.let_in(client):
             self._returned = client
         try:
@@ -264,11 +274,40 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             self.log(logging.WARNING, "connection refused", limit=error.limit)
             self.drain()
             raise GrpcError(Status.UNAVAILABLE, str(error)) from error
-        self.share.greeted()
-        if self._greeting_timer is not None or self.identity != identity:
+        if waits or self.identity != identity:
             self.identity = identity
             self.log(logging.DEBUG, "connection greeted", identity=identity)
-        self._stop_greeting_timer()
+        if waits:
+            self._stop_greeting_timer()
+            self._undecided.clear()
+            self.admitted()
+
+    def refused(self) -> None:
+        """Count a refused call; end the connection of a stranger that has had several."""
+        self._refusals += 1
+        if self._is_stranger and self._refusals == _REFUSALS:
+            self.stop_reading()
+            self.drain()
+
+    async def delay_refusal(self) -> None:
+        """Return when a rejected token may be reported."""
+        await asyncio.sleep(REFUSAL_DELAY)
+        await self._greeting.turn(_REFUSAL)
+
+    @property
+    def _is_stranger(self) -> bool:
+        return self._greeting_timer is not None
+
+    @property
+    def undecided(self) -> bool:
+        """True if input waits until a stranger's call is admitted or refused."""
+        return bool(self._undecided)
+
+    def decide(self, call: GrpcCall) -> None:
+        """Read on: a stranger's call has been admitted or refused, or needs its message."""
+        if call in self._undecided:
+            self._undecided.discard(call)
+            self.decided()
 
     def _stop_greeting_timer(self) -> None:
         if self._greeting_timer is not None:
@@ -280,13 +319,13 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self._go_away()
 
     def _yield_slot(self, error: LimitReached) -> None:
-        """Close a connection without an authenticated call, because its slot is needed."""
+        """Close the connection, because its slot or its memory is needed."""
         if self.is_open:
             self.h2.close_connection(
                 ErrorCodes.ENHANCE_YOUR_CALM, additional_data=str(error).encode()
             )
             self.http2.flush()
-            self.processor.close("its slot is needed")
+            self.processor.close(str(error))
 
     # Limits
 
@@ -315,6 +354,25 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             choked, self.choked = self.choked, set()
             self.postpone(choked)
 
+    def count_unread(self, size: int) -> None:
+        """Count the bytes that HTTP/2 has not handled."""
+        self._unread_size = size
+        self._count_input()
+
+    def count_queued(self, size: int) -> None:
+        """Change the number of bytes that calls have not read."""
+        self._queued += size
+        self._count_input()
+
+    def _count_input(self) -> None:
+        if not self.is_open:
+            return  # `Greeting.over` forgets it
+        try:
+            self._greeting.unread.set(self._unread_size + self._queued + self._partial)
+        except LimitReached as error:
+            self.log(logging.WARNING, "connection closed", limit=error.limit)
+            self._yield_slot(error)
+
     def account(self, size: int) -> None:
         """Change the number of bytes of incomplete messages.
 
@@ -322,6 +380,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             GrpcError: the limit is exceeded.
         """
         self._partial += size
+        self._count_input()
         most = 4 * self.context.limits.message_bytes
         if size > 0 and self._partial > most:
             raise GrpcError(
@@ -353,7 +412,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         """End calls of identities that may not continue, and the connection if it is theirs."""
         if not self.is_open:
             return False
-        why = verdict(None if self._greeting_timer is not None else self.identity, self.shown)
+        why = verdict(None if self._is_stranger else self.identity, self.shown)
         for call in list(self._calls):
             reason = why
             if reason is None and call.authenticated:
