@@ -20,7 +20,13 @@ from chaos.postgresql import Postgresql
 from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
-from chaos.served import OverYdb, Served
+from chaos.served import (
+    OverYdb,
+    Served,
+    ServedFromEtcd,
+    ServedFromPostgresql,
+    ServedFromRedis,
+)
 from chaos.sqlite import Sqlite
 
 __all__ = ["ENGINES", "main"]
@@ -30,6 +36,9 @@ ENGINES: dict[str, type[Engine]] = {
     for engine in (
         Sqlite,
         Served,
+        ServedFromPostgresql,
+        ServedFromRedis,
+        ServedFromEtcd,
         OverYdb,
         Dflockd,
         Redis,

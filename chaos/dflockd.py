@@ -56,7 +56,7 @@ class Dflockd(Served):
         """Return the faults of the server, the network and administrators."""
         cuts = network_faults([self._network])
         return [
-            *server_faults([self._server]),
+            *server_faults([self.server]),
             *(replace(fault, inflict=_taking_away(fault.inflict)) for fault in cuts),
             Fault("evict", "an administrator takes requests out of a queue", _evict, (0.1, 0.3)),
             Fault("end-session", "an administrator ends a session", _end_session, (0.1, 0.3)),

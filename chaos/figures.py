@@ -4,8 +4,11 @@
   it; so a holder that is stopped counts, for its window.
 * A loss is *noticed* when its program knows: counted from the deadline or, if the process was
   stopped then, from its going on; and where an administrator took it away, from his act.
-* A name is *taken over* when somebody who waited for what a killed process held is told of the
-  grant: counted from the kill.
+* A mutex is *taken over* when somebody who waited for what a killed or a stopped process held is
+  told of the grant: counted from the kill or the stop.
+* That is *too late* if it takes `LATEST` seconds in which no server was out of order and another
+  process waited. It shows a lock that is never passed on, such as that of a dead program whose
+  session somebody else renews.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from chaos.faults import everywhere
+from chaos.work import ELECTION, MUTEXES
 from tenure.testing.history import (
     Called,
     Continued,
@@ -23,15 +28,27 @@ from tenure.testing.history import (
     History,
     Leaves,
     Observed,
+    Paused,
     Record,
     Requested,
     Revokes,
 )
 
-__all__ = ["ENOUGH", "Figures", "Gap", "Spread", "measure"]
+__all__ = ["ENOUGH", "LATEST", "Figures", "Gap", "Spread", "measure"]
 
 ENOUGH = 50.0
 """Acquisitions a second below which a run does not count."""
+
+
+LATEST = 20.0
+"""Seconds after which what a dead or stopped process held has been passed on.
+
+Windows are 2.5 seconds at the most. An engine may add its grace period, and the next in the queue
+may die, too.
+"""
+
+_PASSED_ON = frozenset({*MUTEXES, ELECTION})
+"""Held in sessions that nobody resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,8 @@ class Figures:
     losses: int
     noticed: Spread | None
     taken_over: Spread | None
+    from_stopped: Spread | None
+    too_late: tuple[str, ...]
     unavailable: Gap | None
     faults: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
@@ -123,6 +142,9 @@ def measure(
     records = [record for record in history.records if begun <= record.at <= ended]
     counted = Counter(type(record) for record in records)
     noticed = _noticed(history.records)
+    handovers = _Handovers(faults)
+    handovers.follow([each for each in history.records if each.at <= ended])
+    handovers.end(ended)
     return Figures(
         duration=ended - begun,
         requests=counted[Requested],
@@ -132,7 +154,9 @@ def measure(
         processes=len({each.process for each in history.records if isinstance(each, Requested)}),
         losses=len(noticed),
         noticed=Spread.of(noticed),
-        taken_over=Spread.of(_taken_over(history.records)),
+        taken_over=Spread.of(handovers.delays["killed"]),
+        from_stopped=Spread.of(handovers.delays["stopped"]),
+        too_late=tuple(handovers.too_late),
         unavailable=_longest_gap(records, begun, ended, faults),
         faults=dict(Counter(name for name, _, _, done in faults if done)),
         missed=dict(Counter(name for name, _, _, done in faults if not done)),
@@ -175,38 +199,120 @@ def _concerns(act: Revokes, request: Requested) -> bool:
     )
 
 
-def _taken_over(records: Sequence[Record]) -> list[float]:
-    """How long after a kill somebody who waited had what the dead process held."""
-    requests: dict[str, _Request] = {}
-    waiting_for: dict[Key, float] = {}  # since which kill
-    holding: dict[Key, set[str]] = defaultdict(set)
-    delays: list[float] = []
-    for record in records:
-        match record:
-            case Requested():
-                requests[record.request] = _Request(record)
-            case Granted() if record.request in requests:
-                request = requests[record.request]
-                key = (request.asked.node, request.asked.name)
-                request.granted = record.at
-                killed = waiting_for.pop(key, None)
-                if killed is not None and request.asked.at < killed:
-                    delays.append(record.at - killed)
-                holding[key].add(record.request)
-            case Leaves() | Gone() if record.request in requests:
-                request = requests.pop(record.request)
-                holding[request.asked.node, request.asked.name].discard(record.request)
-            case Crashed():
-                for key, held in holding.items():
-                    dead = {each for each in held if requests[each].asked.process == record.process}
-                    held.difference_update(dead)
-                    if dead and not held:
-                        waiting_for[key] = record.at
-                for label in [
-                    each for each, it in requests.items() if it.asked.process == record.process
-                ]:
-                    del requests[label]
-    return delays
+@dataclass(slots=True)
+class _Queue:
+    """One name: who has it, who waits, and since when a dead or stopped process keeps it from them.
+
+    Attributes:
+        orphaned: when its last holder was killed or stopped, with the process and how.
+        since: when that began to keep somebody waiting.
+    """
+
+    holders: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, str] = field(default_factory=dict)
+    orphaned: tuple[float, str, str] | None = None
+    since: float | None = None
+
+
+class _Handovers:
+    """How long it took to pass on what killed and stopped processes held."""
+
+    def __init__(self, faults: Sequence[tuple[str, float, float, bool]]) -> None:
+        ours = {fault.name for fault in everywhere()}
+        self._outages = sorted(
+            (start, end) for name, start, end, done in faults if done and name not in ours
+        )
+        self._queues: dict[Key, _Queue] = defaultdict(_Queue)
+        self._keys: dict[str, Key] = {}
+        self._stopped: set[str] = set()
+        self.delays: dict[str, list[float]] = {"killed": [], "stopped": []}
+        self.too_late: list[str] = []
+
+    def follow(self, records: Sequence[Record]) -> None:
+        for record in records:
+            match record:
+                case Requested() if record.name in _PASSED_ON:
+                    key = self._keys[record.request] = (record.node, record.name)
+                    self._queues[key].waiting[record.request] = record.process
+                    self._look(key, record.at)
+                case Granted() if record.request in self._keys:
+                    self._granted(record.request, record.at)
+                case Leaves() | Gone() if record.request in self._keys:
+                    self._forget(record.request, record.at)
+                case Crashed():
+                    self._stopped.discard(record.process)
+                    self._orphan(record.process, "killed", record.at)
+                case Paused():
+                    self._stopped.add(record.process)
+                    self._orphan(record.process, "stopped", record.at)
+                case Continued():
+                    self._stopped.discard(record.process)
+                    for key, queue in self._queues.items():
+                        if queue.orphaned and queue.orphaned[1:] == (record.process, "stopped"):
+                            self._end(key, record.at)
+
+    def end(self, at: float) -> None:
+        """Judge what has not been passed on at the end."""
+        for key in self._queues:
+            self._end(key, at)
+
+    def _granted(self, request: str, at: float) -> None:
+        key = self._keys[request]
+        queue = self._queues[key]
+        process = queue.waiting.pop(request, "")
+        if queue.orphaned is not None:
+            self._end(key, at, granted=True)
+        queue.holders[request] = process
+
+    def _forget(self, request: str, at: float) -> None:
+        key = self._keys.pop(request)
+        queue = self._queues[key]
+        queue.holders.pop(request, None)
+        queue.waiting.pop(request, None)
+        self._look(key, at)
+
+    def _orphan(self, process: str, how: str, at: float) -> None:
+        for key, queue in self._queues.items():
+            if how == "killed":
+                queue.waiting = {k: each for k, each in queue.waiting.items() if each != process}
+            if process in queue.holders.values():
+                queue.holders = {k: each for k, each in queue.holders.items() if each != process}
+                queue.orphaned = queue.orphaned or (at, process, how)
+            self._look(key, at)
+
+    def _look(self, key: Key, at: float) -> None:
+        """Note since when a process that goes on waits for it."""
+        queue = self._queues[key]
+        waits = any(each not in self._stopped for each in queue.waiting.values())
+        if queue.orphaned is None or not waits:
+            queue.since = None
+        elif queue.since is None:
+            queue.since = at
+
+    def _end(self, key: Key, at: float, *, granted: bool = False) -> None:
+        queue = self._queues[key]
+        orphaned, since = queue.orphaned, queue.since
+        queue.orphaned = queue.since = None
+        if orphaned is None or since is None:
+            return
+        begun, process, how = orphaned
+        if granted and since == begun:
+            self.delays[how].append(at - since)
+        late = at - since - self._out_of_order(since, at)
+        if late > LATEST:
+            self.too_late.append(
+                f"{key[1]!r} was not passed on within {late:.1f} s after its holder {process} was "
+                f"{how}, though its store was in order and others waited"
+            )
+
+    def _out_of_order(self, since: float, until: float) -> float:
+        """Seconds between the two in which a fault of the store was inflicted."""
+        total, reached = 0.0, since
+        for start, end in self._outages:
+            begun, ended = max(start, reached), min(end, until)
+            if begun < ended:
+                total, reached = total + ended - begun, ended
+        return total
 
 
 def _longest_gap(

@@ -103,7 +103,8 @@ class Report:
             ),
             ("losses", str(figures.losses)),
             ("time to notice a loss", _spread(figures.noticed)),
-            ("time to take over", _spread(figures.taken_over)),
+            ("time to take over from a killed holder", _spread(figures.taken_over)),
+            ("time to take over from a stopped holder", _spread(figures.from_stopped)),
             ("histories", str(self.folder)),
         ]
         width = max(len(what) for what, _ in rows)
@@ -142,11 +143,13 @@ def examine(folder: Path) -> Report:
     failures = list(run["failures"])
     if not run["settled"]:
         failures.append("the store did not settle after the faults were healed: no truth was told")
+    figures = measure(history, run["begun"], run["ended"], faults)
+    failures += figures.too_late
     return Report(
         folder=folder,
         engine=run["engine"],
         seed=run["seed"],
-        figures=measure(history, run["begun"], run["ended"], faults),
+        figures=figures,
         violations=check(_until_the_truth(history)),
         failures=failures,
         not_done=run["not_done"],

@@ -1,4 +1,4 @@
-"""`tenure serve` for chaos: one server on an SQLite file, and clients behind a bad network.
+"""`tenure serve` for chaos: one server on a store, and clients behind a bad network.
 
 The processes reach the server through a proxy, which cuts and silences; the server is killed, ended
 and stopped. Nobody sees there that a client died: its sessions live for their window, and after a
@@ -15,12 +15,15 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from chaos.adapter import Engine, Fault, Scene
+from chaos.etcd import Etcd
 from chaos.network import Proxy, network_faults
+from chaos.postgresql import Postgresql
+from chaos.redis import Redis
 from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
 from tests.hostile.target import Listener, Target
 
-__all__ = ["OverYdb", "Served"]
+__all__ = ["OverYdb", "Served", "ServedFromEtcd", "ServedFromPostgresql", "ServedFromRedis"]
 
 _FLOODS: dict[Listener, tuple[str, ...]] = {
     "tenure": ("native-pings", "native-renewals", "connecting-silent"),
@@ -38,24 +41,31 @@ class Served(Engine):
     )  # else everybody waits for the dead, and little is seen
     lingers = 5.0
     schemes: tuple[Listener, ...] = ("tenure",)
+    behind: type[Engine] | None = None
 
     def __init__(self, folder: Path) -> None:
         """Choose the ports; `start` starts the server."""
         super().__init__(folder)
         self._ports = _free(len(self.schemes))
+        self._network = Proxy(self._ports[0])
+        self._server: Server | None = None
+        self._store: Engine | None = None
+        if self.behind is not None:
+            (folder / "store").mkdir()
+            self._store = self.behind(folder / "store")
+
+    def _command(self) -> Sequence[str]:
+        file = f"sqlite:///{self.folder}/store.db?durability=full"
         listening = zip(self.schemes, self._ports, strict=True)
-        command = (
+        return (
             *(sys.executable, "-m", "tenure", "serve", "--log-level", "warning"),
-            *("--store", f"sqlite:///{folder}/store.db?durability=full"),
+            *("--store", file if self._store is None else self._store.url),
             *(
                 word
                 for scheme, port in listening
                 for word in ("--listen", f"{scheme}://127.0.0.1:{port}")
             ),
         )
-        # It listens in this order: where it does at the last one, it does at all.
-        self._server = Server(command, self._ports[-1], folder / "log")
-        self._network = Proxy(self._ports[0])
 
     @property
     def url(self) -> str:
@@ -63,21 +73,40 @@ class Served(Engine):
         return f"tenure://127.0.0.1:{self._network.port}"
 
     async def start(self) -> None:
-        """Start the server and its network."""
+        """Start the store, the server and its network."""
+        if self._store is not None:
+            await self._store.start()
+        # It listens in this order: where it does at the last one, it does at all.
+        self._server = Server(self._command(), self._ports[-1], self.folder / "log")
         self.not_done["restart without data"] = "nothing is promised without the server's file"
         self.not_done["a full disk, a jumping clock"] = "done to the same store by --engine sqlite"
         await self._server.start()
         await self._network.start()
 
     async def stop(self) -> None:
-        """Stop the network and the server."""
+        """Stop the network, the server and the store."""
         await self._network.aclose()
-        await self._server.stop()
+        if self._server is not None:
+            await self._server.stop()
+        if self._store is not None:
+            await self._store.stop()
 
     def faults(self) -> Sequence[Fault]:
-        """Return the faults of the server and the network, and a flood."""
+        """Return the faults of the server and the network, and a flood; or those of the store.
+
+        Behind a store with a server of its own, that one's faults are inflicted: two servers
+        that are out of order in turn would leave no time for anything to be granted.
+        """
+        if self._store is not None:
+            return self._store.faults()
         flood = Fault("flood", "a hostile client floods the server", self._flood, (0.5, 2.0))
-        return [*server_faults([self._server]), *network_faults([self._network]), flood]
+        return [*server_faults([self.server]), *network_faults([self._network]), flood]
+
+    @property
+    def server(self) -> Server:
+        """The server, after `start`."""
+        assert self._server is not None
+        return self._server
 
     @asynccontextmanager
     async def _flood(self, scene: Scene) -> AsyncIterator[str]:
@@ -99,12 +128,34 @@ class Served(Engine):
             await attacker.wait()
 
 
-class OverYdb(Served):
-    """The same, with YDB's API for the processes; it has no calls for what administrators do.
+class ServedFromPostgresql(Served):
+    """The same in front of a server of PostgreSQL."""
 
-    Nor does it know a call that comes again after its answer was lost: an update may be written
-    twice, with another one in between, and two processes may both be told that they deleted
-    (docs/engines/ydb.md).
+    name = "tenure-postgresql"
+    behind = Postgresql
+
+
+class ServedFromRedis(Served):
+    """The same in front of a server of Redis."""
+
+    name = "tenure-redis"
+    behind = Redis
+
+
+class ServedFromEtcd(Served):
+    """The same in front of three members of etcd."""
+
+    name = "tenure-etcd"
+    lingers = 10.0
+    behind = Etcd
+
+
+class OverYdb(Served):
+    """A server on an SQLite file, with YDB's API for the processes.
+
+    That has no calls for what administrators do. Nor does it know a call that comes again after its
+    answer was lost: an update may be written twice, with another one in between, and two processes
+    may both be told that they deleted (docs/engines/ydb.md).
     """
 
     name = "ydb"

@@ -1,4 +1,5 @@
-from chaos.figures import ENOUGH, Figures, Spread, measure
+from chaos.figures import ENOUGH, LATEST, Figures, Spread, measure
+from chaos.work import MUTEXES
 from tenure.testing.history import (
     Continued,
     Crashed,
@@ -13,7 +14,7 @@ from tenure.testing.history import (
 )
 
 
-def asked(at: float, process: str, number: int, name: str = "job") -> Requested:
+def asked(at: float, process: str, number: int, name: str = MUTEXES[0]) -> Requested:
     return Requested(at, process, f"{process}-{number}", "/n", name, 1, 1, 2.0)
 
 
@@ -33,6 +34,46 @@ def test_a_kill_is_taken_over_when_somebody_who_waited_is_told() -> None:
     )
 
     assert told.taken_over == Spread(1, 0.25, 0.25, 0.25)
+
+
+HELD = (asked(0.0, "p", 1), Granted(0.1, "p-1", 1, 9.0), asked(0.2, "q", 1))
+
+
+def test_a_stop_is_taken_over_when_somebody_who_waited_is_told() -> None:
+    told = figures(
+        *HELD, Paused(1.0, "p"), Granted(3.5, "q-1", 2, 9.0), Continued(4.0, "p"), until=60.0
+    )
+
+    assert told.from_stopped == Spread(1, 2.5, 2.5, 2.5)
+    assert told.taken_over is None
+    assert not told.too_late
+
+
+def test_what_a_dead_process_holds_is_passed_on_in_time() -> None:
+    late = 1.0 + LATEST + 0.5
+    granted = figures(*HELD, Crashed(1.0, "p"), Granted(late, "q-1", 2, 90.0), until=60.0)
+    never = figures(*HELD, Crashed(1.0, "p"), until=60.0)
+    stopped = figures(*HELD, Paused(1.0, "p"), Continued(50.0, "p"), until=60.0)
+
+    assert "its holder p was killed" in granted.too_late[0]
+    assert "59.0 s" in never.too_late[0]
+    assert "49.0 s after its holder p was stopped" in stopped.too_late[0]
+
+
+def test_only_a_store_out_of_order_excuses_a_late_handover() -> None:
+    outages = (("kill-server", 2.0, 20.0, True), ("cut", 15.0, 45.0, True))
+    kills = (("kill", 2.0, 45.0, True), ("kill-server", 2.0, 45.0, False))
+
+    assert not figures(*HELD, Crashed(1.0, "p"), until=60.0, faults=outages).too_late
+    assert figures(*HELD, Crashed(1.0, "p"), until=60.0, faults=kills).too_late
+
+
+def test_a_name_is_late_only_while_a_process_that_goes_on_waits_for_it() -> None:
+    leaves = (Leaves(2.0, "q-1"), Gone(2.1, "q-1", "released"))
+    assert not figures(*HELD, Crashed(1.0, "p"), *leaves, until=60.0).too_late
+    assert not figures(*HELD, Crashed(1.0, "p"), Paused(2.0, "q"), until=60.0).too_late
+    again = (*leaves, asked(55.0, "q", 2))
+    assert not figures(*HELD, Crashed(1.0, "p"), *again, until=60.0).too_late
 
 
 def test_who_asks_after_the_kill_takes_nothing_over() -> None:
@@ -107,7 +148,7 @@ def test_unavailable_is_what_is_waited_for_and_not_granted() -> None:
     assert told.unavailable is not None
     assert told.unavailable.seconds == 3.5
     assert told.unavailable.since == 1.0
-    assert told.unavailable.name == "job"
+    assert told.unavailable.name == MUTEXES[0]
     assert told.unavailable.during == ("stop",)
     assert told.faults == {"stop": 1, "fill": 1}
     assert told.missed == {"lock": 1}
