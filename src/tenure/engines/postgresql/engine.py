@@ -34,7 +34,7 @@ from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
 from tenure.engines.postgresql.login import explained
 from tenure.engines.postgresql.monitor import PostgresMonitor, look
-from tenure.engines.postgresql.session import PostgresSession
+from tenure.engines.postgresql.session import PostgresSession, alive_in
 from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.engines.postgresql.watches import PostgresWatches
@@ -187,7 +187,7 @@ class PostgresEngine(PostgresAdministration):
         sessions = {each.id: (each, at) for each, at in due.items() if not each.over}
 
         def args() -> Arguments:  # with the tokens as of the time of sending
-            who = [[each.id, each.token] for each, _ in sessions.values()]
+            who = [[each.id, each.token, each.held()] for each, _ in sessions.values()]
             return self.relaxed, who, self.epoch
 
         if sessions:
@@ -202,10 +202,15 @@ class PostgresEngine(PostgresAdministration):
         elif reply is None:
             self.lost_data()
         else:
-            alive = set(reply)
+            alive = dict(map(alive_in, reply))
             for number, (session, at) in sessions.items():
-                if not session.over:
-                    (session.prove(at) if number in alive else session.probe())
+                missing = alive.get(number)
+                if session.over:
+                    continue
+                if missing == []:
+                    session.prove(at)
+                else:
+                    session.probe(missing or ())
         self.refusal = refusal
 
     # For the reconnector

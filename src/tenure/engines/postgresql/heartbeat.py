@@ -17,7 +17,7 @@ from psycopg import pq
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.postgresql.connecting import SETTINGS, connect_blocking, cut
-from tenure.engines.postgresql.session import PostgresSession
+from tenure.engines.postgresql.session import PostgresSession, alive_in
 from tenure.engines.postgresql.url import PostgresUrl
 
 __all__ = ["PostgresHeartbeat"]
@@ -88,7 +88,7 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
         if not sessions:
             return
         at, epoch = self._now(), self.epoch.encode()
-        who = json.dumps([(each.id, each.token) for each in sessions.values()])
+        who = json.dumps([(each.id, each.token, each.held()) for each in sessions.values()])
         relaxed = b"t" if self._address.relaxed else b"f"
         sql = _RENEW.format(self._address.schema).encode()
         try:
@@ -105,8 +105,8 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
         alive = result.get_value(0, 0)
         if alive is None:
             raise psycopg.OperationalError("the store has lost data: the sessions are reattached")
-        for number in json.loads(alive):
-            if not sessions[number].over:
+        for number, missing in map(alive_in, json.loads(alive)):
+            if not missing and not sessions[number].over:
                 sessions[number].prove(at)
 
     def _execute(self, connection: Any, sql: bytes, parameters: list[bytes]) -> Any:

@@ -197,11 +197,14 @@ class PostgresMonitor:
         overdue = [each.id for each in sessions if now > each.proven_at + each.window + _MARGIN]
         if overdue:
             self._engine.send(self._engine.expire(overdue))
+        # What was deleted in the database is found within a window.
+        shortest = min((each.window for each in sessions), default=_LONGEST_NET)
+        net = min(_NET, shortest / 2)
         if now >= self._look_at:
-            self._look_at = now + (_LONGEST_NET if self._polls else _NET)
+            self._look_at = now + (min(_LONGEST_NET, shortest) if self._polls else net)
             self._look(sessions)
         if now >= self._check_at:
-            self._check_at = now + _NET
+            self._check_at = now + net
             missed = (WAITING, HANDED, OWNS) if self._polls else (WAITING,)
             for session in sessions:
                 session.look_up(missed)

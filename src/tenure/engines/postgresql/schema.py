@@ -65,8 +65,7 @@ def creation(schema: str) -> str:
     Two programs may run it at the same time; the second one finds the schema and fails. It waits
     for the first one, without the timeouts of its account.
     """
-    node = {"node": DEFAULT_NODE, "config": config_text(NodeConfig())}
-    return _filled("create", map(_text, _PARTS), schema, epoch=secrets.token_hex(8), **node)
+    return _filled("create", map(_text, _PARTS), schema, epoch=secrets.token_hex(8))
 
 
 def upgrading(schema: str) -> str:
@@ -83,6 +82,7 @@ def _filled(frame: str, parts: Iterable[str], schema: str, **values: object) -> 
     text = _text(frame).replace("--#parts", "\n".join(parts))
     # The schema's name needs no quotes: it was checked when the URL was parsed.
     values |= {"schema": schema, "version": VERSION, "serves": SERVES}
+    values |= {"node": DEFAULT_NODE, "config": config_text(NodeConfig())}
     for name, value in values.items():
         text = text.replace(f":{name}", str(value))
     return text

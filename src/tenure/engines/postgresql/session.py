@@ -31,7 +31,7 @@ from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, session
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
 
-__all__ = ["PostgresSession", "PostgresSessionEngine"]
+__all__ = ["PostgresSession", "PostgresSessionEngine", "alive_in"]
 
 _log = logging.getLogger("tenure")
 
@@ -42,6 +42,12 @@ _PAUSE = 0.05
 
 REPORTED_AFTER = 5.0
 """Seconds of waiting after which it is logged, because such a transaction should be short."""
+
+
+def alive_in(found: int | list[int]) -> tuple[int, list[int]]:
+    """Return a session that `renew` in the database has found, and its missing requests."""
+    number, *missing = found if isinstance(found, list) else [found]
+    return number, missing
 
 
 class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
@@ -186,9 +192,23 @@ class PostgresSession(HandoffSession):
         """The refusal of the latest renewal, as a clause, or empty."""
         return self._engine.refusal
 
-    def probe(self) -> None:
-        """Find out what has become of the session, which could not be renewed."""
-        self._engine.look(self, {})
+    def held(self) -> list[int]:
+        """Return the requests that this program owns, as `renew` in the database takes them.
+
+        One that was handed on is a negative number: the store may have it as waiting. May be called
+        on any thread.
+        """
+        return [
+            each if standing == OWNS else -each
+            for each, standing in list(self.requests.items())
+            if standing >= HANDED
+        ]
+
+    def probe(self, requests: Iterable[int]) -> None:
+        """Find out what has become of these requests, and of the session: it was not proven."""
+        self._engine.look(
+            self, {each: self.requests[each] for each in requests if each in self.requests}
+        )
 
     async def remaining(self) -> float:
         """Renew the session; return for how long a former attachment may consider a lease held."""

@@ -3,8 +3,11 @@
 CREATE OR REPLACE FUNCTION :schema.hello(its_relaxed boolean, its_synchronous boolean) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    LOCK TABLE :schema.meta, :schema.witness, :schema.sessions IN ROW EXCLUSIVE MODE;
+    LOCK TABLE :schema.meta, :schema.witness, :schema.nodes, :schema.sessions IN ROW EXCLUSIVE MODE;
     PERFORM :schema.quarantine(connects => true);
+    IF NOT EXISTS (SELECT FROM :schema.nodes WHERE path = ':node') THEN  -- it was deleted by hand
+        INSERT INTO :schema.nodes (path, config) VALUES (':node', ':config') ON CONFLICT DO NOTHING;
+    END IF;
     UPDATE :schema.meta SET relaxed = relaxed OR its_relaxed, synchronous = its_synchronous
         WHERE its_relaxed AND NOT relaxed OR synchronous <> its_synchronous;
     UPDATE :schema.witness SET relaxed = true WHERE its_relaxed AND NOT relaxed;
@@ -146,7 +149,8 @@ BEGIN
     ids := :schema.page(its_node, its_name, after, most, included);
     IF EXISTS (SELECT FROM :schema.requests r JOIN :schema.sessions s ON s.id = r.session
             WHERE r.queue = ANY (ids)
-                AND (:schema.expired(s) OR r.deadline <= clock_timestamp())) THEN
+                AND (:schema.expired(s) OR r.deadline <= clock_timestamp()))
+            OR EXISTS (SELECT FROM :schema.queues x WHERE x.id = ANY (ids) AND :schema.damaged(x)) THEN
         PERFORM :schema.tick('', (SELECT jsonb_agg(jsonb_build_array(its_path, x.name))
             FROM :schema.queues x WHERE x.id = ANY (ids)), NULL);
         ids := :schema.page(its_node, its_name, after, most, included);

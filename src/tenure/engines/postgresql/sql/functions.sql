@@ -90,13 +90,18 @@ BEGIN
         SET quarantined_until = clock_timestamp() + make_interval(secs => longest_window)
         WHERE quarantined_until > clock_timestamp() + make_interval(secs => longest_window);
     SELECT * INTO m FROM :schema.meta FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE 'the table :schema.meta has lost its row' USING ERRCODE = 'TN005',
+            HINT = 'End the programs that use the store, and drop the schema';
+    END IF;
     name := :schema.server_name();
     IF m.place <> ':schema.meta'::regclass OR m.server <> name
             OR NOT EXISTS (SELECT FROM :schema.witness w WHERE w.epoch = m.epoch) THEN
         IF split_part(name, '/', 1) <> split_part(m.server, '/', 1)
                 OR m.place <> ':schema.meta'::regclass
                 OR name <> m.server AND NOT m.synchronous THEN
-            lost := 'the database was restored, or another server was promoted';
+            lost := CASE m.server WHEN '' THEN 'its data was restored, or deleted in the database'
+                ELSE 'the database was restored, or another server was promoted' END;
         ELSIF m.relaxed THEN
             lost := 'the server crashed, and durability=process is in use';
         END IF;
@@ -137,6 +142,37 @@ LANGUAGE sql AS $$
     DELETE FROM :schema.witness;
 $$;
 
+-- Rows that are needed were deleted, but not by these functions: what was granted may be forgotten. So
+-- the next function begins a quarantine. The row of `meta` comes back.
+CREATE OR REPLACE FUNCTION :schema.note_loss() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    m :schema.meta;
+BEGIN
+    IF TG_WHEN = 'BEFORE' THEN  -- `meta` is truncated
+        SELECT * INTO m FROM :schema.meta;
+        PERFORM set_config('tenure.lost_meta', to_json(m)::text, true);
+        RETURN NULL;
+    ELSIF TG_TABLE_NAME = 'meta' THEN
+        IF TG_OP = 'DELETE' THEN
+            m := OLD;
+        ELSE
+            m := json_populate_record(
+                NULL:::schema.meta, current_setting('tenure.lost_meta')::json);
+        END IF;
+        IF m.version IS NOT NULL THEN
+            INSERT INTO :schema.meta SELECT m.* ON CONFLICT DO NOTHING;
+        END IF;
+    ELSIF TG_TABLE_NAME = 'nodes' AND TG_OP = 'DELETE' THEN
+        IF NOT EXISTS (SELECT FROM :schema.sessions WHERE node = OLD.id) THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    UPDATE :schema.meta SET server = '' WHERE server <> '';
+    DELETE FROM :schema.witness;
+    RETURN NULL;
+END $$;
+
 -- The next order id: above all before, above `above`, and near the clock's microseconds.
 CREATE OR REPLACE FUNCTION :schema.next_order_id(above bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -166,7 +202,8 @@ $$;
 -- What is wrong with a session for a holder of a token; null if nothing is.
 CREATE OR REPLACE FUNCTION :schema.fault(s :schema.sessions, its_token text) RETURNS text
 LANGUAGE sql AS $$
-    SELECT CASE WHEN s.id IS NULL OR :schema.expired(s) THEN '["gone"]'
+    SELECT CASE WHEN s.id IS NULL OR :schema.expired(s)
+            OR NOT EXISTS (SELECT FROM :schema.nodes WHERE id = s.node) THEN '["gone"]'
         WHEN s.token <> its_token THEN '["taken"]' END
 $$;
 
@@ -286,6 +323,59 @@ BEGIN
     RETURN events;
 END $$;
 
+-- True if rows of a queue's requests, or of their sessions, were deleted, but not by these functions.
+-- It is STABLE, so that it sees what the calling statement sees.
+CREATE OR REPLACE FUNCTION :schema.damaged(q :schema.queues) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT count(*) FILTER (WHERE y.order_id <= q.last_owner) <> q.owners
+        OR count(*) <> q.owners + q.waiters OR count(*) <> count(s.id)
+    FROM :schema.requests y LEFT JOIN :schema.sessions s ON s.id = y.session
+    WHERE y.queue = q.id
+$$;
+
+-- Have damaged queues among these, whose rows are locked, show what they may still grant. The holder of
+-- a lost request, or of one whose session is lost, may not know. So a session of nobody's owns what is
+-- missing, until the longest recovery window is over.
+CREATE OR REPLACE FUNCTION :schema.mend(ids bigint[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q :schema.queues;
+    nobody bigint;
+    there record;
+    missing numeric;
+BEGIN
+    FOR q IN SELECT * FROM :schema.queues x WHERE x.id = ANY (ids) AND :schema.damaged(x) LOOP
+        nobody := nextval(':schema.session_ids');
+        UPDATE :schema.requests y SET session = nobody, request_id = y.order_id
+            WHERE y.ctid = ANY (ARRAY(
+                SELECT z.ctid FROM :schema.requests z WHERE z.queue = q.id AND NOT EXISTS (
+                    SELECT FROM :schema.sessions s WHERE s.id = z.session)
+                FOR UPDATE SKIP LOCKED));
+        SELECT count(*) FILTER (WHERE y.order_id <= q.last_owner) AS owners,
+            count(*) FILTER (WHERE y.order_id > q.last_owner) AS waiters,
+            coalesce(sum(y.count) FILTER (WHERE y.order_id <= q.last_owner), 0) AS held
+            INTO there FROM :schema.requests y WHERE y.queue = q.id;
+        missing := CASE WHEN there.owners < q.owners THEN greatest(q.held - there.held, 1) ELSE 0 END;
+        IF missing > 0 THEN
+            INSERT INTO :schema.requests
+            SELECT q.id, max(n), nobody, max(n), missing, '', clock_timestamp(), clock_timestamp(), NULL
+            FROM generate_series(q.last_owner - q.owners, q.last_owner) n
+            WHERE NOT EXISTS (
+                SELECT FROM :schema.requests y WHERE y.queue = q.id AND y.order_id = n);
+        END IF;
+        INSERT INTO :schema.sessions
+                (id, node, token, channel, seen, recovery_window, liveness, key, description)
+            SELECT nobody, q.node, 'nobody.' || nobody, '', clock_timestamp(),
+                greatest(longest_window, 1), 'process', '', 'a holder whose records were deleted'
+            FROM :schema.meta;
+        UPDATE :schema.queues SET owners = there.owners + (missing > 0)::integer,
+            waiters = there.waiters, held = there.held + missing,
+            whole = there.held + missing = coalesce(max_count, 18446744073709551615)
+                AND there.owners + (missing > 0)::integer = 1
+            WHERE id = q.id;
+    END LOOP;
+END $$;
+
 -- The operations of sessions, in order.
 --   sessions, tokens: in the order of the sessions' ids
 --   origins, kinds, numbers, names: for each operation, the place of its session in these; "m" a mutex,
@@ -296,7 +386,7 @@ END $$;
 --     that has to be in the queue, and loses its timeout
 --   fresh: the places of operations on ephemeral semaphores that may have no row yet
 --   judged: the sessions that were reported as expired have been ended, as far as that is possible
--- Answers {"expired": [session, ...]} if nothing was done; or else a list: for each operation
+-- Answers {"expired": [session or the negative number of a damaged queue, ...]} if nothing was done; or else a list: for each operation
 -- the order id of an owner, [order id, that of the request directly ahead or 0] of a waiter, 0 if
 -- refused or withdrawn, -1 if there was nothing to withdraw, -2 if a transaction guards the request,
 -- ["unkept", why] if one that it keeps is missing, ["what is wrong", ...]; then events of the
@@ -334,6 +424,7 @@ DECLARE
     done boolean;
     ahead bigint;
     dead bigint[];
+    damaged bigint[];
     answers text[];
     events text[] := '{}';
 BEGIN
@@ -371,6 +462,11 @@ BEGIN
             JOIN :schema.requests y ON y.queue = x.id
             JOIN :schema.sessions s ON s.id = y.session
             WHERE o.wait = 0 AND x.owners + x.waiters > 0 AND :schema.expired(s);
+        SELECT array_agg(DISTINCT -x.id) INTO damaged
+            FROM unnest(origins, names, waits) o (origin, name, wait)
+            JOIN :schema.queues x ON x.node = nodes[o.origin] AND x.name = o.name
+            WHERE o.wait = 0 AND x.owners + x.waiters > 0 AND :schema.damaged(x);
+        dead := dead || damaged;
         IF dead IS NOT NULL THEN
             RETURN '{"expired":[' || array_to_string(dead, ',') || ']}';
         END IF;
@@ -467,7 +563,8 @@ BEGIN
             ELSE
                 answers[at] := coalesce((
                     SELECT CASE queue WHEN q.id THEN '-2' ELSE '["another name"]' END
-                    FROM :schema.requests WHERE session = its_session AND request_id = number), '-1');
+                    FROM :schema.requests y WHERE session = its_session AND request_id = number
+                        AND EXISTS (SELECT FROM :schema.queues x WHERE x.id = y.queue)), '-1');
                 DELETE FROM :schema.removals WHERE session = its_session AND request_id = number;
             END IF;
             CONTINUE;
@@ -757,13 +854,17 @@ BEGIN
     RETURN '[' || substr(answers, 2) || ']';
 END $$;
 
--- Renew sessions, [session, token] each; answers the ids of those that live, without those whose rows
--- are locked, or null if data were lost since an epoch: then the sessions may have lost leases, and
--- must be attached again.
+-- Renew sessions, [session, token, [request, ...]] each, with the requests that are considered owned,
+-- and the negative numbers of those that are only in the queue. Answers the ids of those that live and
+-- have them, or [id, number of a missing request, ...], without those whose rows are locked; or null
+-- if data were lost since an epoch: then the sessions may have lost leases, and must be attached again.
+-- While the tables of requests are rewritten, these are not looked for: nothing can be granted then.
 CREATE OR REPLACE FUNCTION :schema.renew(relaxed boolean, who jsonb, its_epoch text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off AS $$
 DECLARE
-    alive bigint[];
+    alive json;
+    lacking jsonb;
 BEGIN
     LOCK TABLE :schema.sessions IN ROW EXCLUSIVE MODE;
     IF relaxed THEN
@@ -773,6 +874,21 @@ BEGIN
     IF NOT EXISTS (SELECT FROM :schema.meta WHERE epoch = its_epoch) THEN
         RETURN NULL;
     END IF;
+    BEGIN
+        LOCK TABLE :schema.nodes, :schema.queues, :schema.requests IN ACCESS SHARE MODE NOWAIT;
+        SELECT jsonb_object_agg(m.id, m.numbers) INTO lacking FROM (
+            SELECT w ->> 0 AS id, jsonb_agg(abs(n::bigint)) AS numbers
+            FROM jsonb_array_elements(who) w, jsonb_array_elements_text(w -> 2) n
+            WHERE NOT EXISTS (SELECT FROM :schema.requests y JOIN :schema.queues x ON x.id = y.queue
+                WHERE y.session = (w ->> 0)::bigint AND y.request_id = abs(n::bigint)
+                    AND (n::bigint < 0 OR y.order_id <= x.last_owner))
+            GROUP BY 1) m;
+        who := (SELECT jsonb_agg(w) FROM jsonb_array_elements(who) w
+            JOIN :schema.sessions s ON s.id = (w ->> 0)::bigint
+            JOIN :schema.nodes n ON n.id = s.node);
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;
+    END;
     WITH locked AS MATERIALIZED (
         SELECT s.id FROM jsonb_array_elements(who) w JOIN :schema.sessions s
             ON s.id = (w ->> 0)::bigint AND s.token = w ->> 1
@@ -781,8 +897,9 @@ BEGIN
         UPDATE :schema.sessions s SET seen = clock_timestamp() FROM locked
             WHERE s.id = locked.id AND NOT :schema.expired(s)
             RETURNING s.id
-    ) SELECT array_agg(id) INTO alive FROM renewed;
-    RETURN coalesce(array_to_json(alive)::text, '[]');
+    ) SELECT json_agg(coalesce(to_jsonb(id) || (lacking -> id::text), to_jsonb(id)))
+        INTO alive FROM renewed;
+    RETURN coalesce(alive::text, '[]');
 END $$;
 
 -- End sessions whose rows are locked.
@@ -855,6 +972,7 @@ DECLARE
     due double precision;
     more text[];
     wanted bigint[];
+    damaged bigint[];
     pollers jsonb;
 BEGIN
     IF EXISTS (SELECT FROM jsonb_array_elements(watched) w JOIN :schema.nodes n ON n.path = w ->> 0
@@ -885,9 +1003,14 @@ BEGIN
                 WHERE y.queue = x.id AND y.order_id > x.last_owner ORDER BY y.order_id LIMIT 1)
             OR EXISTS (SELECT FROM :schema.requests y WHERE y.queue = x.id
                 AND y.order_id > x.last_owner AND y.deadline <= clock_timestamp())));
-    PERFORM FROM :schema.queues x WHERE x.id = ANY (wanted)
+    damaged := array(SELECT x.id FROM :schema.queues x
+        WHERE (places IS NULL OR x.id = ANY (queues)) AND :schema.damaged(x));
+    PERFORM FROM :schema.queues x WHERE x.id = ANY (wanted) OR x.id = ANY (damaged)
         OR x.id IN (SELECT y.queue FROM :schema.requests y WHERE y.session = ANY (ids))
         ORDER BY x.id FOR NO KEY UPDATE;
+    IF damaged <> '{}' THEN
+        PERFORM :schema.mend(damaged);
+    END IF;
     IF ids <> '{}' THEN
         events := :schema.end_sessions(ids, 'it expired', caller);
     END IF;
@@ -933,6 +1056,8 @@ BEGIN
             SELECT x.id FROM :schema.queues x WHERE x.max_count IS NULL AND x.owners + x.waiters = 0
                 AND x.watched_until < clock_timestamp()
             ORDER BY x.id LIMIT 1000 FOR UPDATE SKIP LOCKED);
+        DELETE FROM :schema.requests y WHERE NOT EXISTS (  -- their queue was deleted, not by these
+            SELECT FROM :schema.queues x WHERE x.id = y.queue);
     END IF;
     RETURN jsonb_build_object('due', due, 'quarantine', frozen, 'events', events, 'seen', seen,
         'pollers', pollers, 'why', (SELECT quarantine_reason FROM :schema.meta),
@@ -973,7 +1098,7 @@ BEGIN
         WHEN :schema.fault(s, w.v ->> 1) IS NOT NULL THEN :schema.fault(s, w.v ->> 1)::jsonb
         ELSE coalesce((
             SELECT jsonb_agg(CASE
-                WHEN y.order_id IS NULL THEN to_jsonb(v.reason)
+                WHEN x.id IS NULL THEN to_jsonb(v.reason)
                 WHEN y.order_id <= x.last_owner THEN to_jsonb(y.order_id)
                 ELSE jsonb_build_array((SELECT count(*) FROM (
                     SELECT FROM :schema.requests z WHERE z.queue = y.queue

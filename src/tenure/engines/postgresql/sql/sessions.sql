@@ -373,12 +373,21 @@ BEGIN
     RETURN json_build_array('ok', events)::text;
 END $$;
 
--- End those of some sessions that have expired; answers the events.
+-- End those of some sessions that have expired, and mend queues that are given by negative numbers;
+-- answers the events.
 CREATE OR REPLACE FUNCTION :schema.expire(candidates jsonb, caller text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ids bigint[] := array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c);
+    damaged bigint[] := array(SELECT -id FROM unnest(ids) id WHERE id < 0);
 BEGIN
     PERFORM :schema.lock_tables();
-    RETURN to_json(:schema.end_sessions(:schema.lock_expired(
-        array(SELECT c::bigint FROM jsonb_array_elements_text(candidates) c)),
-        'it expired', caller))::text;
+    ids := :schema.lock_expired(ids);
+    IF damaged <> '{}' THEN
+        PERFORM FROM :schema.queues x WHERE x.id = ANY (damaged)
+            OR x.id IN (SELECT y.queue FROM :schema.requests y WHERE y.session = ANY (ids))
+            ORDER BY x.id FOR NO KEY UPDATE;
+        PERFORM :schema.mend(damaged);
+    END IF;
+    RETURN to_json(:schema.end_sessions(ids, 'it expired', caller))::text;
 END $$;

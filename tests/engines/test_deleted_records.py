@@ -1,0 +1,322 @@
+"""Records that are deleted in the store of a running system, one kind at a time.
+
+An administrator's `DEL`, an eviction, the `TRUNCATE` of a test suite, a restored table: whatever
+deletes a record, its holder is notified within its window, its waiters are granted in turn, and no
+program sees an error that is not tenure's. `docs/evidence/lost-data.md` has the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+import tenure
+from tenure.cli.app import invoke
+from tenure.cli.status import Status
+from tenure.engines.redis.url import parse as parse_redis
+from tests.engines.etcd import servers as etcd
+from tests.engines.postgresql import servers as postgresql
+from tests.engines.redis import servers as redis_servers
+from tests.engines.stores import a_file
+
+WINDOW = 1.5
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is deleted: records of this lease in this store.
+
+    Attributes:
+        url: of the store.
+        session: the id of the holder's session.
+        token: the fencing token of its lease.
+    """
+
+    url: str
+    session: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of records, and what its loss means.
+
+    Attributes:
+        engine: whose store has it.
+        what: is deleted.
+        delete: deletes it with the client of the store.
+        kept: the holder keeps its lease, because nothing of it is lost.
+        released: it can still be released, because its request is in the queue.
+        unusable: the store has to be created again; until then every call fails.
+        usual: it is tested in each run, and not at night alone.
+    """
+
+    engine: str
+    what: str
+    delete: Callable[[Place], None]
+    kept: bool = False
+    released: bool = False
+    unusable: bool = False
+    usual: bool = False
+
+
+def sql(text: str) -> Callable[[Place], None]:
+    """Run SQL in PostgreSQL; S stands for the schema."""
+
+    def delete(place: Place) -> None:
+        schema = place.url.rpartition("schema=")[2]
+        known = {"session": place.session, "token": place.token}
+        postgresql.shared().execute(text.format(S=schema, **known))
+
+    return delete
+
+
+def redis_command(*words: str) -> Callable[[Place], None]:
+    """Run a command of Redis; P stands for the prefix of the keys."""
+
+    def delete(place: Place) -> None:
+        address = parse_redis(place.url)
+        path = address.places[0]
+        assert isinstance(path, str)
+        known = {"session": place.session, "token": place.token}
+        with redis.Redis(unix_socket_path=path) as client:
+            # The prefix has braces itself.
+            filled = [each.format(P=address.prefix, **known) for each in words]
+            assert client.execute_command(*filled) not in (0, None)
+
+    return delete
+
+
+def etcd_keys(key: str) -> Callable[[Place], None]:
+    """Delete the keys of etcd that begin with this; P stands for the prefix of the store."""
+
+    def delete(place: Place) -> None:
+        prefix = urlsplit(place.url).query.partition("prefix=")[2]
+        found = key.format(P=prefix, session=f"{place.session:016x}", token=place.token)
+        assert etcd.shared().delete(found) > 0
+
+    return delete
+
+
+def rows(text: str) -> Callable[[Place], None]:
+    """Run SQL in SQLite."""
+
+    def delete(place: Place) -> None:
+        with contextlib.closing(sqlite3.connect(urlsplit(place.url).path)) as connection:
+            connection.execute(text.format(session=place.session, token=place.token))
+            connection.commit()
+
+    return delete
+
+
+TABLES = "meta, witness, nodes, sessions, former, queues, requests, removals"
+
+KINDS = (
+    Kind("postgresql", "the session", sql("DELETE FROM {S}.sessions WHERE id = {session}")),
+    Kind(
+        *("postgresql", "the request", sql("DELETE FROM {S}.requests WHERE order_id = {token}")),
+        usual=True,
+    ),
+    Kind("postgresql", "the queue", sql("DELETE FROM {S}.queues"), usual=True),
+    Kind("postgresql", "the node", sql("DELETE FROM {S}.nodes"), released=True),
+    Kind("postgresql", "the meta data", sql("DELETE FROM {S}.meta"), kept=True),
+    Kind("postgresql", "the witness", sql("DELETE FROM {S}.witness"), kept=True),
+    *(
+        Kind(
+            *("postgresql", f"TRUNCATE {table}", sql(f"TRUNCATE {{S}}.{table}")),
+            kept=kept,
+            released=table == "nodes",
+        )
+        for table, kept in {
+            "meta": True,
+            "witness": True,
+            "nodes": False,
+            "sessions": False,
+            "former": True,
+            "queues": False,
+            "requests": False,
+            "removals": True,
+        }.items()
+    ),
+    Kind(
+        "postgresql",
+        "TRUNCATE of all tables",
+        sql("TRUNCATE " + ", ".join(f"{{S}}.{each}" for each in TABLES.split(", "))),
+        usual=True,
+    ),
+    *(
+        Kind(
+            *("postgresql", f"DROP TABLE {table}", sql(f"DROP TABLE {{S}}.{table} CASCADE")),
+            unusable=True,
+        )
+        for table in TABLES.split(", ")
+        if table not in ("former", "removals")
+    ),
+    *(
+        Kind(
+            *("postgresql", f"DROP FUNCTION {each}", sql(f"DROP FUNCTION {{S}}.{each}")),
+            unusable=True,
+        )
+        for each in ("renew", "quarantine")
+    ),
+    Kind("postgresql", "DROP SCHEMA", sql("DROP SCHEMA {S} CASCADE"), usual=True),
+)
+
+
+@contextmanager
+def a_store(engine: str) -> Iterator[str]:
+    """Yield the URL of an empty store."""
+    if engine == "redis":
+        with redis_servers.a_namespace(f"&max_window={WINDOW}") as url:
+            yield url
+    elif engine == "etcd":
+        with etcd.a_prefix() as url:
+            yield url
+    elif engine == "postgresql":
+        with postgresql.a_schema() as url:
+            yield url
+    else:
+        with a_file() as url:
+            yield url
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A holder of a mutex and a waiter for it, in two programs, and what is deleted.
+
+    Attributes:
+        lease: of the holder.
+        waiting: of the waiter.
+        url: of the store.
+        other: the client of the waiter.
+    """
+
+    lease: tenure.Lease
+    waiting: asyncio.Task[tenure.Lease]
+    url: str
+    other: tenure.Client
+
+
+@contextlib.asynccontextmanager
+async def a_scene(kind: Kind):  # noqa: ANN201
+    with a_store(kind.engine) as url:
+        client, other = tenure.connect(url), tenure.connect(url)
+        try:
+            session = await client.session(recovery_window=WINDOW)
+            lease = await session.mutex("m").lock()
+            second = await other.session(recovery_window=WINDOW)
+            waiting = asyncio.ensure_future(second.mutex("m").lock())
+            await until_queued(second)
+            kind.delete(Place(url, session.id, lease.fencing_token))
+            yield Scene(lease, waiting, url, other)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        finally:
+            for each in (client, other):
+                with contextlib.suppress(tenure.TenureError):
+                    await each.aclose()
+
+
+async def until_queued(session: tenure.Session) -> None:
+    """Return when a request waits."""
+    async with asyncio.timeout(PATIENCE):
+        while not (await session.semaphore("m").describe(waiters=True)).waiters:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def parameters(kinds: tuple[Kind, ...]) -> list[object]:
+    """Return the parameters of a test; those of unusual kinds run at night."""
+    return [
+        pytest.param(
+            each,
+            id=f"{each.engine}-{each.what}",
+            marks=() if each.usual else pytest.mark.exhaustive,
+        )
+        for each in kinds
+    ]
+
+
+def run_command(url: str, *words: str) -> tuple[int, str]:
+    """Run `tenure`; return its exit code, and what it says."""
+    said = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"TENURE_URL": url}),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        return invoke(words), said.getvalue()
+
+
+@pytest.mark.parametrize("kind", parameters(KINDS))
+async def test_a_record_that_is_deleted_is_lost_and_hangs_no_program(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_scene(kind) as scene:
+        lease, waiting = scene.lease, scene.waiting
+        if kind.kept:
+            await asyncio.sleep(2 * WINDOW)  # nothing happens
+            assert lease.held
+            assert not waiting.done()
+            await lease.release()
+        else:
+            async with asyncio.timeout(WINDOW + 1):
+                assert isinstance(await lease.wait_lost(), tenure.LeaseLost)
+        async with asyncio.timeout(PATIENCE):
+            try:
+                await (await waiting).release()
+            except tenure.TenureError as error:
+                assert not isinstance(error, tenure.AcquireTimeout)
+        if not kind.kept:
+            with pytest.raises(tenure.LeaseLost):
+                await lease.release()
+        for words in (["ls"], ["describe", "m"], ["doctor"]):
+            code, said = await asyncio.to_thread(run_command, scene.url, *words)
+            assert code in set(Status), said
+            assert "Traceback" not in said
+        try:
+            async with (
+                tenure.connect(scene.url) as third,
+                third.session(recovery_window=WINDOW) as session,
+                session.mutex("m").lock(timeout=PATIENCE) as later,
+            ):
+                assert later.fencing_token > lease.fencing_token
+        except tenure.TenureError:
+            assert kind.unusable
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", parameters(KINDS))
+async def test_the_release_of_a_deleted_record_is_no_success(kind: Kind) -> None:
+    async with a_scene(kind) as scene:
+        async with asyncio.timeout(PATIENCE):
+            try:
+                await scene.lease.release()
+            except tenure.TenureError:
+                assert not kind.kept and not kind.released
+            else:
+                assert kind.kept or kind.released
+
+
+@pytest.mark.parametrize("kind", parameters(KINDS))
+async def test_a_new_program_grants_nothing_that_is_still_held(kind: Kind) -> None:
+    async with a_scene(kind) as scene:
+        with contextlib.suppress(tenure.TenureError):
+            async with (
+                tenure.connect(scene.url) as third,
+                third.session(recovery_window=WINDOW) as session,
+                session.mutex("m").lock(timeout=4 * WINDOW),
+            ):
+                assert not scene.lease.held
+                assert not scene.waiting.done() or scene.waiting.exception() is not None
