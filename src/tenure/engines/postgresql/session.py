@@ -24,7 +24,7 @@ from tenure.engines._kit.commands.operations import (
 )
 from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.commands.values import WHOLE
-from tenure.engines.contract import Answer, Removal
+from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE
 from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, session_call
@@ -192,18 +192,6 @@ class PostgresSession(HandoffSession):
         """The refusal of the latest renewal, as a clause, or empty."""
         return self._engine.refusal
 
-    def held(self) -> list[int]:
-        """Return the requests that this program owns, as `renew` in the database takes them.
-
-        One that was handed on is a negative number: the store may have it as waiting. May be called
-        on any thread.
-        """
-        return [
-            each if standing == OWNS else -each
-            for each, standing in list(self.requests.items())
-            if standing >= HANDED
-        ]
-
     def probe(self, requests: Iterable[int]) -> None:
         """Find out what has become of these requests, and of the session: it was not proven."""
         self._engine.look(
@@ -306,6 +294,8 @@ class PostgresSession(HandoffSession):
             if operation.guarded is None:
                 operation.guarded = GuardedRelease(self, operation.name)
             operation.guarded.again(partial(self._withdraw_again, operation))
+        elif isinstance(reply, Refusal) and reply.code == DROPPED:
+            operation.settle(Withdrawn.MISSING)  # with the store
         else:
             super().not_withdrawn(operation, reply)
 

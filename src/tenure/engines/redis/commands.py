@@ -173,6 +173,9 @@ class AttachedSession(Protocol):
     def handle_push(self, message: bytes) -> None:
         """Handle a push that arrived with a reply."""
 
+    def held(self) -> list[int]:
+        """Return the requests that this program owns. On any thread."""
+
     def prove(self, at: float) -> None:
         """Report a proof of that time. From any thread."""
 

@@ -48,7 +48,8 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
         connection = self._connected()
         at = self._now()
         commands: list[tuple[Word, ...]] = [
-            ("EVALSHA", _SCRIPT.digest, 1, self._meta, each.id, each.token) for each in sessions
+            ("EVALSHA", _SCRIPT.digest, 1, self._meta, each.id, each.token, "", *each.held())
+            for each in sessions
         ]
         connection.sendall(b"".join(map(pack, commands)))
         for session in sessions:

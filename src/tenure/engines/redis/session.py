@@ -71,11 +71,13 @@ class RedisSession(CommandSession):
     def _renew(self) -> None:
         if self._reconnector.is_up:  # otherwise the reattach is the proof
             renewed = partial(self._renewed, self._engine.clock.now())
-            self._reconnector.send(ScriptCall(_RENEW, self, (), renewed))
+            self._reconnector.send(ScriptCall(_RENEW, self, ("", *self.held()), renewed))
 
     def _renewed(self, at: float, reply: Any) -> None:
         if reply == 0 and not self.over:
             self.prove(at)
+        elif isinstance(reply, list) and reply and isinstance(reply[0], int):
+            self._look(dict.fromkeys(reply, OWNS), ())  # they are lost, unless they were removed
         else:
             error = self._wrong(reply)
             if error is not None and not self.over:

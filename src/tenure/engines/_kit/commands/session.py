@@ -237,6 +237,17 @@ class CommandSession(CommandAttachment):
             self._ahead.pop(request_id, None)
         return self.names.get(request_id, "")
 
+    def held(self) -> list[int]:
+        """Return the requests that this program owns. On any thread.
+
+        One that was handed on is a negative number: the store may have it as waiting.
+        """
+        return [
+            each if standing == OWNS else -each
+            for each, standing in list(self.requests.items())
+            if standing >= HANDED
+        ]
+
     def waiting_names(self) -> set[str]:
         """Return the names for which requests wait."""
         return {self.names[each] for each, state in self.requests.items() if state == WAITING}

@@ -44,7 +44,6 @@ if is_new then
   call('HSET', KEYS[1], 'o', '0', 'e', ARGV[3], 'b', string.format('%.0f', started),
     'i', string.format('%.0f', math.floor(started / 1000)), 'r', ARGV[1], 'g', '0',
     't', string.format('%.0f', started))
-  call('HSETNX', P .. 'nodes', '/default', '{}')
 elseif m[8] and m[8] ~= ARGV[6] then
   unknown, why = false, 'moved'
   quarantine(math.max(tonumber(m[3]), started + window))
@@ -57,6 +56,9 @@ elseif fresh and unknown and tonumber(m[3]) > started then
 end
 if m[7] ~= ARGV[5] or m[8] ~= ARGV[6] then
   call('HSET', KEYS[1], 'w', ARGV[5], 'd', ARGV[6])
+end
+if call('HEXISTS', P .. 'nodes', '/default') == 0 then -- or else a full memory refuses the script
+  call('HSET', P .. 'nodes', '/default', '{}')
 end
 --#head
 --#body

@@ -15,6 +15,10 @@ for at = 3, #ARGV do
   local place = call('HGET', key, ARGV[at])
   local order, name = string.match(place or '', PLACE)
   local r = order and request_in(load(path, name, place), order)
+  if r and r.granted == '0' and (call('ZRANK', P .. 'w:' .. path .. ':' .. name, order) or 0) == 0 then
+    mend(load(path, name, place)) -- the first waiter sees to it
+    r = request_in(load(path, name), order)
+  end
   if r then
     found[#found + 1] = r.granted ~= '0' and tonumber(order) or -tonumber(order)
   else

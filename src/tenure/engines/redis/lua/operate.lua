@@ -168,6 +168,9 @@ local function enqueue(hold, name, count, data, timeout, ephemeral)
     m = load(path, name)
     wrong, grantable = judge(m, count, ephemeral)
   end
+  if not wrong and not grantable and timeout == '0' and not quarantined and m and m.waiting < 100 then
+    mend(m) -- a request that waits sees to that later
+  end
   if wrong then
     return wrong
   elseif grantable then

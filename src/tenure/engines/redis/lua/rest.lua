@@ -1,7 +1,7 @@
 -- What the scripts that go beyond `operate` need besides.
 local function is_current(id, token)
   local s = call('HMGET', P .. 's:' .. id, 'a', 'u')
-  return s[1] == token and tonumber(s[2]) > now
+  return s[1] == token and s[2] and tonumber(s[2]) > now
 end
 
 local function data_of(m, order)
@@ -46,6 +46,8 @@ local function touch(id, grace)
   local till = math.max(now + s[1] + (grace or 0), grace and tonumber(s[4]) or 0)
   call('HSET', key, 'u', int(till))
   call('ZADD', P .. 'x', int(till), id)
+  call('SADD', P .. 'S:' .. s[3], id) -- as these two, it may have been deleted
+  call('HSETNX', P .. 'nodes', s[3], '{}')
   if now - s[2] > 43200000000 then
     call('HSET', key, 'f', instant)
     call('PEXPIRE', key, KEEP)
