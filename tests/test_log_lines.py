@@ -12,8 +12,8 @@ import tenure
 PACKAGE = Path(tenure.__file__).parent
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "_log", "LOGGER", "_logger", "logger"}
-KEYS = {"node", "name", "session", "holder", "url", "peer", "member", "client", "event"} | {
-    *("operation", "task", "item", "count", "seconds", "started", "error"),
+KEYS = {"node", "name", "session", "holder", "url", "peer", "member", "event"} | {
+    *("operation", "task", "item", "count", "seconds", "started", "reason", "error"),
 }
 
 

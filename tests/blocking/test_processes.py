@@ -87,6 +87,24 @@ def test_a_forgotten_client_is_closed_at_the_exit(url: str, eye: blocking.Client
     assert is_free(eye, "a")
 
 
+def test_a_client_that_cannot_be_closed_at_the_exit_is_named_by_its_url(url: str) -> None:
+    text = """
+    import logging
+    from tenure._client.client_core import ClientCore
+
+    async def fail(self):
+        raise OSError("the test fails it")
+
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    client = blocking.connect("memory://jobs")
+    client.list_nodes()
+    ClientCore.aclose = fail
+    """
+    with program(url, text) as process:
+        said = ends(process)
+    assert "could not close at exit: url=memory://jobs error=the test fails it" in said
+
+
 def test_the_exit_does_not_wait_for_a_thread_that_waits(url: str, eye: blocking.Client) -> None:
     text = """
     def work():

@@ -76,4 +76,6 @@ def test_one_warning_is_logged_and_another_one_if_it_is_prolonged(
         assert len(caplog.records) == 1
         quarantine.update(20.0, "")
     assert len(caplog.records) == 2
-    assert "store:// grants nothing for another 10.0 s" in caplog.records[0].getMessage()
+    assert caplog.messages[0].startswith(
+        "quarantine: url=store:// reason=store:// grants nothing for another 10.0 s"
+    )

@@ -60,6 +60,10 @@ class Served(Protocol):
     """A client, or another object that needs the loop until it is closed."""
 
     @property
+    def url(self) -> str:
+        """URL of its store, without secrets."""
+
+    @property
     def closing(self) -> asyncio.Task[None] | None:
         """The task that closes the client; ``None`` until it is closed."""
 
@@ -362,7 +366,7 @@ class Portal:
             try:
                 await client.aclose()
             except Exception as failure:
-                _log.warning("could not close at exit: client=%r error=%s", client, failure)
+                _log.warning("could not close at exit: url=%s error=%s", client.url, failure)
             self._discard(client)
 
     async def _end_workers(self) -> None:

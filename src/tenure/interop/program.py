@@ -29,6 +29,14 @@ class Program:
         self._holding: set[asyncio.Task[None]] = set()
         self.closing: asyncio.Task[None] | None = None
 
+    @property
+    def url(self) -> str:
+        """URL of the server, without secrets."""
+        options = self.redis.connection_pool.connection_kwargs
+        if "path" in options:
+            return f"unix://{options['path']}"
+        return f"redis://{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+
     def check_open(self) -> None:
         """Raise `SessionClosed` unless the connection is open."""
         if self.closing is not None:

@@ -25,10 +25,10 @@ from tests.engines.postgresql.stepping import (
 )
 
 _INTERNAL = frozenset(
-    {"deadline", "end_sessions", "expired", "fault", "fits", "lock_expired", "lock_own"}
-    | {"lock_tables", "next_order_id", "page", "quarantine", "report", "server_name", "settle"}
+    {"damaged", "deadline", "end_sessions", "expired", "fault", "fits", "lock_expired", "lock_own"}
+    | {"lock_tables", "mend", "next_order_id", "note_loss", "page", "quarantine", "report"}
     | {"create_semaphore", "update_semaphore", "delete_semaphore", "alter_request"}
-    | {"take_out", "without"}
+    | {"server_name", "settle", "take_out", "without"}
 )
 """Functions that only functions of the store call."""
 _ENDED = {"drop_node": 3, "end_session": 1, "leave": 1}

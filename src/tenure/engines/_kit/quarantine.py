@@ -53,7 +53,7 @@ class Quarantine:
         self.reason = reason or self.reason
         if left > 0 and self._until > self._warned_until + _LATE:
             self._warned_until = self._until
-            _log.warning("quarantine: url=%s error=%s", self.url, str(self))
+            _log.warning("quarantine: url=%s reason=%s", self.url, str(self))
 
     def prolong(self, left: float) -> None:
         """Record that it ends no sooner."""

@@ -32,6 +32,11 @@ class _Program:
         self._wrapped = wrapped
         self.closing: asyncio.Task[None] | None = None
 
+    @property
+    def url(self) -> str:
+        """URL of the servers, without secrets."""
+        return self._wrapped.url
+
     async def aclose(self) -> None:
         """Close the asynchronous lock."""
         if self.closing is None:

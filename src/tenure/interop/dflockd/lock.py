@@ -70,6 +70,11 @@ class LockOrSemaphore:
         return self._options.lease
 
     @property
+    def url(self) -> str:
+        """URL of the servers, without secrets."""
+        return self._options.client().url
+
+    @property
     def token(self) -> str | None:
         """Token from the server; ``None`` when it is not held. Reads the clock."""
         return self._token if self.held else None

@@ -100,7 +100,7 @@ BEGIN
         IF split_part(name, '/', 1) <> split_part(m.server, '/', 1)
                 OR m.place <> ':schema.meta'::regclass
                 OR name <> m.server AND NOT m.synchronous THEN
-            lost := CASE m.server WHEN '' THEN 'its data was restored, or deleted in the database'
+            lost := CASE m.server WHEN '' THEN 'the database was restored, or rows were deleted in it'
                 ELSE 'the database was restored, or another server was promoted' END;
         ELSIF m.relaxed THEN
             lost := 'the server crashed, and durability=process is in use';

@@ -126,7 +126,7 @@ DECLARE
     s :schema.sessions;
     latest timestamptz;
 BEGIN
-    LOCK TABLE :schema.meta, :schema.sessions, :schema.former IN ROW EXCLUSIVE MODE;
+    LOCK TABLE :schema.meta, :schema.nodes, :schema.sessions, :schema.former IN ROW EXCLUSIVE MODE;
     PERFORM :schema.quarantine();
     SELECT * INTO s FROM :schema.sessions WHERE id = number FOR NO KEY UPDATE;
     IF :schema.fault(s, its_token) IS NOT NULL THEN
