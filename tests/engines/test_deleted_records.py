@@ -8,6 +8,7 @@ program sees an error that is not tenure's. `docs/evidence/lost-data.md` has the
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import io
 import os
@@ -24,6 +25,7 @@ import redis
 import tenure
 from tenure.cli.app import invoke
 from tenure.cli.status import Status
+from tenure.engines.etcd.url import parse as parse_etcd
 from tenure.engines.redis.url import parse as parse_redis
 from tests.engines.etcd import servers as etcd
 from tests.engines.postgresql import servers as postgresql
@@ -105,11 +107,23 @@ def etcd_keys(key: str) -> Callable[[Place], None]:
     """Delete the keys of etcd that begin with this; P stands for the prefix of the store."""
 
     def delete(place: Place) -> None:
-        prefix = urlsplit(place.url).query.partition("prefix=")[2]
-        found = key.format(P=prefix, session=f"{place.session:016x}", token=place.token)
-        assert etcd.shared().delete(found) > 0
+        session = f"{place.session:016x}"
+        first = key.format(P=parse_etcd(place.url).prefix, session=session).encode()
+        found = etcd.shared().ask(
+            "kv/deleterange",
+            {
+                "key": base64.b64encode(first).decode(),
+                "range_end": base64.b64encode(first[:-1] + bytes([first[-1] + 1])).decode(),
+            },
+        )
+        assert found.get("deleted"), found
 
     return delete
+
+
+def revoke(place: Place) -> None:
+    """Revoke the session's lease of etcd."""
+    etcd.shared().revoke(place.session)
 
 
 def rows(text: str) -> Callable[[Place], None]:
@@ -141,6 +155,18 @@ KINDS = (
     Kind("redis", "the epoch", redis_command("DEL", "{P}meta"), kept=True),
     Kind("redis", "FLUSHALL", redis_command("FLUSHDB"), usual=True),
     Kind("redis", "SCRIPT FLUSH", redis_command("SCRIPT", "FLUSH"), kept=True),
+    Kind("etcd", "the session", etcd_keys("{P}s/:default/{session}"), usual=True),
+    Kind(
+        *("etcd", "the request", etcd_keys("{P}q/:default/m/r/{session}")),
+        usual=True,
+        granted_again=True,
+    ),
+    Kind("etcd", "the queue", etcd_keys("{P}q/:default/m/"), granted_again=True),
+    Kind("etcd", "the node", etcd_keys("{P}n/"), kept=True),
+    Kind("etcd", "the base of the tokens", etcd_keys("{P}base"), kept=True),
+    Kind("etcd", "the numbers of sessions", etcd_keys("{P}serial"), kept=True),
+    Kind("etcd", "all keys", etcd_keys("{P}"), granted_again=True),
+    Kind("etcd", "the lease", revoke),
     Kind("postgresql", "the session", sql("DELETE FROM {S}.sessions WHERE id = {session}")),
     Kind(
         *("postgresql", "the request", sql("DELETE FROM {S}.requests WHERE order_id = {token}")),

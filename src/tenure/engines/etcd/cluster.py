@@ -135,6 +135,7 @@ class EtcdCluster:
         """Renew a session's lease. From any thread."""
         if threading.get_ident() == self._thread:
             self._rounds.renew(session)
+            session.look_up_soon()
         else:
             self._heartbeat.renew(session)
 

@@ -64,6 +64,9 @@ class Renewable(Protocol):
     proven_at: float
     over: bool
 
+    def look_up_soon(self) -> None:
+        """Find requests whose keys were deleted. Called on the loop."""
+
     def prove(self, at: float) -> None:
         """Record that the lease was extended by a request sent at that time. From any thread."""
 

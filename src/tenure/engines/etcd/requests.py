@@ -41,17 +41,25 @@ from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.engines.etcd.attachment import EtcdAttachment, WrittenAttachment
 from tenure.engines.etcd.cluster import EtcdCluster
+from tenure.engines.etcd.errors import Refused
 from tenure.engines.etcd.keys import DELETED, EVICTED, TIMED_OUT, Entry, entries, has_room
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.waiting import Waiting, log_failure
-from tenure.errors import SessionExpired
+from tenure.errors import SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["EtcdRequests"]
 
 _log = logging.getLogger("tenure")
 
-_REMOVALS = {EVICTED: Removal.EVICTED, DELETED: Removal.DELETED, TIMED_OUT: Removal.TIMED_OUT}
+_LAPSED = b"lapsed"
+_REMOVALS = {
+    **{EVICTED: Removal.EVICTED, DELETED: Removal.DELETED, TIMED_OUT: Removal.TIMED_OUT},
+    _LAPSED: Removal.LAPSED,
+}
+
+_CHUNK = 100
+"""Reads in one transaction; etcd accepts 128 operations."""
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 
@@ -82,6 +90,7 @@ class EtcdRequests(EtcdAttachment):
         self._waiting = Waiting(self, self.taken_out)
         self._prepared: dict[tuple[object, ...], bytes] = {}
         self._prepared_for = 0
+        self._looking = False
 
     def enqueue(
         self,
@@ -381,6 +390,48 @@ class EtcdRequests(EtcdAttachment):
         self._waiting.stop(request)
         self._waiting.gone(request)
         self.events.removed(request_id, _REMOVALS.get(why, Removal.EVICTED))
+
+    def look_up_soon(self) -> None:
+        """Look up owned requests and first waiters, unless the last look-up has no answer.
+
+        No client leaves word of a key that was deleted with etcd's own tools.
+        """
+        placed = [
+            each
+            for each in self.requests.values()
+            if each.created and not each.gone and (each.owns or each.near)
+        ]
+        if placed and not self._looking and self.early is None:
+            self._looking = True
+            self.engine.spawn(self._look_up(placed))
+
+    async def _look_up(self, placed: Sequence[EtcdRequest]) -> None:
+        try:
+            for first in range(0, len(placed), _CHUNK):
+                chunk = placed[first : first + _CHUNK]
+                found = await self.read(*(wire.get(each.key, keys_only=True) for each in chunk))
+                missing = [
+                    each
+                    for each, part in zip(chunk, found.parts, strict=True)
+                    if part.first is None and not each.gone
+                ]
+                if missing:
+                    await self._missing(missing)
+        except (TenureError, Refused) as error:
+            _log.debug("could not look up requests: session=%d error=%s", self.id, error)
+        finally:
+            self._looking = False
+
+    async def _missing(self, requests: Sequence[EtcdRequest]) -> None:
+        notes = await self.read(*(wire.get(self.note(each.request_id)) for each in requests))
+        for each, part in zip(requests, notes.parts, strict=True):
+            if not each.gone and self.requests.get(each.request_id) is each:
+                note = part.first
+                self.taken_out(each.request_id, _LAPSED if note is None else note.value)
+
+    def note(self, request_id: int) -> bytes:
+        """Return the key of the reason why a request was removed."""
+        return self.key + b"/h/%x" % request_id
 
     def stop_requests(self) -> None:
         """Stop waiting, because the session has ended."""

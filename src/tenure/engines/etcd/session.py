@@ -88,10 +88,8 @@ class EtcdSession(EtcdRequests):
             self.early.append(partial(self._note, request_id, why))
             return
         self.taken_out(request_id, why)
-        key = self.key + b"/h/%x" % request_id
-        self.engine.spawn(
-            self.engine.eventually(wire.txn((), (wire.delete(key),)), self.window, "delete a note")
-        )
+        request = wire.txn((), (wire.delete(self.note(request_id)),))
+        self.engine.spawn(self.engine.eventually(request, self.window, "delete a note"))
 
     def contact(self, there: bool, cause: TenureError | None = None) -> None:
         """Report the contact to the cluster, or the cause of its loss."""
