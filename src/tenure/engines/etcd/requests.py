@@ -54,7 +54,9 @@ _log = logging.getLogger("tenure")
 
 _LAPSED = b"lapsed"
 _REMOVALS = {
-    **{EVICTED: Removal.EVICTED, DELETED: Removal.DELETED, TIMED_OUT: Removal.TIMED_OUT},
+    EVICTED: Removal.EVICTED,
+    DELETED: Removal.DELETED,
+    TIMED_OUT: Removal.TIMED_OUT,
     _LAPSED: Removal.LAPSED,
 }
 

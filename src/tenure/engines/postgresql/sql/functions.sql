@@ -334,19 +334,19 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Have damaged queues among these, whose rows are locked, show what they may still grant. The holder of
--- a lost request, or of one whose session is lost, may not know. So a session of nobody's owns what is
+-- a lost request, or of one whose session is lost, may not know. So a substitute session owns what is
 -- missing, until the longest recovery window is over.
 CREATE OR REPLACE FUNCTION :schema.mend(ids bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q :schema.queues;
-    nobody bigint;
+    substitute bigint;
     there record;
     missing numeric;
 BEGIN
     FOR q IN SELECT * FROM :schema.queues x WHERE x.id = ANY (ids) AND :schema.damaged(x) LOOP
-        nobody := nextval(':schema.session_ids');
-        UPDATE :schema.requests y SET session = nobody, request_id = y.order_id
+        substitute := nextval(':schema.session_ids');
+        UPDATE :schema.requests y SET session = substitute, request_id = y.order_id
             WHERE y.ctid = ANY (ARRAY(
                 SELECT z.ctid FROM :schema.requests z WHERE z.queue = q.id AND NOT EXISTS (
                     SELECT FROM :schema.sessions s WHERE s.id = z.session)
@@ -358,14 +358,14 @@ BEGIN
         missing := CASE WHEN there.owners < q.owners THEN greatest(q.held - there.held, 1) ELSE 0 END;
         IF missing > 0 THEN
             INSERT INTO :schema.requests
-            SELECT q.id, max(n), nobody, max(n), missing, '', clock_timestamp(), clock_timestamp(), NULL
+            SELECT q.id, max(n), substitute, max(n), missing, '', clock_timestamp(), clock_timestamp(), NULL
             FROM generate_series(q.last_owner - q.owners, q.last_owner) n
             WHERE NOT EXISTS (
                 SELECT FROM :schema.requests y WHERE y.queue = q.id AND y.order_id = n);
         END IF;
         INSERT INTO :schema.sessions
                 (id, node, token, channel, seen, recovery_window, liveness, key, description)
-            SELECT nobody, q.node, 'nobody.' || nobody, '', clock_timestamp(),
+            SELECT substitute, q.node, 'substitute.' || substitute, '', clock_timestamp(),
                 greatest(longest_window, 1), 'process', '', 'a holder whose records were deleted'
             FROM :schema.meta;
         UPDATE :schema.queues SET owners = there.owners + (missing > 0)::integer,

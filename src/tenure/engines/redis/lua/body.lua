@@ -338,9 +338,9 @@ local function due()
   return first == math.huge and -1 or math.max(0, first - now)
 end
 
--- A session that is nobody's, for what former holders whose records were deleted may consider held. It
+-- A substitute session, for what former holders whose records were deleted may consider held. It
 -- ends when all have noticed: after the longest recovery window.
-local function nobody(path)
+local function substitute(path)
   local id = int(call('HINCRBY', KEYS[1], 'i', 1))
   local window = call('HGET', KEYS[1], 'w') or '1800000000'
   local till = int(now + window)
@@ -365,7 +365,7 @@ local function mend(m)
       end
     end
   end
-  local owners, held, whole, first, ghost = 0, 0, false, math.huge, nil
+  local owners, held, whole, first, other = 0, 0, false, math.huge, nil
   local waiting, lost = {}, {}
   for order, record in pairs(records) do
     local r = parse(record)
@@ -391,20 +391,20 @@ local function mend(m)
   call('DEL', P .. 'none') -- see whatever_memory
   lengthen(m)
   for _, order in ipairs(lost) do
-    ghost = ghost or nobody(m.path)
+    other = other or substitute(m.path)
     local r = parse(records[order])
-    r.id, r.hold = ghost, order
+    r.id, r.hold = other, order
     write_record(m, order, r)
-    call('HSET', P .. 's:' .. ghost, order, order .. ' ' .. m.name)
+    call('HSET', P .. 's:' .. other, order, order .. ' ' .. m.name)
   end
   if owners < m.owners then
-    ghost = ghost or nobody(m.path)
+    other = other or substitute(m.path)
     local order = int(math.min(first, now) - 1)
     local count = m.whole and m.limit or int(math.max(1, m.held - held))
     write_record(m, order, {
-      id = ghost, hold = order, count = count, joined = instant, granted = instant, deadline = '0',
+      id = other, hold = order, count = count, joined = instant, granted = instant, deadline = '0',
     })
-    call('HSET', P .. 's:' .. ghost, order, order .. ' ' .. m.name)
+    call('HSET', P .. 's:' .. other, order, order .. ' ' .. m.name)
     owners, held, whole = owners + 1, held + amount(m, count), m.whole
   end
   for _, order in ipairs(waiting) do
