@@ -118,8 +118,10 @@ class EventDelivery:
         elif session.known is None or request_id in session.known:
             self._request_ended(number, request_id)
             if kind == GRANTED:
+                session.owned.add(request_id)
                 session.events.granted(request_id, order_id)
             else:
+                session.owned.discard(request_id)
                 session.events.removed(request_id, _REMOVALS[kind])
 
     def _supersede(self, session: SqliteSession | None, former: Attachment) -> None:

@@ -81,6 +81,9 @@ class SqliteEngine(EngineDefaults):
             else:
                 with store.reading() as tx:
                     reopened = participants.is_reopened(tx)
+                    incomplete = nodes.is_default_missing(tx)
+                if incomplete:
+                    await answered(store.committer.do(nodes.restore_default))
                 if reopened:
                     await answered(store.committer.do(participants.reopen))
         except BaseException:

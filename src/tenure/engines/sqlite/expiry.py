@@ -14,19 +14,22 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 from tenure.core import refusals, rules
+from tenure.engines.sqlite.schema import from_column
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import SessionExpired
-from tenure.model import Liveness
+from tenure.model import EPHEMERAL_LIMIT, Liveness
 
 __all__ = [
     "END",
     "Attachment",
+    "Damage",
     "Suspect",
     "check_alive",
+    "damage",
     "deadline_of",
     "earliest",
     "is_attached",
@@ -36,6 +39,7 @@ __all__ = [
     "last_contact",
     "over_among",
     "over_in_queue",
+    "owned_by",
     "session_over",
     "standing_before",
     "suspects_in_queue",
@@ -45,6 +49,9 @@ __all__ = [
 
 END = 2**62
 """Greater than every order id."""
+
+_HEAD = 256
+"""Requests at the head of a queue that are checked for damage."""
 
 Attachment = tuple[int, int]
 """(session, attach number) of the caller. After a takeover its operations are rejected."""
@@ -136,7 +143,8 @@ def over_among(tx: Transaction, suspects: Iterable[Suspect]) -> tuple[list[int],
 
 def session_over(tx: Transaction, me: Attachment, path: str) -> SessionExpired:
     """Return the error for a session that has ended, or was taken over."""
-    if tx.execute("SELECT 1 FROM sessions WHERE id = ?", me[:1]).fetchone() is not None:
+    row = tx.execute("SELECT attach_number FROM sessions WHERE id = ?", me[:1]).fetchone()
+    if row is not None and row[0] > me[1]:
         return rules.taken_over(path)
     return refusals.session_over(path)
 
@@ -151,6 +159,54 @@ def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
     """Raise `SessionExpired` unless the session is in the store, and was not taken over."""
     if not is_current(tx, me):
         raise session_over(tx, me, path)
+
+
+def owned_by(tx: Transaction, me: Attachment) -> Collection[int] | None:
+    """Return the requests that a session owns; ``None`` if it is not in the store."""
+    row = tx.execute("SELECT attach_number FROM sessions WHERE id = ?", me[:1]).fetchone()
+    if row is None or row[0] < me[1]:
+        return None
+    found = tx.execute(
+        "SELECT hold FROM requests WHERE session = ? AND granted_at IS NOT NULL", me[:1]
+    )
+    return {request_id for (request_id,) in found}
+
+
+class Damage(NamedTuple):
+    """Records of a queue that were deleted, but not by a program.
+
+    Attributes:
+        sessions: the ids of its sessions that are not in the store.
+        count: what is held of it by requests that are not in the store.
+        first: the order id of its first request.
+    """
+
+    sessions: Collection[int]
+    count: int
+    first: int
+
+
+def damage(tx: Transaction, node: int, name: str) -> Damage | None:
+    """Return the damage of a queue outside of a quarantine, at its head; ``None`` without any."""
+    rows = tx.execute(
+        "SELECT r.order_id, r.session, r.count, r.granted_at IS NOT NULL, s.id IS NULL "
+        "FROM requests AS r LEFT JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? ORDER BY r.order_id LIMIT ?",
+        (node, name, _HEAD),
+    ).fetchall()
+    if not rows:
+        return None
+    level = tx.execute(
+        "SELECT held FROM semaphores WHERE node = ? AND name = ?", (node, name)
+    ).fetchone()
+    owned = [from_column(count) for _, _, count, granted, _ in rows if granted]
+    missing = 0
+    if level is None:
+        missing = 0 if owned else EPHEMERAL_LIMIT
+    elif len(owned) < _HEAD:
+        missing = max(0, from_column(level[0]) - sum(owned))
+    sessions = {session for _, session, _, _, absent in rows if absent}
+    return Damage(sessions, missing, rows[0][0]) if missing or sessions else None
 
 
 # Deadlines

@@ -217,9 +217,13 @@ class Monitor:
                 self.delivery.read(tx)
                 participants, silent = self._find_suspects(tx, now)
                 overdue = self._find_overdue(tx, now)
+                self._compare(tx, now)
+                damaged = self._find_damaged(tx, now)
             self._reap(participants, silent + self._own_silent(now))
             if overdue:
                 self._do(requests.time_out)
+            if damaged:
+                self._do(requests.mend, damaged)
             if 0 < self._store.tx.quarantined_until <= now:
                 self._do(end_quarantine)
 
@@ -282,6 +286,24 @@ class Monitor:
             if deadline is not None:
                 self.waits_until(*waiter, deadline)
         return late
+
+    def _compare(self, tx: Transaction, now: float) -> None:
+        """Compare sessions with the store, each three times in its window.
+
+        A heartbeat does not read the store. What has been deleted there by hand is reported after
+        the events that have been read, which may have another reason for it.
+        """
+        for session in self.delivery.sessions.values():
+            if now - session.looked_at >= session.window / 3 and session.early is None:
+                session.looked_at = now
+                self._store.loop.call_soon(session.compare, expiry.owned_by(tx, session.me))
+
+    def _find_damaged(self, tx: Transaction, now: float) -> list[Name]:
+        """Return the queues here of which records were deleted by hand."""
+        if self._store.tx.quarantined_until > now:
+            return []
+        names = list({name for name, _ in self._waiting.values()})
+        return [each for each in names[:_NAMES] if expiry.damage(tx, *each)]
 
     def _do(self, work: Any, *args: Any) -> asyncio.Future[Any] | None:
         answer = self._store.committer.do(work, *args)

@@ -7,7 +7,7 @@ from tenure.engines.sqlite.expiry import Attachment, Suspect, check_alive, is_at
 from tenure.engines.sqlite.requests import exists, leave, remove_sessions, settle
 from tenure.engines.sqlite.schema import from_column, to_column
 from tenure.engines.sqlite.transaction import DELETED, EVICTED, Transaction
-from tenure.model import NodeConfig
+from tenure.model import DEFAULT_NODE, NodeConfig
 
 __all__ = [
     "alter_node",
@@ -32,6 +32,9 @@ _DELETE_SEMAPHORE = (
     "DELETE FROM semaphores WHERE node = ? AND name = ?",
     "DELETE FROM contents WHERE node = ? AND name = ?",
 )
+
+_DEFAULT = 1
+"""Id of the default node."""
 
 
 def _columns(config: NodeConfig) -> tuple[float, float, str, str, str]:
@@ -88,6 +91,19 @@ def create_node(tx: Transaction, path: str, config: NodeConfig, exist_ok: bool) 
         "attach_consistency, rate_limiter_counters_mode, sessions) VALUES (?, ?, ?, ?, ?, ?, 0)",
         (path, *_columns(config)),
     )
+
+
+def restore_default(tx: Transaction) -> None:
+    """Create the default node again, which was deleted by hand, with what is on it."""
+    tx.execute(
+        "INSERT OR IGNORE INTO nodes VALUES (?, ?, 0, 0, 'unset', 'unset', 'unset', 0)",
+        (_DEFAULT, DEFAULT_NODE),
+    )
+
+
+def is_default_missing(tx: Transaction) -> bool:
+    """Return true if the default node was deleted by hand."""
+    return tx.execute("SELECT 1 FROM nodes WHERE id = ?", (_DEFAULT,)).fetchone() is None
 
 
 def alter_node(tx: Transaction, path: str, config: NodeConfig) -> None:

@@ -17,6 +17,7 @@ from tenure.engines.sqlite.expiry import (
     Attachment,
     Suspect,
     check_alive,
+    damage,
     session_over,
     suspects_in_queue,
     why_over,
@@ -30,6 +31,7 @@ __all__ = [
     "enqueue",
     "exists",
     "leave",
+    "mend",
     "remove_over",
     "remove_sessions",
     "settle",
@@ -114,6 +116,8 @@ def enqueue(
     granted = not (waits or tx.quarantined) and rules.fits(held, whole, count, limit)
     if not granted and timeout == 0:
         # A rejection is final, so it must not be caused by dead sessions and overdue waiters.
+        if not tx.quarantined:
+            mend(tx, [(node, name)])
         if _end_the_dead(tx, node, name) or _time_out_first(tx, node, name):
             return enqueue(tx, me, path, request_id, name, count, data, timeout, ephemeral)
         return _REFUSED
@@ -352,6 +356,40 @@ def _time_out_first(tx: Transaction, node: int, name: str) -> bool:
         return False
     time_out(tx)
     return True
+
+
+def mend(tx: Transaction, names: Iterable[tuple[int, str]]) -> None:
+    """Add substitutes for sessions and owners of queues that were deleted by hand.
+
+    Their programs may still consider leases held: at most for the longest recovery window after
+    their loops have stopped, for which a heartbeat thread renews for twice that time. Then the
+    substitutes expire.
+    """
+    for node, name in names:
+        found = damage(tx, node, name)
+        if found is None:
+            continue
+        missing = set(found.sessions)
+        if found.count:
+            tx.last_session_id += 1
+            missing.add(tx.last_session_id)
+            tx.execute(
+                "INSERT INTO requests VALUES (?, ?, ?, ?, 0, ?, ?, ?, NULL, ?)",
+                (
+                    *(node, name, found.first - 1, tx.last_session_id),
+                    _EPHEMERAL if found.count == EPHEMERAL_LIMIT else to_column(found.count),
+                    *(tx.now, tx.now, b""),
+                ),
+            )
+        for session in missing:
+            tx.execute(
+                "INSERT INTO sessions (id, node, recovery_window, liveness, attach_number, key, "
+                "contact, description) VALUES (?, ?, ?, 'process', 0, ?, ?, ?)",
+                (
+                    *(session, node, 3 * tx.longest_window, b"", tx.now),
+                    "a holder whose records were deleted",
+                ),
+            )
 
 
 def remove_over(tx: Transaction, suspects: Iterable[Suspect]) -> bool:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines._kit.session import SessionBase
-from tenure.engines.contract import Answer, Attach, Enqueued, Place, SessionEvents, Withdrawn
+from tenure.engines.contract import (
+    Answer,
+    Attach,
+    Enqueued,
+    Place,
+    Removal,
+    SessionEvents,
+    Withdrawn,
+)
 from tenure.engines.sqlite import nodes, requests, sessions
 from tenure.engines.sqlite.descriptions import SqliteDescriptions
 from tenure.engines.sqlite.expiry import Attachment
@@ -79,6 +87,8 @@ class SqliteSession(SessionBase):
     Attributes:
         me: its id and attach number, which identify this attachment in the store.
         pending: the ids of requests whose places are not known yet.
+        owned: the ids of the requests that this program owns.
+        looked_at: when the store was last read for them.
         known: the ids of the requests at a takeover; events of other requests are older than the
             takeover. ``None`` for a new session.
     """
@@ -100,6 +110,8 @@ class SqliteSession(SessionBase):
         self.me = (number, self.attach_number)
         self.slot = slot
         self.pending: set[int] = set()
+        self.owned: set[int] = set()
+        self.looked_at = engine.clock.now()
         self.known: set[int] | None = set() if self.taken_over else None
         self._engine = engine
         self._do = engine.store.committer.do
@@ -169,6 +181,7 @@ class SqliteSession(SessionBase):
             return
         requests = [each.request for each in found]
         self.known = {each.request_id for each in requests}
+        self.owned.update(each.request_id for each in requests if each.granted)
         for each, deadline in found:
             if not each.granted:
                 where = (self.node, each.name)
@@ -219,6 +232,21 @@ class SqliteSession(SessionBase):
         if not self.over:
             super().end(why)
             self._free_slot()
+
+    def compare(self, found: Collection[int] | None) -> None:
+        """Report what was deleted in the store, but not by a program.
+
+        Args:
+            found: the requests that the session owns there; ``None`` if it is not there itself.
+        """
+        if self.over:
+            return
+        if found is None:
+            self.end("its record was deleted in the store")
+            return
+        for request_id in self.owned.difference(found):
+            self.owned.discard(request_id)
+            self.events.removed(request_id, Removal.LAPSED)
 
     def _forget(self) -> None:
         super()._forget()
@@ -301,6 +329,8 @@ class SqliteSession(SessionBase):
         self, request_id: int, name: str, timeout: float | None, answer: Enqueued | None
     ) -> None:
         self.pending.discard(request_id)
+        if answer is not None and answer.place is Place.GRANTED:
+            self.owned.add(request_id)
         if answer is not None and answer.place is Place.WAITING and not self.over:
             assert answer.order_id is not None
             deadline = None if timeout is None else self._now() + timeout
@@ -332,6 +362,7 @@ class SqliteSession(SessionBase):
             self.check()
         if self.known is not None:
             self.known.discard(request_id)
+        self.owned.discard(request_id)
         self._monitor.waits_no_more(self.id, request_id)
         return self._do(requests.withdraw, self.me, self.path, request_id)
 

@@ -231,6 +231,11 @@ class Transaction:
             "SELECT last_order_id, last_session_id, last_news_id, watches, longest_window, "
             "quarantined_until, durable FROM meta"
         ).fetchone()
+        if counters is None:
+            raise EngineError(
+                f"{self._path} cannot be used: the row of its table 'meta' was deleted. Restore a "
+                "backup, or remove the file when no program uses it"
+            )
         (
             self.last_order_id,
             self.last_session_id,
