@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tenure.core import refusals, rules
@@ -39,7 +39,7 @@ __all__ = [
     "last_contact",
     "over_among",
     "over_in_queue",
-    "owned_by",
+    "requests_of",
     "session_over",
     "standing_before",
     "suspects_in_queue",
@@ -161,15 +161,15 @@ def check_alive(tx: Transaction, me: Attachment, path: str) -> None:
         raise session_over(tx, me, path)
 
 
-def owned_by(tx: Transaction, me: Attachment) -> Collection[int] | None:
-    """Return the requests that a session owns; ``None`` if it is not in the store."""
+def requests_of(tx: Transaction, me: Attachment) -> Mapping[int, bool] | None:
+    """Return whether a session owns each of its requests; ``None`` if it is not in the store."""
     row = tx.execute("SELECT attach_number FROM sessions WHERE id = ?", me[:1]).fetchone()
     if row is None or row[0] < me[1]:
         return None
     found = tx.execute(
-        "SELECT hold FROM requests WHERE session = ? AND granted_at IS NOT NULL", me[:1]
+        "SELECT hold, granted_at IS NOT NULL FROM requests WHERE session = ?", me[:1]
     )
-    return {request_id for (request_id,) in found}
+    return {request_id: bool(granted) for request_id, granted in found}
 
 
 class Damage(NamedTuple):
@@ -177,12 +177,12 @@ class Damage(NamedTuple):
 
     Attributes:
         sessions: the ids of its sessions that are not in the store.
-        count: what is held of it by requests that are not in the store.
+        held: what is held of it by requests that are not in the store.
         first: the order id of its first request.
     """
 
     sessions: Collection[int]
-    count: int
+    held: int
     first: int
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from tenure.background import BackgroundTimer, Failures
-from tenure.engines.sqlite import expiry, requests, sessions
+from tenure.engines.sqlite import expiry, requests, schema, sessions
 from tenure.engines.sqlite.delivery import EventDelivery
 from tenure.engines.sqlite.expiry import Attachment, over_among, standing_before
 from tenure.engines.sqlite.notifier import ProcessWatch
@@ -139,6 +139,10 @@ class Monitor:
             heapify(self._deadlines)
         self.tick_by(deadline)
 
+    def waiting_of(self, session: int) -> Collection[int]:
+        """Return the waiting requests of a session."""
+        return tuple(self._waiting_of.get(session, ()))
+
     def waits_no_more(self, session: int, request_id: int) -> None:
         """Remove a request that no longer waits."""
         waited = self._waiting.pop((session, request_id), None) is not None
@@ -181,7 +185,7 @@ class Monitor:
         """Remove an attachment that has ended."""
         if self.delivery.sessions.get(session.id) is session:
             del self.delivery.sessions[session.id]
-            for request_id in tuple(self._waiting_of.get(session.id, ())):
+            for request_id in self.waiting_of(session.id):
                 self.waits_no_more(session.id, request_id)
 
     # The tick
@@ -214,6 +218,11 @@ class Monitor:
         self._report_stall(now)
         if self._are_files_in_place() and self._store.tx.ready:  # else nothing waits for anything
             with self._store.reading() as tx:
+                if missing := schema.missing(tx.connection):
+                    why = f"{self._store.address.path} cannot be used: {missing}"
+                    for session in list(self.delivery.sessions.values()):
+                        session.end(why)
+                    return
                 self.delivery.read(tx)
                 participants, silent = self._find_suspects(tx, now)
                 overdue = self._find_overdue(tx, now)
@@ -296,7 +305,12 @@ class Monitor:
         for session in self.delivery.sessions.values():
             if now - session.looked_at >= session.window / 3 and session.early is None:
                 session.looked_at = now
-                self._store.loop.call_soon(session.compare, expiry.owned_by(tx, session.me))
+                found = expiry.requests_of(tx, session.me)
+                if found is None:
+                    why = "its record was deleted in the store"
+                    self._store.loop.call_soon(session.end, why)
+                elif missing := session.missing_in(found):
+                    self._store.loop.call_soon(session.lapsed, missing)
 
     def _find_damaged(self, tx: Transaction, now: float) -> list[Name]:
         """Return the queues here of which records were deleted by hand."""

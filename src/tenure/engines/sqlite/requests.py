@@ -370,14 +370,14 @@ def mend(tx: Transaction, names: Iterable[tuple[int, str]]) -> None:
         if found is None:
             continue
         missing = set(found.sessions)
-        if found.count:
+        if found.held:
             tx.last_session_id += 1
             missing.add(tx.last_session_id)
             tx.execute(
                 "INSERT INTO requests VALUES (?, ?, ?, ?, 0, ?, ?, ?, NULL, ?)",
                 (
                     *(node, name, found.first - 1, tx.last_session_id),
-                    _EPHEMERAL if found.count == EPHEMERAL_LIMIT else to_column(found.count),
+                    _EPHEMERAL if found.held == EPHEMERAL_LIMIT else to_column(found.held),
                     *(tx.now, tx.now, b""),
                 ),
             )

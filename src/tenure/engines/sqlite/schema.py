@@ -43,6 +43,7 @@ __all__ = [
     "is_busy",
     "is_damage",
     "is_ready",
+    "missing",
     "to_column",
     "upgrade",
 ]
@@ -290,6 +291,20 @@ def create(connection: sqlite3.Connection, path: str) -> None:
     connection.execute(
         "INSERT INTO meta VALUES (1, '', 0, 0, 0, 0, 0, ?, 0, 0, 0, 0)", (secrets.token_hex(16),)
     )
+
+
+def missing(connection: sqlite3.Connection) -> str:
+    """Return which table, or row of the table `meta`, was deleted; empty if none was."""
+    try:
+        found = connection.execute(
+            "SELECT (SELECT count(*) FROM meta), (SELECT 1 FROM nodes, participants, sessions, "
+            "semaphores, contents, requests, watches, news LIMIT 0)"
+        ).fetchone()
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("no such table"):
+            raise
+        return str(error)
+    return "" if found[0] else "the row of the table meta was deleted"
 
 
 def upgrade(connection: sqlite3.Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -53,6 +53,8 @@ class _Monitor(Protocol):
     def waits_until(self, session: int, request_id: int, deadline: float, /) -> None: ...
 
     def waits_no_more(self, session: int, request_id: int, /) -> None: ...
+
+    def waiting_of(self, session: int, /) -> Collection[int]: ...
 
 
 class _Engine(Protocol):
@@ -233,20 +235,26 @@ class SqliteSession(SessionBase):
             super().end(why)
             self._free_slot()
 
-    def compare(self, found: Collection[int] | None) -> None:
-        """Report what was deleted in the store, but not by a program.
+    def missing_in(self, found: Mapping[int, bool]) -> Collection[int]:
+        """Return the requests that this program knows, and the store does not.
 
         Args:
-            found: the requests that the session owns there; ``None`` if it is not there itself.
+            found: the requests of the session in the store, and whether it owns them.
         """
-        if self.over:
-            return
-        if found is None:
-            self.end("its record was deleted in the store")
-            return
-        for request_id in self.owned.difference(found):
-            self.owned.discard(request_id)
-            self.events.removed(request_id, Removal.LAPSED)
+        waiting = self._monitor.waiting_of(self.id)
+        return {
+            *(each for each in self.owned if not found.get(each)),
+            *(each for each in waiting if each not in found),
+        }
+
+    def lapsed(self, requests: Collection[int]) -> None:
+        """Report requests that were deleted by hand, unless events have had another reason."""
+        for request_id in requests:
+            known = request_id in self.owned or request_id in self._monitor.waiting_of(self.id)
+            if known and not self.over:
+                self.owned.discard(request_id)
+                self._monitor.waits_no_more(self.id, request_id)
+                self.events.removed(request_id, Removal.LAPSED)
 
     def _forget(self) -> None:
         super()._forget()

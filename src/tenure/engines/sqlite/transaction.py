@@ -233,7 +233,7 @@ class Transaction:
         ).fetchone()
         if counters is None:
             raise EngineError(
-                f"{self._path} cannot be used: the row of its table 'meta' was deleted. Restore a "
+                f"{self._path} cannot be used: {schema.missing(self.connection)}. Restore a "
                 "backup, or remove the file when no program uses it"
             )
         (
