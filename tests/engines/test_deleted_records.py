@@ -375,3 +375,50 @@ async def test_a_new_program_grants_nothing_that_is_still_held(kind: Kind) -> No
             ):
                 assert not scene.lease.held
                 assert not scene.waiting.done() or scene.waiting.exception() is not None
+
+
+SLOTS = (
+    Kind("sqlite", "the request", rows("DELETE FROM requests WHERE order_id = {token}")),
+    Kind("sqlite", "the session", rows("DELETE FROM sessions WHERE id = {session}")),
+    Kind("redis", "the request", redis_command("HDEL", "{P}m:/default:gpu", "{token}")),
+    Kind("redis", "the session", redis_command("DEL", "{P}s:{session}")),
+    Kind("redis", "the waiters", redis_command("DEL", "{P}w:/default:gpu"), kept=True),
+    Kind("etcd", "the session", etcd_keys("{P}s/:default/{session}")),
+    Kind("etcd", "the request", etcd_keys("{P}q/:default/gpu/r/{session}")),
+    Kind("postgresql", "the request", sql("DELETE FROM {S}.requests WHERE order_id = {token}")),
+    Kind("postgresql", "the session", sql("DELETE FROM {S}.sessions WHERE id = {session}")),
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", parameters(SLOTS))
+async def test_a_slot_that_is_deleted_passes_on_and_the_other_one_is_kept(kind: Kind) -> None:
+    with a_store(kind.engine) as url:
+        async with (
+            tenure.connect(url) as one,
+            tenure.connect(url) as other,
+            tenure.connect(url) as third,
+            other.session(recovery_window=WINDOW) as second,
+            third.session(recovery_window=WINDOW) as last,
+        ):
+            first = await one.session(recovery_window=WINDOW)  # its end cancels no block
+            await first.semaphore("gpu").create(limit=3)
+            lease = await first.semaphore("gpu").acquire(2)
+            kept = await second.semaphore("gpu").acquire(1)
+            waiting = asyncio.ensure_future(last.semaphore("gpu").acquire(2))
+            async with asyncio.timeout(PATIENCE):
+                while not (await last.semaphore("gpu").describe(waiters=True)).waiters:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                kind.delete(Place(url, first.id, lease.fencing_token))
+                if kind.kept:
+                    await lease.release()
+                else:
+                    await lease.wait_lost()
+                later = await waiting
+                assert not lease.held
+                assert kept.held
+                found = await last.semaphore("gpu").describe(owners=True, waiters=True)
+                assert (found.held, len(found.owners), len(found.waiters)) == (3, 2, 0)
+                await later.release()
+                await kept.release()
+                assert (await last.semaphore("gpu").describe()).held == 0
