@@ -33,7 +33,7 @@ from tests.engines.redis import servers as redis_servers
 from tests.engines.stores import a_file
 
 WINDOW = 1.5
-PATIENCE = 30.0
+PATIENCE = 45.0
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ KINDS = (
         *("postgresql", "DROP FUNCTION quarantine", sql("DROP FUNCTION {S}.quarantine")),
         unusable=True,
     ),
-    Kind("postgresql", "DROP SCHEMA", sql("DROP SCHEMA {S} CASCADE"), granted_again=True),
+    Kind("postgresql", "DROP SCHEMA", sql("DROP SCHEMA {S} CASCADE")),
 )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "connect_blocking",
     "cut",
     "greet",
+    "note_use",
     "open_connections",
     "reattach",
     "unless_silent",
@@ -46,6 +47,12 @@ _PASSING = frozenset({"40001", "40P01", "55P03", "57014"})  # conflicts, timeout
 _RETRIES = 6
 _MOST_TOKENS = 8
 """Tokens of a session that are remembered: a store that has lost data may have an earlier one."""
+
+_USE = "hashtext('tenure: programs')"
+"""First half of the advisory locks of programs, as SQL."""
+_DROPPED_WINDOW = 30.0
+"""Seconds for which holders may consider leases held whose schema was dropped, unless they have set
+longer recovery windows."""
 
 SETTINGS = b"""
     SELECT set_config(name, CASE setting WHEN '0' THEN '2s' WHEN 'on' THEN 'off'
@@ -253,7 +260,12 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
                 f"{address.url} cannot be used: the schema {address.schema} is there, and is not "
                 "one of tenure's. Choose another one with ?schema=NAME, or drop it if it is empty"
             ) from error
-        await _create(opened.statements, address)
+        used = await _is_used(opened.statements, address.schema)
+        if await _create(opened.statements, address) and used:
+            await opened.statements.execute(
+                f"UPDATE {address.schema}.meta SET longest_window = {_DROPPED_WINDOW:g}; "  # noqa: S608
+                f"SELECT {address.schema}.data_was_restored()".encode()
+            )
         found = await opened.call(hello, address.relaxed, address.synchronous)
     version, epoch, left, reason, serves, *_ = found
     if remedy := schema.mismatch(version, serves):
@@ -264,7 +276,28 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
     return StoreState(epoch, left, reason)
 
 
-async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
+async def note_use(opened: OpenedConnections, schema: str) -> None:
+    """Show to a program that creates the schema again that this one may hold leases.
+
+    A lock outlives the schema, and ends with the connection.
+    """
+    if opened.notifications is not None:
+        await opened.notifications.execute(
+            f"SELECT pg_try_advisory_lock_shared({_USE}, hashtext('{schema}'))".encode()
+        )
+
+
+async def _is_used(connection: _Psycopg, schema: str) -> bool:
+    """Return whether a program is connected that has used a schema of this name."""
+    cursor = await connection.execute(
+        f"SELECT NOT pg_try_advisory_xact_lock({_USE}, hashtext('{schema}'))".encode()
+    )
+    row = await cursor.fetchone()
+    return row == (True,)
+
+
+async def _create(connection: _Psycopg, address: PostgresUrl) -> bool:
+    """Create the store; return false if another program has done so meanwhile."""
     try:
         await connection.execute(schema.creation(address.schema).encode())
     except psycopg.Error as error:
@@ -278,6 +311,8 @@ async def _create(connection: _Psycopg, address: PostgresUrl) -> None:
             ) from error
         if error.sqlstate not in schema.EXISTS:
             raise
+        return False
+    return True
 
 
 async def reattach(

@@ -26,6 +26,7 @@ from tenure.engines.postgresql.connecting import (
     OpenedConnections,
     SchemaDropped,
     greet,
+    note_use,
     open_connections,
     reattach,
     unless_silent,
@@ -247,6 +248,7 @@ class PostgresEngine(PostgresAdministration):
         except SchemaDropped as error:
             self._dropped(str(error))
             raise
+        await note_use(opened, self._address.schema)
         self._known.clear()
         self.quarantined(greeting.left, greeting.reason)
         self.channel = f"{'poll' if opened.notifications is None else 'tenure'}_{self._name}"
