@@ -879,9 +879,9 @@ BEGIN
         SELECT jsonb_object_agg(m.id, m.numbers) INTO lacking FROM (
             SELECT w ->> 0 AS id, jsonb_agg(abs(n::bigint)) AS numbers
             FROM jsonb_array_elements(who) w, jsonb_array_elements_text(w -> 2) n
-            WHERE NOT EXISTS (SELECT FROM :schema.requests y JOIN :schema.queues x ON x.id = y.queue
-                WHERE y.session = (w ->> 0)::bigint AND y.request_id = abs(n::bigint)
-                    AND (n::bigint < 0 OR y.order_id <= x.last_owner))
+            WHERE (SELECT n::bigint < 0 OR y.order_id <= x.last_owner  -- an index scan for each
+                FROM :schema.requests y JOIN :schema.queues x ON x.id = y.queue
+                WHERE y.session = (w ->> 0)::bigint AND y.request_id = abs(n::bigint)) IS NOT TRUE
             GROUP BY 1) m;
         who := (SELECT jsonb_agg(w) FROM jsonb_array_elements(who) w
             JOIN :schema.sessions s ON s.id = (w ->> 0)::bigint
