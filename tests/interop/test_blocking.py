@@ -12,7 +12,9 @@ import redis
 
 from tenure.errors import EngineError, InvalidArgument, Misuse, SessionClosed
 from tenure.interop import blocking
+from tenure.interop.dflockd import DistributedLock
 from tenure.interop.effect import LockLost, LockNotAcquired, recurs
+from tenure.interop.program import Program
 from tests.blocking.helpers import Thread
 
 
@@ -212,3 +214,21 @@ def test_an_interrupted_wait_leaves_nothing(
         with pytest.raises(SessionClosed):
             waiting.result()
     assert semaphore.current_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("redis://user:secret@cache:6380/0", "redis://cache:6380"),
+        ("unix:///run/redis.sock?password=secret", "unix:///run/redis.sock"),
+    ],
+)
+def test_a_connection_is_named_in_the_log_without_its_secrets(given: str, shown: str) -> None:
+    assert Program(given, {}).url == shown
+
+
+def test_a_lock_of_dflockd_is_named_in_the_log_by_its_servers() -> None:
+    lock = DistributedLock("nightly", servers=[("lock.example", 6388)], auth_token="secret")
+    assert lock.url.startswith("dflockd://")
+    assert "lock.example:6388" in lock.url
+    assert "secret" not in lock.url
