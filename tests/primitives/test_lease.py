@@ -13,6 +13,7 @@ import pytest
 
 import tenure
 from tenure import events
+from tenure._client.internals import check_enterable, enter_lease
 from tenure._client.lease import Lease
 from tenure.engines.contract import Enqueued, Place
 from tenure.errors import (
@@ -505,6 +506,17 @@ async def test_it_is_entered_once(world: World) -> None:
             assert lease.held
         with pytest.raises(Misuse, match="entered already"):
             await lease.__aenter__()
+
+
+async def test_of_two_threads_that_enter_it_one_gets_an_error(world: World) -> None:
+    async with world.client() as client, client.session() as session:
+        lease = await session.mutex("m").lock()
+        check_enterable(lease)
+        check_enterable(lease)
+        enter_lease(lease, this_task())
+        with pytest.raises(Misuse, match="entered already"):
+            enter_lease(lease, this_task())
+        await lease.__aexit__(None, None, None)
 
 
 async def test_one_that_is_over_cannot_be_entered(world: World) -> None:

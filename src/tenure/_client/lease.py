@@ -295,17 +295,24 @@ class Lease(AsyncHandle):
         request = self._request
         held = request.held
         if request.scope is not None:
-            raise Misuse(
-                f"the lease of {self.name!r} has been entered already; a lease is entered once",
-                node=self.node,
-                name=self.name,
-            )
+            raise self._entered_already()
         if not held:
             raise request.why_not_held()
+
+    def _entered_already(self) -> Misuse:
+        return Misuse(
+            f"the lease of {self.name!r} has been entered already; a lease is entered once",
+            node=self.node,
+            name=self.name,
+        )
 
     def _enter(self, task: asyncio.Task[object] | None = None) -> None:
         """Enter in that task; by default, in the session's current one."""
         request = self._request
+        try:
+            del request.unentered
+        except AttributeError:
+            raise self._entered_already() from None
         request.scope = scope = Scope(request)
         scope.enter(task or asyncio.current_task(request.session.loop))
 

@@ -79,6 +79,8 @@ class Request:
         order_id: its place in the store's order, once it is known.
         state: its state (`request_states`).
         scope: the block of its lease, once entered.
+        unentered: deleted to enter the block. Of two threads that do so, one gets an error, and no
+            lock is left held if one of them is interrupted.
         slots: the slots of its lease, if it has any.
         loss: the error of its loss.
         why_gone: the reason why it was not granted.
@@ -99,6 +101,7 @@ class Request:
         "session",
         "slots",
         "state",
+        "unentered",
         "why_gone",
     )
 
@@ -119,6 +122,7 @@ class Request:
         self.sent_at = self.granted_at = 0.0
         self.state = SENT
         self.patient = False
+        self.unentered = True
         self.order_id = self.scope = self.slots = self.loss = self.why_gone = None
         self._waiters: tuple[asyncio.Future[None], ...] = ()
 
