@@ -201,7 +201,7 @@ def method(wrapper: Wrapper, member: Function) -> str:
     assert text, f"{wrapper.name}.{member.name} has no docstring"
     words = dedent("        " + documentation(text)).rstrip()
     comment = indent(f'"""{words}' + ('\n"""' if "\n" in words else '"""'), "    ")
-    decorator = "@property\n" if is_property else ""
+    decorator = "@property\n" if is_property else decorators(body)
     signature = f"{decorator}def {name}({ast.unparse(member.args)}) -> {here}:"
     return f"{signature}\n{comment}\n{indent(body, '    ')}"
 
@@ -231,6 +231,12 @@ def call(wrapper: Wrapper, member: Function, rule: str, *, gives: bool) -> str:
         return f"return {direct}"
     way = "release" if member.name in RELEASING else "call"
     return f"{'return ' if gives else ''}self._portal.{way}({target}{passed})"
+
+
+def decorators(body: str) -> str:
+    """Return what makes a method with that body safe from interruptions."""
+    way = body.removeprefix("return ").removeprefix("self._portal.").partition("(")[0]
+    return {"obtain": "@obtaining\n", "release": "@releasing\n"}.get(way, "")
 
 
 def arguments(member: Function) -> list[str]:

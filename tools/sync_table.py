@@ -151,7 +151,7 @@ from tenure._client import runs as async_runs
 from tenure.blocking.blocks import LeaseBlock, TicketBlock, undo_acquire
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import Watch
-from tenure.blocking.wrapper import SyncWrapper, wrap
+from tenure.blocking.wrapper import SyncWrapper, obtaining, releasing, wrap
 from tenure.errors import LeaseLost
 from tenure.model import Leader, SemaphoreDescription
 """,
@@ -182,7 +182,7 @@ from tenure._client import semaphore as async_semaphore
 from tenure.blocking.blocks import undo_acquire, abandon_ticket, optional
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, obtaining
 from tenure.model import MutexHolder, SemaphoreDescription
 """,
         (
@@ -201,6 +201,7 @@ from tenure.model import MutexHolder, SemaphoreDescription
         """
 from tenure._client.session_states import SessionState
 from tenure.blocking.blocks import SessionBlock
+from tenure.blocking.wrapper import releasing
 from tenure.model import Recovered
 """,
         (
@@ -219,7 +220,7 @@ from tenure.model import Recovered
 from typing import Any
 from tenure._client import session as async_session
 from tenure.blocking.blocks import undo_acquire, optional
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, obtaining
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
@@ -252,6 +253,7 @@ from tenure.blocking.attempts import Attempts
 from tenure.blocking.blocks import abandon_session
 from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
+from tenure.blocking.wrapper import obtaining
 from tenure.clock import Clock
 from tenure.model import DEFAULT_NODE, Capabilities, NodeConfig, NodeDescription
 from tenure.model import SemaphoreDescription, SessionDescription
@@ -275,6 +277,7 @@ from typing import TypeVar
 from tenure import events as async_events
 from tenure._client import watch as async_watch
 from tenure.blocking.blocks import Stream
+from tenure.blocking.wrapper import releasing
 from tenure.events import Event
 """,
         (
@@ -295,6 +298,7 @@ from tenure.events import Event
 from typing import TypeVar
 from tenure import recipes as async_recipes
 from tenure.blocking.blocks import Stream
+from tenure.blocking.wrapper import releasing
 from tenure.recipes import Change
 """,
         (
@@ -314,7 +318,7 @@ from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States
 from tenure.blocking.session import Session
-from tenure.blocking.wrapper import SyncWrapper, made_from
+from tenure.blocking.wrapper import SyncWrapper, made_from, obtaining
 from tenure.recipes import Codec, Endpoint, Member, json_codec
 """,
         (

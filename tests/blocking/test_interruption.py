@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import _thread
-import dis
+import ctypes
 import inspect
-import itertools
+import operator
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -22,6 +24,8 @@ from tenure.blocking.portal import Portal
 from tenure.blocking.worker import Call
 from tenure.errors import EngineError, LeaseReleased
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
+from tests.blocking.interrupting import OPERATIONS, interrupt_everywhere
+from tests.engines.stores import BY_NAME
 from tests.guarantees import MEMORY, guarantee
 
 
@@ -92,11 +96,11 @@ class Alarms:
 
     def __init__(self) -> None:
         self.armed = False
-        self._begins = first_try(Portal._call)
+        self._begins = first_try(Portal._carry_out)
 
     def handle(self, _: int, frame: FrameType | None) -> None:
         while self.armed and frame is not None:
-            if frame.f_code is Portal._call.__code__ and frame.f_lineno > self._begins:
+            if frame.f_code is Portal._carry_out.__code__ and frame.f_lineno > self._begins:
                 self.armed = False
                 raise Alarm
             frame = frame.f_back
@@ -196,189 +200,130 @@ def no_loop_is_left() -> bool:
     return "tenure-blocking" not in [thread.name for thread in threading.enumerate()]
 
 
-TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
+@guarantee("cancelled", "nothing leaks", on=MEMORY)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_exception_at_any_instruction_leaves_nothing_behind(operation: str) -> None:
+    with BY_NAME["memory"].make().empty() as url:
+        assert interrupt_everywhere(operation, url) > 100
 
 
-class Interruption:
-    """Ctrl-C at the n-th moment of what functions do that have come to their first ``try``.
-
-    The moments are those in which Python looks for signals: when a function begins, after a call
-    and on the way back in a loop.
-
-    Attributes:
-        struck: whether there were so many.
-    """
-
-    def __init__(self, moment: int, *functions: Callable[..., object]) -> None:
-        self.struck = False
-        self._left = moment
-        self._last: dict[FrameType, str] = {}
-        self._begins = {each.__code__: first_try(each) for each in functions}
-        self._inside: FrameType | None = None
-
-    @contextmanager
-    def expected(self) -> Iterator[None]:
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        try:
-            yield
-        except KeyboardInterrupt:
-            assert self.struck
-        finally:
-            sys.settrace(before)
-            self._last.clear()
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> TraceFunction:
-        frame.f_trace_opcodes = True
-        begins = self._begins.get(frame.f_code)
-        if self._inside is None and begins is not None and frame.f_lineno > begins:
-            self._inside = frame
-        if event == "return" and frame is self._inside:
-            self._inside = None
-        elif self._inside is not None and self._looks_for_signals(frame, event):
-            self._left -= 1
-            if self._left == 0:
-                self.struck = True
-                raise KeyboardInterrupt
-        return self._trace
-
-    def _looks_for_signals(self, frame: FrameType, event: str) -> bool:
-        if not frame.f_globals["__name__"].startswith("tenure.") or in_finalizer(frame):
-            return False  # an interruption of a finalizer is printed, and lost
-        if event != "opcode":
-            return event == "call"
-        before = self._last.get(frame, "")
-        self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-        return before.startswith(("CALL", "JUMP_BACKWARD"))
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_exception_at_some_instructions_leaves_nothing_on_sqlite(
+    operation: str, tmp_path: Path
+) -> None:
+    interrupt_everywhere(operation, f"sqlite:///{tmp_path / 'x.db'}", first=3, step=11)
 
 
-def in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("engine", ["sqlite", "redis", "postgresql", "etcd", "tenure"])
+def test_an_exception_at_any_instruction_leaves_nothing_on_any_engine(
+    engine: str, operation: str
+) -> None:
+    with BY_NAME[engine].make().empty() as url:
+        interrupt_everywhere(operation, url)
 
 
-def at_each_moment(*functions: Callable[..., object]) -> Iterator[Interruption]:
-    """Interruptions at the first moment, the second, the third, and so on to the last."""
-    for moment in itertools.count(1):
-        interruption = Interruption(moment, *functions)
-        yield interruption
-        if not interruption.struck:
-            assert moment > 10
-            return
+@pytest.mark.parametrize("after", [2, 17])
+@pytest.mark.parametrize(
+    "operation", ["mutex.lock()", "lease.release()", "with lease", "session.close()"]
+)
+def test_a_second_exception_leaves_nothing_behind(operation: str, after: int) -> None:
+    with BY_NAME["memory"].make().empty() as url:
+        interrupt_everywhere(operation, url, step=3, after=after)
 
 
-def held_by_a_lease(client: blocking.Client) -> Callable[[], object]:
-    return client.mutex("a").lock().release
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_second_exception_at_any_distance_leaves_nothing_behind(operation: str) -> None:
+    for after in range(1, 150):
+        with BY_NAME["memory"].make().empty() as url:
+            interrupt_everywhere(operation, url, first=1 + after % 3, step=3, after=after)
 
 
-def held_by_a_block(client: blocking.Client) -> Callable[[], object]:
+def pressed_before(call: Callable[[], object]) -> None:
+    """Call a function while Ctrl-C has been pressed: Python looks for it when that begins."""
+    with handling(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        # No instruction of Python is executed between the two.
+        list(map(operator.call, [_thread.interrupt_main, call]))
+
+
+def test_ctrl_c_as_a_release_begins_does_not_stop_it(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
     lease = client.mutex("a").lock()
-    lease.__enter__()
-    return lambda: lease.__exit__(None, None, None)
-
-
-def held_by_a_ticket(client: blocking.Client) -> Callable[[], object]:
-    return client.semaphore("a").enqueue().withdraw
-
-
-def held_by_a_session(client: blocking.Client) -> Callable[[], object]:
+    pressed_before(lease.release)
+    assert is_free(eye, "a")
+    lease = client.mutex("a").lock().__enter__()
+    pressed_before(partial(lease.__exit__, None, None, None))
+    assert is_free(eye, "a")
+    lease = client.mutex("a").lock()
+    pressed_before(lease.__enter__)
+    assert is_free(eye, "a")
+    pool = client.semaphore("b")
+    pool.create(limit=1)
+    ticket = pool.enqueue()
+    pressed_before(ticket.__enter__)
+    assert is_free(eye, "b")
     session = client.session()
-    session.mutex("a").lock()
-    return session.close
+    lease = session.mutex("a").lock()
+    pressed_before(session.close)
+    assert is_free(eye, "a")
+    assert not lease.held
 
 
-def held_by_a_sessions_block(client: blocking.Client) -> Callable[[], object]:
-    session = client.session()
-    session.__enter__().mutex("a").lock()
-    return lambda: session.__exit__(None, None, None)
+def test_ctrl_c_as_the_client_closes_does_not_stop_it(url: str, eye: blocking.Client) -> None:
+    client = blocking.connect(url)
+    client.mutex("a").lock()
+    pressed_before(client.close)
+    assert is_free(eye, "a")
+
+
+def raise_in(thread: Thread[Any], error: type[BaseException]) -> None:
+    ident = ctypes.c_ulong(thread.ident)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(error)) == 1
+
+
+def test_an_exception_that_is_set_in_a_waiting_thread_ends_its_wait(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    with eye.mutex("a").lock():
+        thread = Thread(lambda: client.mutex("a").lock(timeout=60))
+        until(lambda: waiting(eye, "a") == 1)
+        raise_in(thread, Alarm)
+        with pytest.raises(Alarm):
+            thread.result()
+        assert waiting(eye, "a") == 0
 
 
 @guarantee("cancelled", "nothing leaks", on=MEMORY)
-@pytest.mark.parametrize(
-    "take",
-    [
-        held_by_a_lease,
-        held_by_a_block,
-        held_by_a_ticket,
-        held_by_a_session,
-        held_by_a_sessions_block,
-    ],
-)
-def test_what_gives_back_does_so_at_whatever_moment_it_is_interrupted(
-    client: blocking.Client,
-    eye: blocking.Client,
-    take: Callable[[blocking.Client], Callable[[], object]],
+def test_exceptions_that_are_set_in_a_working_thread_leave_nothing_behind(
+    client: blocking.Client, eye: blocking.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if take is held_by_a_ticket:
-        client.semaphore("a").create(limit=1)
+    mutex = client.mutex("a")
+    begun = threading.Event()
 
-    def check_that_it_is_free() -> None:
-        if take is held_by_a_ticket:
-            eye.semaphore("a").acquire(timeout=10).release()
-        else:
-            eye.mutex("a").lock(timeout=10).release()
+    def work() -> None:
+        while True:
+            with mutex.lock(timeout=5):
+                begun.set()
 
-    for interruption in at_each_moment(Portal._call):
-        release = take(client)
-        with interruption.expected():
-            release()
-        check_that_it_is_free()
-
-
-def test_the_first_call_of_a_thread_gives_back_at_whatever_moment_it_is_interrupted(
-    client: blocking.Client, eye: blocking.Client
-) -> None:
-    for interruption in at_each_moment(Portal._call):
-        lease = client.mutex("a").lock()
-
-        def release(
-            interruption: Interruption = interruption, lease: blocking.Lease = lease
-        ) -> None:
-            with interruption.expected():
-                lease.release()
-
-        Thread(release).result()
-        eye.mutex("a").lock(timeout=10).release()
-
-
-def test_a_lease_is_given_back_at_whatever_moment_its_entering_is_interrupted(
-    client: blocking.Client, eye: blocking.Client
-) -> None:
-    for interruption in at_each_moment(blocking.Lease.__enter__):
-        lease = client.mutex("a").lock()
-        with interruption.expected():
-            lease.__enter__()
-        if not interruption.struck:
-            assert lease.held
-            lease.__exit__(None, None, None)
-        eye.mutex("a").lock(timeout=10).release()
-    with client.mutex("a").lock() as lease:  # nothing around it is lost
-        lease.check()
-
-
-def test_a_client_is_closed_at_whatever_moment_its_closing_is_interrupted(url: str) -> None:
-    for interruption in at_each_moment(Portal._call, Portal.let_go):
-        client = blocking.connect(url)
-        lease = client.mutex("a").lock()
-        with interruption.expected():
-            client.close()
-        until(no_loop_is_left)
-        assert not is_held(lease)
-        with blocking.connect(url) as another:
-            another.mutex("a").lock(timeout=10).release()
-
-
-def test_a_client_is_served_or_not_at_whatever_moment_its_beginning_is_interrupted(
-    url: str,
-) -> None:
-    for interruption in at_each_moment(Portal.serve):
-        with interruption.expected():
-            blocking.connect(url).close()
-        if interruption.struck:
-            until(no_loop_is_left)
-        with blocking.connect(url) as another:
-            another.mutex("a").lock(timeout=10).release()
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)  # Python loses one in a finalizer
+    for _ in range(50):
+        begun.clear()
+        thread = Thread(work)
+        begun.wait()
+        raise_in(thread, Alarm)
+        while thread.running:
+            if lost:
+                lost.clear()
+                raise_in(thread, Alarm)
+        with pytest.raises(Alarm):
+            thread.result()
+        assert is_free(eye, "a")
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -84,7 +84,7 @@ def enter_lease(lease: Lease, task: asyncio.Task[object] | None) -> None:
 def leave_ticket(ticket: Ticket[Any]) -> None:
     """Leave the block of a ticket, if it was entered."""
     scope = ticket._scope
-    if scope is not None:
+    if scope is not None and scope.task is not None:
         scope.exit(None)
 
 

@@ -77,7 +77,7 @@ class Scope:
         self._task = None
         self.owner = None  # breaks a reference cycle
         around = self.around
-        if task.tenure_scope is self:
+        if getattr(task, "tenure_scope", None) is self:  # a thread may be interrupted as it enters
             task.tenure_scope = around
         else:
             self._step_out(task)

@@ -7,7 +7,7 @@ from types import TracebackType
 from tenure._client import sessions as async_sessions
 from tenure.blocking.blocks import abandon_session
 from tenure.blocking.session import Session
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, obtaining, releasing
 
 __all__ = ["Attempt", "Attempts"]
 
@@ -34,10 +34,12 @@ class Attempt(SyncWrapper[async_sessions.Attempt]):
 
     __slots__ = ()
 
+    @obtaining
     def __enter__(self) -> Session:
         """Attach a session and return it."""
         return self._portal.obtain(Session, abandon_session, self._wrapped.__aenter__)
 
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -25,8 +24,9 @@ from tenure._client.internals import (
     request_of,
     session_core,
 )
+from tenure.blocking.covered import covered
 from tenure.blocking.portal import Portal
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, insist, obtaining, releasing
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import LeaseLost, TenureError
 
@@ -46,9 +46,6 @@ A = TypeVar("A")
 L = TypeVar("L")
 R = TypeVar("R")
 T = TypeVar("T")
-
-# If two threads enter one lease, one gets an error. A signal handler may enter one, too.
-_entering = threading.RLock()
 
 
 def as_it_is(_portal: Portal, given: T) -> T:
@@ -71,7 +68,7 @@ def abandon_ticket(ticket: async_ticket.Ticket[Any]) -> None:
 def abandon_session(session: async_session.SessionHandle, *, detach: bool = False) -> None:
     """Undo attaching a session, or entering it."""
     core = session_core(session)
-    if core.scope is not None:
+    if core.scope is not None and core.scope.task is not None:
         core.scope.exit(None)
     core.close_soon(detach=detach)
 
@@ -151,29 +148,35 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         """
         return self._portal.call(_wait_lost, self._wrapped, timeout_seconds(timeout))
 
+    @covered
     def __enter__(self) -> Self:
         """Enter the lease, like ``async with``; a lost lease raises its loss."""
-        portal, wrapped, may_enter = self._portal, self._wrapped, False
         try:
-            portal.check_caller()
-            portal.check_blocks()
-            task = portal.task()
-            with _entering:
-                check_enterable(wrapped)
-                may_enter = True
-                enter_lease(wrapped, task)
+            self._enter()
             return self
         except TenureError:
             raise  # an error leaves the lease as it was
         except BaseException as interruption:
             # The block will not be left, because no thread has entered it.
-            scope = request_of(wrapped).scope
-            if scope is None or scope.task is None:
-                portal.release(wrapped.release)
-            elif may_enter:
-                portal.leave(wrapped.__aexit__, type(interruption), interruption, None)
+            insist(interruption, self._undo_entering, (interruption,))
             raise
 
+    def _enter(self) -> None:
+        portal = self._portal
+        portal.check_caller()
+        portal.check_blocks()
+        task = portal.task()
+        check_enterable(self._wrapped)
+        enter_lease(self._wrapped, task)
+
+    def _undo_entering(self, interruption: BaseException) -> None:
+        scope = request_of(self._wrapped).scope
+        if scope is None or scope.task is None:
+            self._portal.release(self._wrapped.release)
+        elif scope.task is self._portal.task():  # not one that another thread has entered
+            self._portal.leave(self._wrapped.__aexit__, type(interruption), interruption, None)
+
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -205,10 +208,19 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
         super().__init__(portal, wrapped)
         self._handle = handle
 
+    @covered
     def __enter__(self) -> Self:
         """Enter the block that owns the request."""
-        return self._portal.obtain(lambda *_: self, abandon_ticket, self._wrapped.__aenter__)
+        try:
+            self._portal.call(self._wrapped.__aenter__)
+            return self
+        except TenureError:
+            raise  # an error leaves the ticket as it was
+        except BaseException as interruption:
+            insist(interruption, self._portal.undo, (abandon_ticket, self._wrapped))
+            raise
 
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -224,10 +236,19 @@ class SessionBlock(SyncWrapper[async_session.SessionHandle]):
 
     __slots__ = ()
 
+    @covered
     def __enter__(self) -> Self:
         """Attach the session, unless it is attached."""
-        return self._portal.obtain(lambda *_: self, abandon_session, self._wrapped.__aenter__)
+        try:
+            self._portal.call(self._wrapped.__aenter__)
+            return self
+        except TenureError:
+            raise  # an error leaves the session as it was
+        except BaseException as interruption:
+            insist(interruption, self._portal.undo, (abandon_session, self._wrapped))
+            raise
 
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -260,6 +281,7 @@ class Stream(SyncWrapper["_AsyncStream[T]"], Generic[T]):
         """Enter the block that closes the stream at its end."""
         return self
 
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -273,6 +295,7 @@ class Stream(SyncWrapper["_AsyncStream[T]"], Generic[T]):
         """Return the stream itself."""
         return self
 
+    @obtaining
     def __next__(self) -> T:
         """Wait for the next item and return it."""
         wrapped = self._wrapped

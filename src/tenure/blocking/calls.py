@@ -13,6 +13,7 @@ from tenure.blocking.attempts import Attempts
 from tenure.blocking.blocks import abandon_session
 from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
+from tenure.blocking.wrapper import obtaining
 from tenure.clock import Clock
 from tenure.durations import Duration
 from tenure.model import (
@@ -65,6 +66,7 @@ class ClientCalls(Primitives):
         """
         return self._wrapped.guarantees
 
+    @obtaining
     def session(
         self,
         path: str = DEFAULT_NODE,

@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
 from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
+from tenure._client.client_core import ClientCore
 from tenure._client.internals import client_core
 from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
 from tenure._client.scope import note_failure
 from tenure._client.sessions import path_and_work
 from tenure.blocking.calls import ClientCalls
+from tenure.blocking.covered import covered
 from tenure.blocking.lease import Leadership
-from tenure.blocking.portal import the_portal
+from tenure.blocking.portal import Error, Kind, Portal, Trace, the_portal
 from tenure.blocking.session import Session
+from tenure.blocking.wrapper import insist, releasing
 from tenure.clock import Clock
 from tenure.durations import Duration
 from tenure.model import DEFAULT_NODE
@@ -60,9 +64,18 @@ def connect(
     portal = the_portal()
     portal.check_caller()
     wrapped = async_client.connect(url, clock=clock, identify=identify)
-    client = Client(portal, wrapped)
-    portal.serve(client_core(wrapped))
-    return client
+    return _served(Client(portal, wrapped), portal, client_core(wrapped))
+
+
+@covered
+def _served(client: Client, portal: Portal, core: ClientCore) -> Client:
+    """Have the background thread run until the client is closed."""
+    try:
+        portal.serve(core)
+        return client
+    except BaseException as error:
+        insist(error, portal.discard, (core,))
+        raise
 
 
 class Client(ClientCalls):
@@ -78,18 +91,23 @@ class Client(ClientCalls):
 
     __slots__ = ()
 
+    @covered
     def __enter__(self) -> Client:
         """Connect."""
         try:
             self._portal.call(self._wrapped.__aenter__)
+            return self
         except BaseException as error:
-            try:
-                self.close()
-            except Exception as failure:
-                note_failure(error, failure, f"closing the client of {self.url}")
+            insist(error, self._close_because, (error,))
             raise
-        return self
 
+    def _close_because(self, error: BaseException) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            note_failure(error, failure, f"closing the client of {self.url}")
+
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -97,11 +115,19 @@ class Client(ClientCalls):
         trace: TracebackType | None,
     ) -> None:
         """Close the client and its sessions."""
-        try:
-            self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
-        finally:
-            self._portal.let_go(client_core(self._wrapped))
+        portal = self._portal
 
+        async def leave(kind: Kind, error: Error, trace: Trace) -> None:
+            """Close the client at the end of the block."""
+            wrapped = self._wrapped
+            await portal.close(client_core(wrapped), partial(wrapped.__aexit__, kind, error, trace))
+
+        try:
+            portal.leave(leave, kind, error, trace)
+        finally:
+            portal.wait_for_end()
+
+    @releasing
     def close(self) -> None:
         """Close every session, then the connection. Safe to call twice, and when interrupted.
 
@@ -112,10 +138,11 @@ class Client(ClientCalls):
             EngineError: the store failed; it ends the sessions when their recovery windows have
                 passed.
         """
+        portal = self._portal
         try:
-            self._portal.release(self._wrapped.aclose)
+            portal.release(portal.close, client_core(self._wrapped), self._wrapped.aclose)
         finally:
-            self._portal.let_go(client_core(self._wrapped))
+            portal.wait_for_end()
 
     def run(
         self,

@@ -11,7 +11,7 @@ from tenure._client.loss import OnLoss
 from tenure.blocking.blocks import LeaseBlock, TicketBlock, undo_acquire
 from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import Watch
-from tenure.blocking.wrapper import SyncWrapper, wrap
+from tenure.blocking.wrapper import SyncWrapper, obtaining, releasing, wrap
 from tenure.durations import Duration
 from tenure.errors import LeaseLost
 from tenure.model import Leader, SemaphoreDescription
@@ -126,6 +126,7 @@ class Lease(LeaseBlock):
         """The loss of the lease, or ``None``. Reads the clock; safe from any thread."""
         return self._wrapped.loss
 
+    @releasing
     def release(self) -> None:
         """Release the lease. Safe to call twice; takes effect even when interrupted.
 
@@ -160,6 +161,7 @@ class Leadership(Lease):
         """
         self._portal.call(self._wrapped.proclaim, data)
 
+    @releasing
     def resign(self) -> None:
         """Stop leading; the next candidate leads. Safe to call twice.
 
@@ -249,6 +251,7 @@ class Ticket(TicketBlock[L], Generic[L]):
         """
         return self._handle(self._portal, self._portal.call(self._wrapped.wait, timeout))
 
+    @releasing
     def withdraw(self) -> None:
         """Leave the queue, or release the lease. Safe to call twice.
 
@@ -277,6 +280,7 @@ class Election(SyncWrapper[async_election.Election]):
         """1 to 1,024 bytes."""
         return self._wrapped.name
 
+    @obtaining
     def campaign(
         self,
         data: bytes = b"",

@@ -109,6 +109,8 @@ class LoopRunner:
 
     def start(self, call: Call | None = None) -> None:
         """Start the thread, unless it runs, or that call has ended: then nothing would end it."""
+        if self.thread is not None:
+            return
         with self._lock:
             if self.thread is not None or (call is not None and call.over):
                 return
@@ -125,30 +127,25 @@ class LoopRunner:
                     self._restore_interval()
                 raise
 
-    def stop_if_idle(self) -> LoopThread | None:
-        """End the thread if it is not needed; return the ending thread."""
+    def stop_if_idle(self) -> None:
+        """End the thread if it is not needed. On the loop, where no signal interrupts it."""
         with self._lock:
             thread = self.thread
             if thread is None:
-                return None
-            try:
-                # First: a call that is too late to be noticed then sees that no thread runs.
-                self.thread = None
-                if not self._needed():
-                    self._before = thread
-                    self._restore_interval()
-                    thread.ended = True
-            finally:  # even if this was interrupted
-                if thread.ended:
-                    self._loop.call_soon_threadsafe(self._loop.stop)
-                else:
-                    self.thread = thread
-            return thread if thread.ended else None
+                return
+            # First: a call that is too late to be noticed then sees that no thread runs.
+            self.thread = None
+            if self._needed():
+                self.thread = thread
+                return
+            self._before = thread
+            self._restore_interval()
+            thread.ended = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def ending(self) -> LoopThread | None:
         """Return the last thread, which may not have ended yet; ``None`` while one runs."""
-        with self._lock:
-            return self._before if self.thread is None else None
+        return self._before if self.thread is None else None
 
     def last(self) -> LoopThread | None:
         """Return the running thread, or the last one."""

@@ -32,6 +32,7 @@ from tenure import fork
 from tenure._client.scope import note_failure
 from tenure.background import BackgroundQueue, Failures
 from tenure.blocking.callers import check_event_loop, check_threads
+from tenure.blocking.covered import covered
 from tenure.blocking.loop_thread import Loop, LoopRunner
 from tenure.blocking.notifier import Notifier
 from tenure.blocking.worker import Call, WorkerTask, loss_around
@@ -46,10 +47,13 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_TIMEOUT", "Portal", "Served", "the_portal"]
+__all__ = ["EXIT_TIMEOUT", "Portal", "Served", "has_settled", "the_portal"]
 
 EXIT_TIMEOUT = 5.0
 """Longest time in seconds that the interpreter's exit waits for clients to close."""
+
+LAG = 0.01
+"""Seconds after which a closing thread checks again whether the loop is needed."""
 
 _log = logging.getLogger("tenure")
 
@@ -85,7 +89,7 @@ class Portal:
         self._inbox: deque[_Received] = deque()
         self._failures = Failures("taking a call into the event loop", _log)
         self._again = BackgroundQueue(self._loop, self._loop.time, self._receive, self._failures)
-        reminding = Failures("reminding the main thread", _log)
+        reminding = Failures("reminding the waiting threads", _log)
         self._workers = WorkerTasks(self._loop, self._finished, self._post, reminding)
         self._notifier = Notifier()
         self._loop.add_reader(self._notifier, self._notified)
@@ -94,32 +98,37 @@ class Portal:
     # The clients
 
     def serve(self, client: Served) -> None:
-        """Run the loop until that client is closed, and `let_go` is called."""
+        """Run the loop until that client is closed by `close`, or discarded."""
         self.check_caller()
-        try:
-            self._clients.add(client)
-            self._runner.start()
-        except BaseException:
-            self._discard(client)
-            raise
+        self._clients.add(client)
+        self._runner.start()
 
-    def let_go(self, client: Served) -> None:
-        """Forget a client that is closed, or being closed; with the last one the thread ends."""
-        closing = client.closing
-        if closing is None:
-            return
-        let_go = False
+    async def close(self, client: Served, close: Callable[[], Awaitable[T]]) -> T:
+        """Close a client by that function, and forget it; with the last one the thread ends."""
         try:
-            if closing.done():
-                self._discard(client)
-                let_go = True
-                # Also if the call that closed it has already ended the thread.
-                ended = self._runner.ending()
-                if ended is not None:
-                    ended.join()
+            return await close()
         finally:
-            if not let_go:  # this call, or the one that closes it, was interrupted
-                self._post(closing.add_done_callback, lambda _: self._discard(client))
+            closing = client.closing
+            if closing is not None:
+                if closing.done():
+                    self._discard(client)
+                else:  # this call was interrupted
+                    closing.add_done_callback(lambda _: self._discard(client))
+
+    def wait_for_end(self) -> None:
+        """Wait for the end of the thread, unless a client or a call needs it."""
+        while not self._is_needed():
+            # A caller may be awake before the loop has seen that it is not needed any more.
+            thread = self._runner.thread or self._runner.ending()
+            if thread is None:
+                return
+            thread.join(LAG)
+            if not thread.is_alive():
+                return
+
+    def discard(self, client: Served) -> None:
+        """Forget a client that was never used."""
+        self._post(self._discard, client)
 
     def _is_needed(self) -> bool:
         return bool(self._clients or self._calls)
@@ -145,7 +154,7 @@ class Portal:
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a coroutine function on the loop, and return its result."""
-        given: T = self._call(function, args, kwargs)
+        given: T = self._carry_out(Call(partial(function, *args, **kwargs)))
         return given
 
     def obtain(
@@ -159,6 +168,9 @@ class Portal:
     ) -> R:
         """Call like `call`, and undo the result if the caller will never get it.
 
+        Called in a method that is decorated with `tenure.blocking.wrapper.obtaining`, which claims
+        the result.
+
         Args:
             handle: converts the function's result for the caller.
             undo: called on the loop with the result, after an exception interrupted the wait.
@@ -166,8 +178,8 @@ class Portal:
             *args: its positional arguments.
             **kwargs: its keyword arguments.
         """
-        # No call stands between the end of `_call` and the caller: no signal is handled there.
-        given: R = self._call(function, args, kwargs, undo=undo, handle=handle)
+        call = Call(partial(function, *args, **kwargs), undo=undo)
+        given: R = self._carry_out(call, handle)
         return given
 
     def release(
@@ -175,10 +187,23 @@ class Portal:
     ) -> T:
         """Call like `call`, even inside the block of a lost lease.
 
-        It is begun even if an interruption occurs before the loop has received it.
+        Once begun it is carried out, whenever an interruption occurs.
         """
-        given: T = self._call(function, args, kwargs, releases=True)
+        given: T = self._carry_out(Call(partial(function, *args, **kwargs), releases=True))
         return given
+
+    def unclaimed(self) -> list[Call]:
+        """Return what the calling thread has obtained and its callers have not claimed yet."""
+        return self._workers.mine().unclaimed
+
+    def undo(self, undo: Callable[[T], object], obtained: T) -> None:
+        """Call a function that undoes something, after an exception interrupted a call."""
+
+        async def run() -> None:
+            """Undo it, in the form of a coroutine for the portal."""
+            undo(obtained)
+
+        self.release(run)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a plain function on the loop, for objects that belong to the loop."""
@@ -209,22 +234,15 @@ class Portal:
             note_failure(error, misuse, "leaving the block")
             return None
 
-    def _call(
+    @covered
+    def _carry_out(
         self,
-        function: Callable[..., Awaitable[Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        undo: Callable[[Any], object] | None = None,
+        call: Call,
         handle: Callable[[Portal, Any], Any] | None = None,
-        releases: bool = False,
+        worker: WorkerTask | None = None,  # for the handler, from the first instruction
     ) -> Any:
-        call: Call | None = None
-        worker: WorkerTask | None = None
-        given = None
         try:
             self.check_caller()
-            call = Call(partial(function, *args, **kwargs), undo=undo, releases=releases)
             mine = self._workers.mine()
             worker = mine.next()
             mine.free.remove(worker)
@@ -237,49 +255,71 @@ class Portal:
                 worker.notifier.wait()
             # The loop does so too, but perhaps later than a close looks for pending calls.
             self._calls.discard(call)
+            given = None
             if call.error is None:
                 given = call.result if handle is None else handle(self, call.result)
+                if call.undo is not None:
+                    mine.unclaimed.append(call)
             mine.free.append(worker)
-        except BaseException as interruption:
-            if releases and worker is None and self._may_call():
-                call = call or Call(partial(function, *args, **kwargs), releases=True)
-                worker = self._workers.mine().next()
-            if call is not None and worker is not None:
-                self._abandon(worker, call, interruption)
-                free = self._workers.mine().free
-                if worker not in free:
-                    free.append(worker)
-            raise
-        error = call.error
-        if error is None:
+            if call.error is not None:
+                raise call.error
             return given
-        try:
-            raise error
-        finally:
-            del call, error  # breaks a reference cycle with this frame
+        except BaseException as error:
+            if error is call.error:
+                call.error = None  # breaks a reference cycle with this frame
+            else:
+                self._settle(call, worker, error)
+            raise
 
-    def _abandon(self, worker: WorkerTask, call: Call, interruption: BaseException) -> None:
-        """Wait for the end of a call whose thread was interrupted."""
-        while call.settled is None or not call.settled.is_set():
-            try:
-                if call.settled is None:
-                    call.settled = threading.Event()
-                if call not in self._calls and not call.over:  # in this order: see `_finished`
-                    self._calls.add(call)
-                self._inbox.append((worker.abandon, call))  # does nothing the second time
-                self._notifier.notify()
-                self._runner.start()
-                call.settled.wait()
-            except BaseException as another:
-                # The first is already propagating, and leaves nothing behind.
+    @covered
+    def _settle(
+        self,
+        call: Call,
+        worker: WorkerTask | None,
+        interruption: BaseException,
+        another: BaseException | None = None,
+    ) -> None:
+        """Wait for the end of a call whose thread was interrupted, also if it is so again."""
+        try:
+            if another is not None:
                 interruption.add_note(f"and meanwhile: {another!r}")
-                if self._runner.thread is None:
-                    # No more threads can be started, as late in the interpreter's exit.
-                    call.over = True
-                    self._calls.discard(call)
-                    return
+            if worker is None and call.releases and self._may_call():
+                worker = self._workers.mine().next()
+            if worker is not None:
+                self._abandon(call, worker, interruption, another)
+        except BaseException as more:
+            # Nothing is called before this `try` has been entered again.
+            self._settle(call, worker, interruption, more)
+
+    def _abandon(
+        self,
+        call: Call,
+        worker: WorkerTask,
+        interruption: BaseException,
+        another: BaseException | None,
+    ) -> None:
+        mine = self._workers.mine()
+        if call in mine.unclaimed:
+            mine.unclaimed.remove(call)
+        if call.settled is None:
+            call.settled = threading.Event()
+        if not call.settled.is_set():
+            if call not in self._calls and not call.over:  # in this order: see `_finished`
+                self._calls.add(call)
+            self._inbox.append((worker.abandon, call))  # does nothing the second time
+            self._notifier.notify()
+            if self._runner.thread is None and isinstance(another, RuntimeError):
+                # No more threads can be started, as late in the interpreter's exit.
+                call.over = True
+                self._calls.discard(call)
+                return
+            self._runner.start()
+            call.settled.wait()
         if call.failure is not None:
-            interruption.add_note(f"and the release failed: {call.failure}")
+            failure, call.failure = call.failure, None
+            interruption.add_note(f"and the release failed: {failure}")
+        if worker not in mine.free:
+            mine.free.append(worker)
 
     def _may_call(self) -> bool:
         try:
@@ -372,6 +412,22 @@ class Portal:
     async def _end_workers(self) -> None:
         await asyncio.gather(*self._workers.stop(), *self._background)
 
+
+def has_settled(error: BaseException) -> bool:
+    """Return true if the portal has seen to the end of the call that raised an error.
+
+    That is, the error has passed through the portal's call, and was not raised in a signal handler
+    before that began. Use it in a handler of the function that made the call.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals["__name__"].startswith("tenure."):
+        if trace.tb_frame.f_code is _CARRY_OUT:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_CARRY_OUT = Portal._carry_out.__code__  # noqa: SLF001  the class is of this module
 
 _portal: Portal | None = None
 _making = threading.Lock()

@@ -9,7 +9,7 @@ from tenure._client.loss import OnLoss
 from tenure.blocking.blocks import abandon_ticket, optional, undo_acquire
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, obtaining
 from tenure.durations import Duration
 from tenure.model import MutexHolder, SemaphoreDescription
 
@@ -39,6 +39,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         """1 to 1,024 bytes."""
         return self._wrapped.name
 
+    @obtaining
     def lock(
         self,
         *,
@@ -74,6 +75,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             stop_time=stop_time,
         )
 
+    @obtaining
     def try_lock(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
@@ -229,6 +231,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         """Return the number of tokens held now. Raises as `describe`."""
         return self._portal.call(self._wrapped.count)
 
+    @obtaining
     def acquire(
         self,
         count: int = 1,
@@ -268,6 +271,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
             stop_time=stop_time,
         )
 
+    @obtaining
     def try_acquire(
         self,
         count: int = 1,
@@ -292,6 +296,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
             stop_time=stop_time,
         )
 
+    @obtaining
     def enqueue(
         self,
         count: int = 1,

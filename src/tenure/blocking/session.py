@@ -11,7 +11,7 @@ from tenure.blocking.blocks import optional, undo_acquire
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session_handle import SessionHandle
-from tenure.blocking.wrapper import SyncWrapper
+from tenure.blocking.wrapper import SyncWrapper, obtaining
 from tenure.durations import Duration
 from tenure.model import LastRun
 
@@ -42,6 +42,7 @@ class Primitives(SyncWrapper[Any]):
         """Return the election of that name on the session's node; a client's is on ``/default``."""
         return Election(self._portal, self._wrapped.election(name))
 
+    @obtaining
     def once(
         self,
         name: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tenure._client.session_states import SessionState
 from tenure.blocking.blocks import SessionBlock
+from tenure.blocking.wrapper import releasing
 from tenure.model import Recovered
 
 __all__ = ["SessionHandle"]
@@ -68,6 +69,7 @@ class SessionHandle(SessionBlock):
         """
         return self._wrapped.recovered
 
+    @releasing
     def close(self) -> None:
         """End the session: everything held through it is released, in one step.
 
@@ -81,6 +83,7 @@ class SessionHandle(SessionBlock):
         """
         self._portal.release(self._wrapped.aclose)
 
+    @releasing
     def detach(self) -> None:
         """Detach: the session keeps its requests until its recovery window has passed.
 

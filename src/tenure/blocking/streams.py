@@ -8,6 +8,7 @@ from typing import TypeVar
 from tenure import events as async_events
 from tenure._client import watch as async_watch
 from tenure.blocking.blocks import Stream
+from tenure.blocking.wrapper import releasing
 from tenure.events import Event
 
 __all__ = ["EventStream", "Watch"]
@@ -37,6 +38,7 @@ class Watch(Stream[T]):
 
     _wrapped: async_watch.Watch[T]
 
+    @releasing
     def close(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``for`` ends."""
         self._portal.release(self._wrapped.aclose)
@@ -54,6 +56,7 @@ class EventStream(Stream[Event]):
         """Number of events dropped because they were not read in time."""
         return self._wrapped.dropped
 
+    @releasing
     def close(self) -> None:
         """Stop listening. Safe to call twice; events in the stream can still be read."""
         self._portal.release(self._wrapped.aclose)

@@ -93,16 +93,14 @@ class WorkerTask:
 
     Args:
         finished: called with each call that has ended.
-        waits: called when the thread has to wait; ``None`` for a thread that handles no signals.
+        waits: called when the thread has to wait.
 
     Attributes:
         task: the task, after the first call.
         notifier: wakes the thread that waits for a pending call.
     """
 
-    def __init__(
-        self, finished: Callable[[Call], None], waits: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, finished: Callable[[Call], None], waits: Callable[[], None]) -> None:
         """Start without a task and without a call."""
         self.task: asyncio.Task[None] | None = None
         self.notifier = Notifier()
@@ -137,14 +135,13 @@ class WorkerTask:
         # The end of a block may have revoked a cancellation.
         self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
         self._rouse()
-        if self._waits is not None:
-            self._waits()
+        self._waits()
         if call.abandoned:
             self._cancel()
 
     def remind(self) -> bool:
-        """Wake a waiting thread that handles signals; return true if there is one."""
-        waits = self._waits is not None and self._call is not None
+        """Wake the thread if it waits; return whether it does."""
+        waits = self._call is not None
         if waits:
             self.notifier.notify()
         return waits

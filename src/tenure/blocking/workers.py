@@ -5,8 +5,9 @@ Rules:
 
 * A worker is created in the calling thread, and dismissed on the loop once the thread has ended.
 * Python handles a signal between two instructions of the main thread. A signal during a system call
-  interrupts the call, but a signal just before the call is handled only after it. So the waiting
-  main thread is woken every `REMINDER` seconds.
+  interrupts the call, but a signal just before the call is handled only after it. An exception that
+  another thread sets (``PyThreadState_SetAsyncExc``) interrupts no system call at all. So waiting
+  threads are woken every `REMINDER` seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tenure.blocking.worker import Call, WorkerTask
 __all__ = ["REMINDER", "ThreadWorkers", "WorkerTasks"]
 
 REMINDER = 1.0
-"""Seconds after which the waiting main thread checks for signals again."""
+"""Seconds after which a waiting thread checks for signals and exceptions again."""
 
 
 class ThreadWorkers:
@@ -33,6 +34,7 @@ class ThreadWorkers:
 
     Attributes:
         free: workers without a call; the last of them takes the next call.
+        unclaimed: calls that have obtained something, until their callers have it.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ThreadWorkers:
         self._retire = retire
         self._all: list[WorkerTask] = []
         self.free: list[WorkerTask] = []
+        self.unclaimed: list[Call] = []
 
     def next(self) -> WorkerTask:
         """Return the worker of the next call; it stays among the free ones."""
@@ -115,8 +118,7 @@ class WorkerTasks:
         return [worker.task for worker in self.all if worker.task is not None]
 
     def _new(self) -> WorkerTask:
-        in_main = threading.current_thread() is threading.main_thread()
-        worker = WorkerTask(self._finished, self._remind_later if in_main else None)
+        worker = WorkerTask(self._finished, self._remind_later)
         self.all.add(worker)
         return worker
 
@@ -133,7 +135,7 @@ class WorkerTasks:
             self._reminder.by(self._loop.time() + REMINDER)
 
     def _remind(self) -> None:
-        """Let the waiting main thread handle the signals that arrived as it began to wait."""
+        """Let waiting threads handle what arrived as they began to wait."""
         reminded = [worker for worker in self.all if worker.remind()]
         if reminded:
             self._remind_later()

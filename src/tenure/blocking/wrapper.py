@@ -6,23 +6,102 @@ method of the same name, through the portal if that method is awaited or uses st
 loop.
 
 ``make sync`` generates the wrappers' public methods from the asynchronous classes (`tools.sync`).
+
+Rules for an exception that a signal handler raises, or that another thread sets:
+
+* A method that releases something is decorated with `releasing`: the release is begun, even if
+  the exception arrives before its first instruction. It is raised once the release has ended.
+* A method that obtains something is decorated with `obtaining`: the exception is raised once it has
+  been undone, as long as the method has not returned.
+* The same holds for more exceptions meanwhile. Their handlers call nothing before they are inside
+  a ``try`` again (`tenure.blocking.covered`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from tenure._client.handles import Handle
-from tenure.blocking.portal import Portal
+from tenure.blocking.covered import covered, covered_to_the_end
+from tenure.blocking.portal import Portal, has_settled
+from tenure.blocking.worker import Call
 from tenure.errors import Misuse
 
-__all__ = ["SyncWrapper", "made_from", "wrap"]
+__all__ = ["SyncWrapper", "insist", "made_from", "obtaining", "releasing", "wrap"]
 
 _classes: dict[str, type[SyncWrapper[Any]]] = {}
 """The wrapper classes, by the names that they share with the asynchronous classes."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+
+
+def releasing(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method that releases: once called, it is begun, even if it is interrupted."""
+
+    @covered
+    @wraps(method)
+    def _call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as interruption:
+            insist(interruption, method, args, interruption)
+            raise
+
+    return _call
+
+
+def obtaining(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method that obtains: an interruption undoes what its caller will never get."""
+
+    @covered_to_the_end
+    @wraps(method)
+    def _call(*args: P.args, **kwargs: P.kwargs) -> R:
+        portal: Portal = args[0]._portal  # type: ignore[attr-defined]  # noqa: SLF001  its own class
+        unclaimed = portal.unclaimed()
+        before = len(unclaimed)  # a signal handler may have interrupted another such call
+        claimed = None
+        try:
+            given = method(*args, **kwargs)
+            claimed = unclaimed[before:]  # no signal is handled from here to the caller
+            del unclaimed[before:]
+            return given
+        except BaseException as interruption:
+            insist(interruption, _undo, (portal, unclaimed, before, claimed))
+            del unclaimed[before:]
+            raise
+
+    return _call
+
+
+@covered
+def insist(
+    interruption: BaseException,
+    method: Callable[..., object],
+    args: tuple[object, ...],
+    another: BaseException | None = None,
+    tries: int = 3,
+) -> None:
+    """Call a method that releases, and again if `another` exception interrupts that too early.
+
+    Too early is before the portal, which then sees to the end of the call, has received it.
+    """
+    try:
+        if another is not None and another is not interruption:
+            interruption.add_note(f"and meanwhile: {another!r}")
+        if tries and (another is None or not has_settled(another)):
+            method(*args)
+    except BaseException as more:
+        insist(interruption, method, args, more, tries - 1)
+
+
+def _undo(portal: Portal, unclaimed: list[Call], before: int, claimed: list[Call] | None) -> None:
+    for call in claimed or unclaimed[before:]:
+        if call.undo is not None:
+            portal.undo(call.undo, call.result)
 
 
 class SyncWrapper(Handle, Generic[T]):

@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from tenure.blocking.blocks import as_it_is
 from tenure.blocking.portal import Portal, the_portal
+from tenure.blocking.wrapper import obtaining, releasing
 from tenure.errors import Misuse, SessionClosed
 from tenure.interop import exclusive_lock as async_lock
 from tenure.interop.effect import permits as async_permits
@@ -57,8 +58,12 @@ def connect(url: str, **options: Any) -> Connection:
     portal.check_caller()
     program = Program(url, options)
     connection = Connection(portal, program)
-    portal.serve(program)
-    return connection
+    try:
+        portal.serve(program)
+        return connection
+    except BaseException:
+        portal.discard(program)
+        raise
 
 
 class Connection:
@@ -82,6 +87,7 @@ class Connection:
         semaphore = async_semaphore.DistributedSemaphore(key, backing, **how)
         return DistributedSemaphore(self._portal, self._program, semaphore)
 
+    @releasing
     def close(self) -> None:
         """Release the locks that are held, and close the connection. Safe to call twice.
 
@@ -89,10 +95,11 @@ class Connection:
             EngineError: a lock could not be released; it will expire. The connection is closed
                 nevertheless.
         """
+        portal = self._portal
         try:
-            self._portal.release(self._program.aclose)
+            portal.release(portal.close, self._program, self._program.aclose)
         finally:
-            self._portal.let_go(self._program)
+            portal.wait_for_end()
 
     def __enter__(self) -> Connection:
         """Enter the block that closes the connection at its end."""
@@ -137,6 +144,7 @@ class ExclusiveLock:
         """Return whether the lock is held, and cannot have expired yet."""
         return self._wrapped.held
 
+    @obtaining
     def acquire(self) -> bool:
         """Acquire the lock if it is free. Raises `EngineError`."""
         return self._portal.obtain(as_it_is, self._undo, self._acquire)
@@ -158,6 +166,7 @@ class ExclusiveLock:
         self._program.check_open()
         return await self._wrapped.inspect()
 
+    @releasing
     def release(self) -> None:
         """Release the lock, if it is held. Raises `EngineError`."""
         self._portal.release(self._wrapped.release)
@@ -255,6 +264,7 @@ class Taking(Generic[P]):
         self._holding: asyncio.Task[None] | None = None
         self._leave = asyncio.Event()
 
+    @obtaining
     def __enter__(self) -> P:
         """Acquire the permits."""
         return self._portal.obtain(self._taken_by, self._undo, self._begin)
@@ -262,6 +272,7 @@ class Taking(Generic[P]):
     def _taken_by(self, _: Portal, taken: Wrapped) -> P:
         return self._handle(taken)
 
+    @releasing
     def __exit__(
         self,
         kind: type[BaseException] | None,

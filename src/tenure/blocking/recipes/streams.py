@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from tenure import recipes as async_recipes
 from tenure.blocking.blocks import Stream
+from tenure.blocking.wrapper import releasing
 from tenure.recipes import Change
 
 __all__ = ["Changes", "States"]
@@ -27,6 +28,7 @@ class States(Stream[T]):
 
     _wrapped: async_recipes.States[T]
 
+    @releasing
     def close(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``for`` ends."""
         self._portal.release(self._wrapped.aclose)
@@ -39,6 +41,7 @@ class Changes(Stream[Change]):
 
     _wrapped: async_recipes.Changes
 
+    @releasing
     def close(self) -> None:
         """Stop watching. Safe to call twice; a waiting ``for`` ends."""
         self._portal.release(self._wrapped.aclose)

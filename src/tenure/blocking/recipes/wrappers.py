@@ -12,7 +12,7 @@ from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
 from tenure.blocking.recipes.streams import Changes, States
 from tenure.blocking.session import Session
-from tenure.blocking.wrapper import SyncWrapper, made_from
+from tenure.blocking.wrapper import SyncWrapper, made_from, obtaining
 from tenure.durations import Duration
 from tenure.recipes import Codec, Endpoint, Member, json_codec
 
@@ -65,6 +65,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         """1 to 1,024 bytes."""
         return self._wrapped.name
 
+    @obtaining
     def read(
         self,
         *,
@@ -99,6 +100,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
             stop_time=stop_time,
         )
 
+    @obtaining
     def write(
         self,
         *,
@@ -121,6 +123,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
             stop_time=stop_time,
         )
 
+    @obtaining
     def try_read(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
@@ -134,6 +137,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
             stop_time=stop_time,
         )
 
+    @obtaining
     def try_write(
         self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Lease | None:
@@ -241,6 +245,7 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
         """1 to 1,024 bytes."""
         return self._wrapped.name
 
+    @obtaining
     def register(self, endpoint: bytes | str, *, on_loss: OnLoss | None = None) -> Lease:
         """Register an endpoint: ``with registry.register("10.0.0.1:80") as registration``.
 
@@ -309,6 +314,7 @@ class Group(SyncWrapper[async_recipes.Group]):
         """1 to 1,024 bytes; not the name of a mutex (see `ServiceRegistry`)."""
         return self._wrapped.name
 
+    @obtaining
     def join(self, data: bytes = b"", *, on_loss: OnLoss | None = None) -> Lease:
         """Become a member: ``with group.join(b"host-1") as membership``.
 

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from tenure.blocking.blocks import as_it_is
 from tenure.blocking.portal import Portal, the_portal
+from tenure.blocking.wrapper import obtaining, releasing
 from tenure.errors import AcquireTimeout, LeaseLost
 from tenure.interop.dflockd import lock as async_lock
 from tenure.interop.dflockd.lock import Enqueued, OnLockLost
@@ -149,14 +150,15 @@ class _Holder:
 
     # With the loop's thread
 
+    @obtaining
     def _obtain(self, function: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
         """Call a function on the loop; an interrupted caller holds nothing and does not wait."""
         started = self._program is None
         if started:
-            program = _Program(self._wrapped)
-            self._portal.serve(program)
-            self._program = program
+            self._program = program = _Program(self._wrapped)
         try:
+            if started:
+                self._portal.serve(program)
             return self._portal.obtain(as_it_is, self._undo, function, *args, **named)
         except BaseException:
             if started or self._wrapped.is_idle:
@@ -171,13 +173,20 @@ class _Holder:
             self._stop()
         return granted
 
+    @releasing
     def _stop(self) -> None:
-        program, self._program = self._program, None
+        portal, program = self._portal, self._program
         if program is not None:
             try:
-                self._portal.release(program.aclose)
+                portal.release(self._close, program)
             finally:
-                self._portal.let_go(program)
+                portal.wait_for_end()
+
+    async def _close(self, program: _Program) -> None:
+        try:
+            await self._portal.close(program, program.aclose)
+        finally:
+            self._program = None
 
 
 class DistributedLock(_Holder):
