@@ -265,7 +265,7 @@ from tenure.model import SemaphoreDescription, SessionDescription
                 "Primitives",
                 ("_client.nodes:Nodes",),
                 {"clock": "Clock"},
-                frozenset({"aclose", "run", "lead"}),
+                frozenset({"aclose", "release_on_signals", "run", "lead"}),
                 object="async_client.Client",
             ),
         ),

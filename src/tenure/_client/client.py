@@ -12,8 +12,10 @@ A client owns what outlives a single call:
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,11 +31,12 @@ from tenure._client.resume import ResumeToken
 from tenure._client.scope import note_failure
 from tenure._client.session import Primitives, Session
 from tenure._client.sessions import Attempts, ImplicitSession, path_and_work
+from tenure._client.signals import close_on_loop, release_on
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
 from tenure.engines import connect_engine, split_answer_timeout
 from tenure.engines.contract import Engine
-from tenure.errors import InvalidArgument
+from tenure.errors import InvalidArgument, Misuse
 from tenure.identity import identify_by_default
 from tenure.model import DEFAULT_NODE, Capabilities
 
@@ -180,6 +183,41 @@ class Client(Nodes, Primitives, AsyncHandle):
                 passed.
         """
         await self._core.aclose()
+
+    def release_on_signals(self, *signals: int) -> None:
+        """Close the client when SIGTERM arrives, and then let the signal take its action.
+
+        So the leases of a program that is stopped, by a deployment for example, pass on at once.
+        Otherwise a networked store keeps them for the recovery window. The action is the program's
+        own handler, or the end of the program (exit status 143 in a shell). It waits for 5 seconds
+        at most, and a second signal does not wait. A handler that is installed later, as by a
+        server's framework, replaces this one. An ignored signal remains ignored.
+
+        Blocks of leases are cancelled as by `aclose`. Ctrl-C needs no call: `asyncio.run` cancels
+        the program's task, and the blocks release what they hold.
+
+        Example::
+
+            async with tenure.connect("sqlite:///jobs.db") as client:
+                client.release_on_signals()
+                async with client.mutex("nightly").lock() as lease:
+                    await work(lease.fencing_token)
+
+        Args:
+            *signals: numbers of the signals instead of SIGTERM, from the module ``signal``.
+
+        Raises:
+            Misuse: it is called in another thread than the main thread, which handles signals, or
+                outside of the client's event loop.
+            InvalidArgument: a signal cannot be handled.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise Misuse("release_on_signals was called outside of an event loop") from None
+        core = self._core
+        core.check_owner()
+        release_on(core, signals, partial(close_on_loop, core, loop))
 
     # Sessions
 

@@ -18,6 +18,7 @@ from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
 from tenure._client.scope import note_failure
 from tenure._client.sessions import path_and_work
+from tenure._client.signals import close_in_time, release_on
 from tenure.blocking.calls import ClientCalls
 from tenure.blocking.covered import covered
 from tenure.blocking.lease import Leadership
@@ -143,6 +144,43 @@ class Client(ClientCalls):
             portal.release(portal.close, client_core(self._wrapped), self._wrapped.aclose)
         finally:
             portal.wait_for_end()
+
+    def release_on_signals(self, *signals: int) -> None:
+        """Close the client when SIGTERM arrives, and then let the signal take its action.
+
+        So the leases of a program that is stopped, by a deployment for example, pass on at once.
+        Otherwise a networked store keeps them for the recovery window. The action is the program's
+        own handler, or the end of the program (exit status 143 in a shell). It waits for 5 seconds
+        at most, and a second signal does not wait. A handler that is installed later, as by a
+        server's framework, replaces this one. An ignored signal remains ignored.
+
+        Other threads run on while the client closes; their next calls raise. Ctrl-C needs no call:
+        `KeyboardInterrupt` leaves the blocks of the main thread, and the exit closes the client.
+
+        Example::
+
+            with tenure.blocking.connect("sqlite:///jobs.db") as client:
+                client.release_on_signals()
+                with client.mutex("nightly").lock() as lease:
+                    work(lease.fencing_token)
+
+        Args:
+            *signals: numbers of the signals instead of SIGTERM, from the module ``signal``.
+
+        Raises:
+            Misuse: it is called in another thread than the main thread, which handles signals.
+            InvalidArgument: a signal cannot be handled.
+        """
+        core = client_core(self._wrapped)
+        core.check_process()
+        release_on(core, signals, self._close_at_signal)
+
+    def _close_at_signal(self, then: Callable[[], None]) -> None:
+        portal, core = self._portal, client_core(self._wrapped)
+        try:
+            portal.release(portal.close, core, partial(close_in_time, core))
+        finally:
+            then()
 
     def run(
         self,

@@ -1,0 +1,130 @@
+"""Programs that SIGTERM ends: their leases pass on at once, on each engine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tenure import blocking
+from tests.engines.stores import BY_NAME
+
+SYNCHRONOUS = """
+import signal, sys, time
+from tenure import blocking
+
+with blocking.connect(sys.argv[1]) as client, blocking.connect(sys.argv[1]) as another:
+    client.release_on_signals()
+    another.release_on_signals()
+    with client.mutex("a").lock(), another.mutex("b").lock():
+        print("held", flush=True)
+        time.sleep(600)
+"""
+
+IN_A_THREAD = """
+import sys, threading, time
+from tenure import blocking
+
+client = blocking.connect(sys.argv[1])
+client.release_on_signals()
+
+def work():
+    with client.mutex("a").lock(), client.mutex("b").lock():
+        print("held", flush=True)
+        time.sleep(600)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+ASYNCHRONOUS = """
+import asyncio, sys
+import tenure
+
+async def main():
+    async with tenure.connect(sys.argv[1]) as client, tenure.connect(sys.argv[1]) as another:
+        client.release_on_signals()
+        another.release_on_signals()
+        async with client.mutex("a").lock(), another.mutex("b").lock():
+            print("held", flush=True)
+            await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+WITHOUT_BLOCKS = """
+import asyncio, sys
+import tenure
+
+async def main():
+    client = tenure.connect(sys.argv[1])
+    client.release_on_signals()
+    leases = await client.mutex("a").lock(), await client.mutex("b").lock()
+    print("held", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+AT_THE_TOP = """
+import asyncio, sys
+import tenure
+
+async def main():
+    client = tenure.connect(sys.argv[1])
+    client.release_on_signals()
+    async with client.mutex("a").lock(), client.mutex("b").lock():
+        print("held", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())  # the loss leaves it before the client is closed
+"""
+
+PROGRAMS = {
+    "synchronous": SYNCHRONOUS,
+    "in a thread": IN_A_THREAD,
+    "asynchronous": ASYNCHRONOUS,
+    "without blocks": WITHOUT_BLOCKS,
+    "at the top": AT_THE_TOP,
+}
+
+
+@contextmanager
+def program(text: str, url: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ends_by_sigterm(text: str, url: str) -> None:
+    with program(text, url) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "held\n", process.stderr.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == -signal.SIGTERM
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "redis", "postgresql", "etcd"])
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_the_leases_of_a_program_that_sigterm_ends_pass_on_at_once(kind: str, engine: str) -> None:
+    with BY_NAME[engine].make().empty() as url:
+        ends_by_sigterm(PROGRAMS[kind], url)
+        with blocking.connect(url) as client:
+            with client.mutex("a").lock(timeout=5), client.mutex("b").lock(timeout=5):
+                pass
+            assert len(client.list_sessions()) == 1
