@@ -182,6 +182,8 @@ def test_an_exception_of_a_signal_handler_ends_any_wait(
     leadership.resign()
     taken.release()
     assert ticket.wait(timeout=5).held  # its place was kept
+    ticket.withdraw()
+    lease.release()
 
 
 @guarantee("cancelled", "nothing leaks", on=MEMORY)
@@ -276,9 +278,10 @@ def test_ctrl_c_as_a_release_begins_does_not_stop_it(
 
 def test_ctrl_c_as_the_client_closes_does_not_stop_it(url: str, eye: blocking.Client) -> None:
     client = blocking.connect(url)
-    client.mutex("a").lock()
+    lease = client.mutex("a").lock()
     pressed_before(client.close)
     assert is_free(eye, "a")
+    assert not lease.held
 
 
 def raise_in(thread: Thread[Any], error: type[BaseException]) -> None:
@@ -490,7 +493,7 @@ def test_what_was_told_in_the_moment_of_the_interruption_is_told_again(
     pool.create(limit=1, data=b"v1")
     states = pool.watch(data=True)
     events = client.events()
-    client.mutex("a").lock()
+    held = client.mutex("a").lock()
     monkeypatch.setattr(portal, "Call", RacingCall)
 
     def read() -> None:
@@ -503,6 +506,7 @@ def test_what_was_told_in_the_moment_of_the_interruption_is_told_again(
     monkeypatch.undo()
     assert next(states).data == b"v1"
     assert next(events).node == "/default"
+    held.release()
     states.close()
     events.close()
 

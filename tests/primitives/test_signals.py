@@ -45,8 +45,9 @@ def test_the_programs_own_handler_is_called_afterwards() -> None:
         with handler(signal.SIGUSR1, handle):
             client.release_on_signals(signal.SIGUSR1)
             client.release_on_signals(signal.SIGUSR1)
-            client.mutex("a").lock()
+            lease = client.mutex("a").lock()
             signal.raise_signal(signal.SIGUSR1)
+            assert not lease.held
             assert calls == [(signal.SIGUSR1, True)]
             assert signal.getsignal(signal.SIGUSR1) is handle
 
