@@ -13,6 +13,7 @@ import asyncio
 from typing import TypeVar
 
 from tenure._client.contention import contention
+from tenure._client.handles import CallSite
 from tenure._client.options import RequestOptions
 from tenure._client.probe import Probe
 from tenure._client.request import Request
@@ -29,7 +30,9 @@ __all__ = ["acquire", "as_it_is", "join", "settled", "try_acquire"]
 L = TypeVar("L")
 
 
-async def acquire(source: SessionSource, options: RequestOptions[L], timeout: float | None) -> L:
+async def acquire(
+    source: SessionSource, options: RequestOptions[L], timeout: float | None, site: CallSite
+) -> L:
     """Acquire. The timeout runs on the local clock and starts with this call.
 
     Raises:
@@ -37,12 +40,12 @@ async def acquire(source: SessionSource, options: RequestOptions[L], timeout: fl
             the message says so and ``__cause__`` is the failure.
     """
     session = source.ready()
-    request = None if session is None else _send(session, options, timeout)
+    request = None if session is None else _send(session, options, timeout, site)
     if request is None or request.state is not HELD:
         if timeout is not None:
-            request = await _in_time(source, options, timeout, request)
+            request = await _in_time(source, options, timeout, site, request)
         else:
-            request = request or _send(await source.obtain(), options, None)
+            request = request or _send(await source.obtain(), options, None, site)
             # Only a task that is inside a block can be in a deadlock with itself.
             request.patient = next(entered_scopes(asyncio.current_task()), None) is None
             try:
@@ -63,7 +66,7 @@ async def acquire(source: SessionSource, options: RequestOptions[L], timeout: fl
 
 
 async def try_acquire(
-    source: SessionSource, options: RequestOptions[L], timeout: float = 0.0
+    source: SessionSource, options: RequestOptions[L], timeout: float, site: CallSite | None
 ) -> L | None:
     """Acquire within a timeout; with 0, only if that is possible at once without passing a waiter.
 
@@ -75,15 +78,17 @@ async def try_acquire(
             nothing; ``__cause__`` is the failure.
     """
     session = source.ready()
-    request = None if session is None else _send(session, options, timeout)
+    request = None if session is None else _send(session, options, timeout, site)
     if request is None or request.state is not HELD:
-        request = await _in_time(source, options, timeout, request)
+        request = await _in_time(source, options, timeout, site, request)
     return None if request is None else options.handle(request)
 
 
-async def join(source: SessionSource, options: RequestOptions[object]) -> Request:
+async def join(
+    source: SessionSource, options: RequestOptions[object], site: CallSite | None
+) -> Request:
     """Join the queue, and return the request, waiting or already granted."""
-    request = _send(source.ready() or await source.obtain(), options, None)
+    request = _send(source.ready() or await source.obtain(), options, None, site)
     try:
         while request.state is SENT:
             await request.change()
@@ -117,9 +122,14 @@ async def settled(request: Request, *, for_ever: bool) -> None:
         await request.change()
 
 
-def _send(session: SessionCore, options: RequestOptions[object], timeout: float | None) -> Request:
+def _send(
+    session: SessionCore,
+    options: RequestOptions[object],
+    timeout: float | None,
+    site: CallSite | None,
+) -> Request:
     """Send a request. Its state reports the store's answer, now or later."""
-    request = session.request(options)
+    request = session.request(options, site)
     try:
         answer = session.engine.enqueue(
             request.id,
@@ -146,6 +156,7 @@ async def _in_time(
     source: SessionSource,
     options: RequestOptions[object],
     timeout: float,
+    site: CallSite | None,
     request: Request | None,
 ) -> Request | None:
     """Wait for the grant, sending the request first if it was not sent. ``None``: too late."""
@@ -157,7 +168,7 @@ async def _in_time(
     answered = False
     try:
         async with expiry:
-            request = request or _send(await source.obtain(), options, timeout)
+            request = request or _send(await source.obtain(), options, timeout, site)
             probe = Probe(request, limit)
             await settled(request, for_ever=False)
     except BaseException as error:

@@ -13,11 +13,13 @@ from functools import partial
 from typing import NamedTuple
 
 from tenure._client.client_core import ClientCore
+from tenure._client.handles import CallSite, call_site
 from tenure._client.loss import OnLoss, check_policy
 from tenure._client.once import Once
 from tenure._client.resume import ResumeToken, new_key
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
+from tenure._client.source import ClientAnchor, SessionAnchor
 from tenure._client.tasks import failure_of
 from tenure.core import rules
 from tenure.durations import Duration, seconds
@@ -26,7 +28,7 @@ from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
 from tenure.identity import described
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["SessionOptions", "attach", "attach_core"]
+__all__ = ["SessionOptions", "attach", "attach_anchored"]
 
 
 class SessionOptions(NamedTuple):
@@ -77,24 +79,35 @@ class SessionOptions(NamedTuple):
         return self._replace(how=how)
 
 
-def attach(client: ClientCore, options: SessionOptions) -> Once[Session]:
+def attach(client: ClientAnchor, options: SessionOptions) -> Once[Session]:
     """Return a session to be awaited or entered: a new one, or one that is taken over."""
     node = options.how.node
-    if options.how.liveness == "window" and not client.capabilities.resume:
+    if options.how.liveness == "window" and not client.core.capabilities.resume:
         raise Unsupported(
-            f"{client.url} has no sessions that can be resumed; "
+            f"{client.core.url} has no sessions that can be resumed; "
             "sqlite://, redis://, postgresql://, etcd:// and tenure:// have",
             node=node,
         )
-    return Once(f"the session on {node}", _attach, client, options)
+    return Once(f"the session on {node}", attach_anchored, client, options, call_site())
 
 
-async def _attach(client: ClientCore, options: SessionOptions) -> Session:
-    return Session(await attach_core(client, options))
+async def attach_anchored(
+    anchor: ClientAnchor, options: SessionOptions, site: CallSite | None
+) -> Session:
+    """Attach a session, and return the program's handle.
+
+    Args:
+        anchor: keeps the client.
+        options: the arguments of `Client.session`.
+        site: the program's call; ``None`` for a session that the program never gets.
+    """
+    client = anchor.core
+    if site is not None and asyncio.get_running_loop().get_debug():
+        site = call_site(debug=True, otherwise=site)
+    return Session(SessionAnchor(await _attach_core(client, options), anchor, site))
 
 
-async def attach_core(client: ClientCore, options: SessionOptions) -> SessionCore:
-    """Attach a session; the caller wraps it for the program."""
+async def _attach_core(client: ClientCore, options: SessionOptions) -> SessionCore:
     await client.opened()
     attaching = client.tasks.begin(_attach_now(client, options))
     try:

@@ -7,6 +7,7 @@ body does not wait for the store.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from tenure._client.request import Request
 from tenure._client.request_states import HELD
@@ -18,11 +19,12 @@ __all__ = ["finish_leaving", "note_loss", "start_leaving"]
 
 
 def start_leaving(
-    request: Request, error: BaseException | None
+    handle: object, request: Request, error: BaseException | None
 ) -> asyncio.Future[Withdrawn] | None:
     """Withdraw the request unless it is lost; return the answer to wait for."""
     if isinstance(error, GeneratorExit):
-        request.session.client.soon(request.withdraw)  # from any thread
+        # From any thread. The handle lives until then, so that it is not dropped while it is held.
+        request.session.client.soon(partial(_withdraw, handle, request))
         return None
     try:
         if request.state is not HELD or request.held:
@@ -32,6 +34,10 @@ def start_leaving(
     except Exception as failure:
         _note(request, error, failure)
     return None
+
+
+def _withdraw(_handle: object, request: Request) -> None:
+    request.withdraw()
 
 
 async def finish_leaving(

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from tenure._client.attaching import SessionOptions, attach, attach_core
+from tenure._client.attaching import SessionOptions, attach, attach_anchored
 from tenure._client.client_core import ClientCore
 from tenure._client.election import Leadership
-from tenure._client.handles import AsyncHandle
+from tenure._client.handles import AsyncHandle, call_site
 from tenure._client.leading import Retry, lead
 from tenure._client.loss import OnLoss
 from tenure._client.nodes import Nodes
@@ -32,6 +33,7 @@ from tenure._client.scope import note_failure
 from tenure._client.session import Primitives, Session
 from tenure._client.sessions import Attempts, ImplicitSession, path_and_work
 from tenure._client.signals import close_on_loop, release_on
+from tenure._client.source import ClientAnchor
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
 from tenure.engines import connect_engine, split_answer_timeout
@@ -124,7 +126,9 @@ class Client(Nodes, Primitives, AsyncHandle):
     ) -> None:
         self.clock = clock
         self._core = ClientCore(engine, clock, identify=identify, answer_timeout=answer_timeout)
-        self._implicit = ImplicitSession(self._core, DEFAULT_WINDOW)
+        site = call_site(debug=_in_debug_mode())
+        self._anchor = ClientAnchor(self._core, site)
+        self._implicit = ImplicitSession(self._anchor, DEFAULT_WINDOW)
 
     def __repr__(self) -> str:
         return f"<Client {self.url}{' (closed)' if self._core.closed else ''}>"
@@ -275,7 +279,7 @@ class Client(Nodes, Primitives, AsyncHandle):
             options = options.resuming(ResumeToken.parse(resume), assume_dead=assume_dead)
         elif resumable:
             options = options.resumable()
-        return attach(self._core, options)
+        return attach(self._anchor, options)
 
     def sessions(
         self,
@@ -302,7 +306,7 @@ class Client(Nodes, Primitives, AsyncHandle):
         The arguments are those of `session`.
         """
         options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
-        return Attempts(lambda: attach_core(self._core, options))
+        return Attempts(partial(attach_anchored, self._anchor, options, call_site()))
 
     async def run(
         self,
@@ -383,7 +387,7 @@ class Client(Nodes, Primitives, AsyncHandle):
             SessionClosed: the client was closed.
         """
         options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
-        return await lead(self._core, options, name, work, data, retry)
+        return await lead(self._anchor, options, name, work, data, retry)
 
     # Primitives of the implicit session on /default
 
@@ -412,3 +416,11 @@ class Client(Nodes, Primitives, AsyncHandle):
         if self._core.closed:
             raise self._core.closed_error()
         return self._core.listeners.open(size)
+
+
+def _in_debug_mode() -> bool:
+    """Return true in asyncio's debug mode, also before a loop runs."""
+    try:
+        return asyncio.get_running_loop().get_debug()
+    except RuntimeError:
+        return sys.flags.dev_mode or bool(os.environ.get("PYTHONASYNCIODEBUG"))

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import sys
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -31,6 +33,8 @@ from tenure.model import Capabilities
 __all__ = ["ClientCore", "OwnedSession"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("tenure")
 
 
 class OwnedSession(Kept, Protocol):
@@ -140,6 +144,11 @@ class ClientCore:
         """Return the error for calls on a closed client."""
         return SessionClosed(f"the client of {self.url} is closed")
 
+    def is_running(self) -> bool:
+        """Return false in a forked child, in the interpreter's exit, and on a closed event loop."""
+        ours = fork.generation == self._born and not sys.is_finalizing()
+        return ours and not (self.loop is not None and self.loop.is_closed())
+
     def soon(self, call: Callable[[], object]) -> None:
         """Schedule a call on the event loop, unless it is closed. From any thread or process."""
         if self.loop is not None and fork.generation == self._born:
@@ -169,12 +178,20 @@ class ClientCore:
             EngineError: the store failed.
         """
         self.check_owner()
+        closing = self._begin_closing()
+        await asyncio.wait([closing])
+        closing.result()
+
+    def close_dropped(self) -> None:
+        """Close the client in the background: the program has dropped it."""
+        self._begin_closing().add_done_callback(_log_failure)
+
+    def _begin_closing(self) -> asyncio.Task[None]:
         if self._closing is None:
             self.closed = True
             self._end_sessions()
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.wait([self._closing])
-        self._closing.result()
+        return self._closing
 
     @property
     def closing(self) -> asyncio.Task[None] | None:
@@ -204,3 +221,9 @@ class ClientCore:
             failures[0].add_note(f"and: {other}")
         if failures:
             raise failures[0]
+
+
+def _log_failure(closing: asyncio.Task[None]) -> None:
+    failure = failure_of(closing)
+    if failure is not None:
+        _log.warning("could not close a dropped client: error=%s", failure)

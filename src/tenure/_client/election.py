@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tenure._client.acquire import acquire
-from tenure._client.handles import Handle
+from tenure._client.handles import Handle, call_site
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
@@ -98,7 +98,8 @@ class Election(Handle):
         """
         options = self._options(data, on_loss, stop_time)
         source = _Prepared(self._source, self._prepare)
-        return Once(options, acquire, source, options, timeout_seconds(timeout))
+        limit = timeout_seconds(timeout)
+        return Once(options, acquire, source, options, limit, call_site())
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -111,7 +112,7 @@ class Election(Handle):
             on_loss: reaction to a loss, besides raising it, as for `campaign`.
             stop_time: seconds that the work needs to stop, as for `campaign`.
         """
-        return recover(self._source, self._options(b"", on_loss, stop_time))
+        return recover(self._source, self._options(b"", on_loss, stop_time), call_site())
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False

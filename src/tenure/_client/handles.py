@@ -1,16 +1,109 @@
-"""Mistakes that every handle reports: the wrong kind of ``with``, and pickling.
+"""Mistakes that every handle reports: the wrong kind of ``with``, pickling, and being dropped.
 
 A handle is a client, a session, or an object made by one of them. It belongs to one process, and to
 the API (asynchronous or sync) that made it.
+
+A handle that is garbage collected while it holds something in the store ends it, with a
+`ResourceWarning` that names the program's line. Rules:
+
+* Only the program's objects refer to a handle. The session, the client and their tasks refer to a
+  `Request` or a core, and an *anchor* (`source`) stands between a handle and a core.
+* A finalizer runs in any thread, at any instruction. It reads attributes, schedules the end on the
+  event loop without waiting, and warns. It does nothing in a forked child, because the parent
+  still uses what is held; in the interpreter's exit; and when the event loop is closed, because
+  then nothing is renewed any more.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import asyncio
+import contextlib
+import os
+import sys
+import traceback
+import warnings
+from types import CodeType
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from tenure.errors import Misuse
 
-__all__ = ["AsyncHandle", "Handle"]
+__all__ = ["UNKNOWN", "AsyncHandle", "Handle", "CallSite", "call_site", "warn_dropped"]
+
+_NOT_THE_PROGRAM = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    str(contextlib.__file__),
+)
+_LOOPS = os.path.dirname(asyncio.__file__) + os.sep
+_STACK_DEPTH = 10
+_new_tuple = tuple.__new__  # a fifth of the time of the named tuple's own constructor
+
+
+class CallSite(NamedTuple):
+    """The program's line that obtained a handle.
+
+    Attributes:
+        code, instruction: the call. Its line is looked up only for a message.
+        stack: the lines of the calls around it; empty outside asyncio's debug mode.
+    """
+
+    code: CodeType | None
+    instruction: int
+    stack: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "an unknown line" if self.code is None else f"{self.file}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The file, as the interpreter names it."""
+        return "<unknown>" if self.code is None else self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        """The number of the line; 0 if it is unknown."""
+        if self.code is not None:
+            for start, end, line in self.code.co_lines():
+                if start <= self.instruction < end:
+                    return line or 0
+        return 0
+
+
+UNKNOWN = CallSite(None, 0)
+
+
+def call_site(*, debug: bool = False, otherwise: CallSite | None = None) -> CallSite:
+    """Return the innermost line outside tenure that led to this call.
+
+    Args:
+        debug: include the lines around it.
+        otherwise: the result if no such line is on the stack: a task may run the call itself, or
+            the portal of `tenure.blocking`.
+    """
+    frame = sys._getframe(2)  # noqa: SLF001  the public functions for this take much longer
+    code = frame.f_code
+    while code.co_filename.startswith(_NOT_THE_PROGRAM):
+        if frame.f_back is None:
+            return otherwise or UNKNOWN
+        frame = frame.f_back
+        code = frame.f_code
+    if code.co_filename.startswith(_LOOPS):  # a task runs the call itself
+        return otherwise or UNKNOWN
+    if debug:
+        stack = traceback.extract_stack(frame, _STACK_DEPTH)
+        return CallSite(code, frame.f_lasti, tuple(stack.format()))
+    return _new_tuple(CallSite, (code, frame.f_lasti, ()))
+
+
+def warn_dropped(handle: object, site: CallSite, what: str, advice: str) -> None:
+    """Warn about a handle that was garbage collected while it held something."""
+    around = "".join(("\nMost recent call last:\n", *site.stack)) if site.stack else ""
+    warnings.warn_explicit(
+        f"{what} was dropped by the program, which obtained it at {site}. {advice}{around}",
+        ResourceWarning,
+        site.file,
+        site.line,
+        source=handle,
+    )
 
 
 class Handle:

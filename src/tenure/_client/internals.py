@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from tenure._client.handles import call_site
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -20,16 +22,19 @@ if TYPE_CHECKING:
     from tenure._client.semaphore import Semaphore
     from tenure._client.session_core import SessionCore
     from tenure._client.session_handle import SessionHandle
-    from tenure._client.source import SessionSource
+    from tenure._client.source import ClientAnchor, SessionAnchor, SessionSource
     from tenure._client.ticket import Ticket
 
 __all__ = [
     "Readable",
     "check_enterable",
+    "client_anchor",
     "client_core",
     "enter_lease",
     "lease_of",
     "leave_ticket",
+    "note_lease_site",
+    "note_session_site",
     "put_back",
     "request_of",
     "session_core",
@@ -50,9 +55,33 @@ def client_core(client: Client) -> ClientCore:
     return client._core
 
 
+def client_anchor(client: Client) -> ClientAnchor:
+    """Return the anchor of a client."""
+    return client._anchor
+
+
 def session_core(session: SessionHandle) -> SessionCore:
     """Return the state of a session."""
     return session._core
+
+
+def note_lease_site(lease: Lease) -> None:
+    """Set the program's line that obtained a lease, unless it is known.
+
+    `tenure.blocking` obtains its handles on the portal's loop, without the program's lines.
+    """
+    _note_site(lease._request, debug=lease._request.session.debug)
+
+
+def note_session_site(session: SessionHandle) -> None:
+    """Set the program's line that obtained a session, unless it is known."""
+    if session._anchor.site is not None:  # not the implicit session
+        _note_site(session._anchor, debug=session._core.debug)
+
+
+def _note_site(obtained: Request | SessionAnchor, *, debug: bool) -> None:
+    if obtained.site is None or obtained.site.code is None:
+        obtained.site = call_site(debug=debug)
 
 
 def request_of(lease: Lease) -> Request:

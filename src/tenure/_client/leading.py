@@ -32,6 +32,7 @@ from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClos
 if TYPE_CHECKING:
     from tenure._client.client_core import ClientCore
     from tenure._client.election import Leadership
+    from tenure._client.source import ClientAnchor
     from tenure.clock import Clock
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Retry", "Supervision", "lead", "pause"]
@@ -119,7 +120,7 @@ class Supervision:
 
 
 async def lead(
-    client: ClientCore,
+    anchor: ClientAnchor,
     options: SessionOptions,
     name: str,
     work: Callable[[Leadership], Awaitable[T]],
@@ -127,11 +128,12 @@ async def lead(
     retry: Retry,
 ) -> T:
     """Run `Client.lead`, with sessions attached with `options`."""
+    client = anchor.core
     supervision = Supervision(client.clock, options.how.node, name, retry)
     while True:
         try:
             async with (
-                attach(client, options) as session,
+                attach(anchor, options) as session,
                 session.election(name).campaign(data) as leadership,
             ):
                 supervision.begin(leadership)

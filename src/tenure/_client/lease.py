@@ -16,12 +16,14 @@ from typing import cast
 
 from tenure._client.blocks import finish_leaving, note_loss, start_leaving
 from tenure._client.guarding import guard
-from tenure._client.handles import AsyncHandle
+from tenure._client.handles import UNKNOWN, AsyncHandle, call_site, warn_dropped
 from tenure._client.request import Request
+from tenure._client.request_states import HELD, WAITING
 from tenure._client.scope import Scope
 from tenure._client.session_core import session_of
 from tenure._client.session_handle import SessionHandle
 from tenure._client.slots import Slots
+from tenure._client.source import SessionAnchor
 from tenure.engines.contract import when_answered
 from tenure.errors import (
     InvalidArgument,
@@ -55,10 +57,18 @@ class Lease(AsyncHandle):
         name: the name of the mutex, semaphore or election.
     """
 
-    __slots__ = ("_request",)
+    __slots__ = ("_anchor", "_request")
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._anchor = request.session.anchor()  # keeps the session
+        if request.session.debug:
+            request.site = call_site(debug=True, otherwise=request.site)
+
+    def __del__(self) -> None:
+        request = self._request
+        if request.state is HELD or request.state is WAITING:
+            _drop(self, request)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._request}>"
@@ -68,7 +78,7 @@ class Lease(AsyncHandle):
     @property
     def session(self) -> SessionHandle:
         """The `Session` that holds it, typed as its base."""
-        return cast(SessionHandle, session_of(self._request).handle)
+        return cast(SessionAnchor, self._anchor).handle()
 
     @property
     def name(self) -> str:
@@ -330,10 +340,25 @@ class Lease(AsyncHandle):
                 name=self.name,
             )
         cancelled = request.scope.exit(error)
-        answer = start_leaving(request, error)
+        answer = start_leaving(self, request, error)
         if answer is not None:
             await finish_leaving(request, answer, error)
         if request.loss is not None:
             if error is None or cancelled:
                 raise request.why_not_held()
             note_loss(request, error)
+
+
+def _drop(lease: Lease, request: Request) -> None:
+    """Withdraw the request of a lease that the program can no longer reach. From any thread."""
+    session = session_of(request)
+    if not session.client.is_running():
+        return
+    waited = request.state is WAITING
+    session.client.soon(partial(session.withdraw_dropped, request))
+    what = f"{request.options.kind} {request.name!r} on {request.node}"
+    if waited:
+        what, advice = f"the place in the queue of {what}", "It is withdrawn now; withdraw it"
+    else:
+        what, advice = f"the lease of {what}", "It is released now; release it"
+    warn_dropped(lease, request.site or UNKNOWN, what, f"{advice}, or enter it with 'with'.")

@@ -7,7 +7,7 @@ a waiter.
 from __future__ import annotations
 
 from tenure._client.acquire import acquire, try_acquire
-from tenure._client.handles import Handle
+from tenure._client.handles import Handle, call_site
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
@@ -79,7 +79,7 @@ class Mutex(Handle):
         if data != b"" or on_loss is not None or stop_time != 0.0:
             options = self._options(data, on_loss, stop_time)
         limit = None if timeout is None else timeout_seconds(timeout)
-        return Once(options, acquire, self._source, options, limit)
+        return Once(options, acquire, self._source, options, limit, call_site())
 
     async def try_lock(
         self,
@@ -94,7 +94,8 @@ class Mutex(Handle):
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
-        return await try_acquire(self._source, self._options(data, on_loss, stop_time))
+        options = self._options(data, on_loss, stop_time)
+        return await try_acquire(self._source, options, 0.0, call_site())
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -107,7 +108,7 @@ class Mutex(Handle):
             on_loss: reaction to a loss, besides raising it, as for `lock`.
             stop_time: seconds that the work needs to stop, as for `lock`.
         """
-        return recover(self._source, self._options(b"", on_loss, stop_time))
+        return recover(self._source, self._options(b"", on_loss, stop_time), call_site())
 
     async def locked(self) -> bool:
         """Read whether the mutex has a holder, in this program or another.

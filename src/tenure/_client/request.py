@@ -18,6 +18,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from tenure._client.handles import CallSite
 from tenure._client.loss import carry_out, late_release_error, lost_error
 from tenure._client.options import RequestOptions
 from tenure._client.request_session import RequestSession
@@ -73,6 +74,7 @@ class Request:
         id: its number within the session.
         options: as sent.
         name: the name of the mutex, semaphore or election.
+        site: the program's call that made it, or that obtained its handle.
         patient: no task needs to know that it waits, only whether it is granted.
         count: the number of tokens that it takes now.
         sent_at, granted_at: times on the client's clock; 0 before.
@@ -96,6 +98,7 @@ class Request:
         "options",
         "order_id",
         "patient",
+        "site",
         "scope",
         "sent_at",
         "session",
@@ -112,7 +115,11 @@ class Request:
     why_gone: Place | Removal | Exception | None
 
     def __init__(
-        self, session: RequestSession[Request], request_id: int, options: RequestOptions[object]
+        self,
+        session: RequestSession[Request],
+        request_id: int,
+        options: RequestOptions[object],
+        site: CallSite | None = None,
     ) -> None:
         self.session = session
         self.id = request_id
@@ -123,6 +130,7 @@ class Request:
         self.state = SENT
         self.patient = False
         self.unentered = True
+        self.site = site
         self.order_id = self.scope = self.slots = self.loss = self.why_gone = None
         self._waiters: tuple[asyncio.Future[None], ...] = ()
 

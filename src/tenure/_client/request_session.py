@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from tenure._client.client_core import ClientCore
@@ -31,8 +32,14 @@ class RequestSession(Protocol[R]):
     requests: dict[int, R]
     why: SessionExpired | SessionClosed | None
     ended_by_store: bool
+    debug: bool
 
     # The session itself
+
+    @property
+    def anchor(self) -> Callable[[], object]:
+        """A weak reference to what keeps the session for the program."""
+        ...
 
     def now(self) -> float:
         """Read the client's clock."""
@@ -59,6 +66,9 @@ class RequestSession(Protocol[R]):
 
     def withdraw(self, request: R) -> asyncio.Future[Withdrawn] | None:
         """Withdraw or release a request; return the answer to wait for, if there is one."""
+
+    def withdraw_dropped(self, request: R) -> None:
+        """Withdraw a request whose handle the program has dropped."""
 
     def retry_withdrawal(self, request: R) -> None:
         """Send a withdrawal again until the store confirms it, or the session ends."""

@@ -23,6 +23,7 @@ import logging
 from types import TracebackType
 
 from tenure._client.acquire import acquire, try_acquire
+from tenure._client.handles import CallSite
 from tenure._client.lease import Lease
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
@@ -102,12 +103,13 @@ async def once(
     period: float,
     timeout: float | None,
     count_failed: bool,
+    site: CallSite,
 ) -> RunLease | None:
     """Carry out `Client.once`."""
     if timeout is None:
-        request: Request | None = await acquire(source, options, None)
+        request: Request | None = await acquire(source, options, None, site)
     else:
-        request = await try_acquire(source, options, timeout)
+        request = await try_acquire(source, options, timeout, site)
     session = source.current()
     assert session is not None  # its store has answered
     if request is None:

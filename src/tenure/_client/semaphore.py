@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenure._client.acquire import acquire, join, try_acquire
-from tenure._client.handles import Handle
+from tenure._client.handles import Handle, CallSite, call_site
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
@@ -164,7 +164,8 @@ class Semaphore(Handle):
             SessionExpired, SessionClosed: the session has ended.
         """
         options = self._options(count, data, on_loss, stop_time)
-        return Once(options, acquire, self._source, options, timeout_seconds(timeout))
+        limit = timeout_seconds(timeout)
+        return Once(options, acquire, self._source, options, limit, call_site())
 
     async def try_acquire(
         self,
@@ -180,7 +181,8 @@ class Semaphore(Handle):
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
-        return await try_acquire(self._source, self._options(count, data, on_loss, stop_time))
+        options = self._options(count, data, on_loss, stop_time)
+        return await try_acquire(self._source, options, 0.0, call_site())
 
     def enqueue(
         self,
@@ -195,7 +197,7 @@ class Semaphore(Handle):
         ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
         """
         options = self._options(count, data, on_loss, stop_time)
-        return Once(options, _enqueue, self._source, options)
+        return Once(options, _enqueue, self._source, options, call_site())
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -208,7 +210,7 @@ class Semaphore(Handle):
             on_loss: reaction to a loss, besides raising it, as for `acquire`.
             stop_time: seconds that the work needs to stop, as for `acquire`.
         """
-        return recover(self._source, self._options(1, b"", on_loss, stop_time))
+        return recover(self._source, self._options(1, b"", on_loss, stop_time), call_site())
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
         """Watch the semaphore: its current state, then a newer one after each watched change.
@@ -253,5 +255,7 @@ def _as_it_is(_session: SessionCore, described: SemaphoreDescription) -> Semapho
     return described
 
 
-async def _enqueue(source: SessionSource, options: RequestOptions[Lease]) -> Ticket[Lease]:
-    return Ticket(await join(source, options), options.handle)
+async def _enqueue(
+    source: SessionSource, options: RequestOptions[Lease], site: CallSite
+) -> Ticket[Lease]:
+    return Ticket(await join(source, options, site), options.handle)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from tenure._client.acquire import as_it_is
 from tenure._client.election import Election
+from tenure._client.handles import call_site
 from tenure._client.loss import OnLoss
 from tenure._client.mutex import Mutex
 from tenure._client.once import Once
 from tenure._client.options import RequestOptions
 from tenure._client.runs import SUFFIX, RunLease, last_run, once
 from tenure._client.semaphore import Semaphore
-from tenure._client.session_core import SessionCore
 from tenure._client.session_handle import SessionHandle
-from tenure._client.source import SessionSource
+from tenure._client.source import SessionAnchor, SessionSource
 from tenure.core import rules
 from tenure.durations import Duration, seconds, timeout_seconds
 from tenure.model import EPHEMERAL_LIMIT, LastRun
@@ -114,7 +114,16 @@ class Primitives:
             stop_time=stop_time,
         )
         limit = timeout_seconds(timeout)
-        return Once(options, once, self._source(), options, period, limit, bool(count_failed))
+        return Once(
+            options,
+            once,
+            self._source(),
+            options,
+            period,
+            limit,
+            bool(count_failed),
+            call_site(),
+        )
 
     async def last_run(self, name: str) -> LastRun | None:
         """Read the last run of a job that `once` guards, or ``None`` if it never ran.
@@ -151,5 +160,5 @@ class Session(Primitives, SessionHandle):
         max_stall: seconds that the event loop may be stuck before the session is no longer renewed.
     """
 
-    def _source(self) -> SessionCore:
-        return self._core
+    def _source(self) -> SessionAnchor:
+        return self._anchor

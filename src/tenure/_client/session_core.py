@@ -8,13 +8,15 @@ requests through it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from tenure import fork
 from tenure._client import session_states as states
 from tenure._client.client_core import ClientCore
+from tenure._client.handles import CallSite
 from tenure._client.loss import OnLoss
 from tenure._client.options import RequestOptions
 from tenure._client.releases import ReleaseRetries
@@ -33,6 +35,9 @@ from tenure.engines.contract import (
 from tenure.errors import InvalidArgument, SessionExpired
 from tenure.model import Recovered
 
+if TYPE_CHECKING:
+    from tenure._client.source import SessionAnchor
+
 __all__ = ["SessionCore", "session_of"]
 
 _LEFT = Withdrawn.LEFT
@@ -42,7 +47,7 @@ class SessionCore(SessionLife):
     """State of one session, with its requests.
 
     Attributes:
-        handle: the program's `Session`, which its leases return.
+        anchor: refers weakly to what keeps the session for the program (`source`).
         how: the options of its attaching.
         on_loss: the default policy of its leases.
         requests: the requests that may be in a queue, by id.
@@ -50,13 +55,15 @@ class SessionCore(SessionLife):
         release_retries: the withdrawals that are sent again.
         watchers: the callbacks of watches, in order; called at the end.
         readings, probes: reads of a semaphore's queue that several tasks share.
+        debug: whether its loop is in debug mode, and call sites include the lines around them.
         creations: the pending creations of elections, by name, that several tasks share.
     """
 
     __slots__ = (  # too many attributes for an efficient instance dictionary
         "_last_request_id",
+        "anchor",
         "creations",
-        "handle",
+        "debug",
         "how",
         "on_loss",
         "probes",
@@ -67,7 +74,7 @@ class SessionCore(SessionLife):
         "watchers",
     )
 
-    handle: object
+    anchor: Callable[[], SessionAnchor | None]
 
     def __init__(self, client: ClientCore, how: Attach, on_loss: OnLoss, max_stall: float) -> None:
         super().__init__(client, how, max_stall)
@@ -80,6 +87,7 @@ class SessionCore(SessionLife):
         self.readings: dict[str, asyncio.Task[str]] = {}
         self.probes: dict[str, asyncio.Task[bool]] = {}
         self.creations: dict[str, asyncio.Task[None]] = {}
+        self.debug = self.loop.get_debug()
         self._last_request_id = 0
 
     # Source of sessions, for the primitives of this session
@@ -96,17 +104,24 @@ class SessionCore(SessionLife):
 
     # Requests
 
-    def request(self, options: RequestOptions[object]) -> Request:
-        """Create a request and register it, before anything is sent."""
+    def request(self, options: RequestOptions[object], site: CallSite | None = None) -> Request:
+        """Create a request and register it, before anything is sent.
+
+        Args:
+            options: its options.
+            site: the program's call.
+        """
         if self.why is not None:  # since it was obtained: the end would not reach the request
             raise self.error()
         if options.stop_time:
             self._check_stop_time(options)
         self._last_request_id = request_id = self._last_request_id + 1
-        self.requests[request_id] = request = Request(self, request_id, options)
+        self.requests[request_id] = request = Request(
+            self, request_id, options, site
+        )
         return request
 
-    def claim(self, options: RequestOptions[object]) -> Request | None:
+    def claim(self, options: RequestOptions[object], site: CallSite | None) -> Request | None:
         """Take the first recovered request of that name and kind, if there is one."""
         for found in self.recovered.values():
             if (found.name, found.ephemeral) == (options.name, options.ephemeral):
@@ -115,7 +130,9 @@ class SessionCore(SessionLife):
             return None
         self._check_stop_time(options)
         del self.recovered[found.request_id]
-        self.requests[found.request_id] = request = Request(self, found.request_id, options)
+        self.requests[found.request_id] = request = Request(
+            self, found.request_id, options, site
+        )
         request.count = found.count
         request.sent_at = self.now()
         request.place(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
@@ -180,6 +197,20 @@ class SessionCore(SessionLife):
             return None
         request.await_withdrawal(answer)
         return answer
+
+    def withdraw_dropped(self, request: Request) -> None:
+        """Withdraw a request whose handle the program has dropped.
+
+        Not if the session was dropped with it: it ends in one step, or is detached.
+        """
+        if self.anchor() is not None:
+            # After an error the release is sent again.
+            with contextlib.suppress(Exception):
+                request.withdraw()
+
+    def end_dropped(self) -> None:
+        """End the session in the background: the program has dropped it."""
+        self.close_soon(detach=self.how.liveness == "window")
 
     def retry_withdrawal(self, request: Request) -> None:
         """Send a withdrawal again until the store confirms it, or the session ends."""

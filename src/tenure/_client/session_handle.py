@@ -9,8 +9,8 @@ from typing import Self
 from tenure._client.handles import AsyncHandle
 from tenure._client.resume import ResumeToken
 from tenure._client.scope import note_failure
-from tenure._client.session_core import SessionCore
 from tenure._client.session_states import SessionState
+from tenure._client.source import SessionAnchor
 from tenure.errors import Misuse, SessionExpired, Unsupported
 from tenure.model import Recovered
 
@@ -28,12 +28,14 @@ class SessionHandle(AsyncHandle):
         max_stall: seconds that the event loop may be stuck before the session is no longer renewed.
     """
 
-    def __init__(self, core: SessionCore) -> None:
+    def __init__(self, anchor: SessionAnchor) -> None:
+        core = anchor.core
         self.node = core.node
         self.recovery_window = core.recovery_window
         self.max_stall = core.max_stall
+        self._anchor = anchor  # keeps the session
         self._core = core
-        core.handle = self
+        anchor.handled_by(self)
 
     def __repr__(self) -> str:
         return f"<Session {self.id} on {self.node}{'' if self._core.why is None else ' (over)'}>"
@@ -117,6 +119,9 @@ class SessionHandle(AsyncHandle):
     def _enter(self) -> None:
         self._core.enter()
 
+    def _close_soon(self) -> None:
+        self._core.close_soon()
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -131,7 +136,7 @@ class SessionHandle(AsyncHandle):
             )
         cancelled = scope.exit(error)
         if isinstance(error, GeneratorExit):  # nothing can be awaited, in any thread
-            self._core.client.soon(self._core.close_soon)
+            self._core.client.soon(self._close_soon)
             return
         try:
             if self.state == "expired":

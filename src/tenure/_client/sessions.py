@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from tenure._client.attaching import SessionOptions, attach_core
-from tenure._client.client_core import ClientCore
+from tenure._client.attaching import SessionOptions, attach_anchored
 from tenure._client.contact import Contact
 from tenure._client.handles import AsyncHandle
+from tenure._client.internals import session_core
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
 from tenure._client.session_life import ORIGIN
+from tenure._client.source import ClientAnchor
 from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE
 
@@ -30,10 +31,12 @@ class ImplicitSession:
     fails, all of them get the error.
     """
 
-    def __init__(self, client: ClientCore, recovery_window: float) -> None:
+    def __init__(self, anchor: ClientAnchor, recovery_window: float) -> None:
         self.node = DEFAULT_NODE
         self.recovery_window = recovery_window
-        self._client = client
+        self._anchor = anchor
+        self._client = anchor.core
+        self._handle: Session | None = None  # keeps the session
         self._session: SessionCore | None = None
         self._attaching: asyncio.Task[SessionCore] | None = None
 
@@ -67,15 +70,15 @@ class ImplicitSession:
 
     async def _attach(self) -> SessionCore:
         options = SessionOptions.of(DEFAULT_NODE, self.recovery_window, "", "cancel", None)
-        self._session = core = await attach_core(self._client, options)
-        Session(core)  # the leases keep it
+        self._handle = handle = await attach_anchored(self._anchor, options, None)
+        self._session = core = session_core(handle)
         return core
 
 
 class Attempts:
     """Loop of `Client.sessions`."""
 
-    def __init__(self, attach: Callable[[], Awaitable[SessionCore]]) -> None:
+    def __init__(self, attach: Callable[[], Awaitable[Session]]) -> None:
         self._attach = attach
         self._again = True
 
@@ -96,7 +99,7 @@ class Attempt(AsyncHandle):
     """One attempt of `Client.sessions`: a session's block that may be repeated."""
 
     def __init__(
-        self, attach: Callable[[], Awaitable[SessionCore]], repeat: Callable[[], None]
+        self, attach: Callable[[], Awaitable[Session]], repeat: Callable[[], None]
     ) -> None:
         self._attach = attach
         self._repeat = repeat
@@ -104,8 +107,8 @@ class Attempt(AsyncHandle):
         self._session: Session
 
     async def __aenter__(self) -> Session:
-        self._core = await self._attach()
-        self._session = Session(self._core)
+        self._session = await self._attach()
+        self._core = session_core(self._session)
         self._core.enter()
         return self._session
 

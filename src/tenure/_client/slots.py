@@ -101,7 +101,7 @@ class Slots:
         """Return the lowest free slot, or the first to become free."""
         free = [number for number in range(limit) if number not in self._taken]
         for number in free:
-            slot = await try_acquire(session_of(self._request), self._options(number))
+            slot = await try_acquire(session_of(self._request), self._options(number), 0.0, None)
             if slot is not None:
                 return number, slot
         return await self._first(free)
@@ -112,7 +112,7 @@ class Slots:
         kept: int | None = None
         try:
             for number in numbers:
-                queued[number] = await join(session_of(self._request), self._options(number))
+                queued[number] = await join(session_of(self._request), self._options(number), None)
             while True:
                 kept = next((number for number, slot in queued.items() if slot.held), None)
                 if kept is not None:
@@ -122,7 +122,7 @@ class Slots:
                 if gone:  # evicted, or deleted by force
                     for number in gone:
                         queued[number] = await join(
-                            session_of(self._request), self._options(number)
+                            session_of(self._request), self._options(number), None
                         )
                     continue
                 changes = [each.change() for each in (self._request, *queued.values())]

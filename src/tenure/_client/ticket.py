@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from tenure._client.acquire import settled
 from tenure._client.blocks import finish_leaving, note_loss, start_leaving
 from tenure._client.contention import contention
-from tenure._client.handles import AsyncHandle
+from tenure._client.handles import AsyncHandle, CallSite
 from tenure._client.lease import Lease
 from tenure._client.options import RequestOptions
 from tenure._client.probe import Probe
@@ -180,7 +180,7 @@ class Ticket(AsyncHandle, Generic[L]):
         assert self._scope is not None
         self._scope.exit(error)
         request = self._request
-        answer = start_leaving(request, error)
+        answer = start_leaving(self, request, error)
         if answer is not None:
             await finish_leaving(request, answer, error)
         if request.loss is not None:
@@ -189,12 +189,14 @@ class Ticket(AsyncHandle, Generic[L]):
             note_loss(request, error)
 
 
-def recover(source: SessionSource, options: RequestOptions[L]) -> Ticket[L] | None:
+def recover(
+    source: SessionSource, options: RequestOptions[L], site: CallSite
+) -> Ticket[L] | None:
     """Return a ticket for the first recovered request that matches the options, or ``None``.
 
     Raises:
         SessionExpired, SessionClosed: the session has ended.
     """
     session = source.ready()
-    request = None if session is None else session.claim(options)
+    request = None if session is None else session.claim(options, site)
     return None if request is None else Ticket(request, options.handle)

@@ -20,6 +20,8 @@ from tenure._client.internals import (
     enter_lease,
     lease_of,
     leave_ticket,
+    note_lease_site,
+    note_session_site,
     put_back,
     request_of,
     session_core,
@@ -86,6 +88,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
     def __init__(self, portal: Portal, wrapped: async_lease.Lease) -> None:
         """Wrap an asynchronous lease."""
         super().__init__(portal, wrapped)
+        note_lease_site(wrapped)
 
     def check(self) -> None:
         """Raise unless the lease is held. Useful in loops and threads.
@@ -207,6 +210,7 @@ class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):
         """Wrap an asynchronous ticket; `handle` wraps its lease."""
         super().__init__(portal, wrapped)
         self._handle = handle
+        note_lease_site(lease_of(wrapped))
 
     @covered
     def __enter__(self) -> Self:
@@ -235,6 +239,11 @@ class SessionBlock(SyncWrapper[async_session.SessionHandle]):
     """Entering and leaving a session."""
 
     __slots__ = ()
+
+    def __init__(self, portal: Portal, wrapped: async_session.SessionHandle) -> None:
+        """Wrap an asynchronous session."""
+        super().__init__(portal, wrapped)
+        note_session_site(wrapped)
 
     @covered
     def __enter__(self) -> Self:

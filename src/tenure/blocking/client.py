@@ -13,7 +13,7 @@ from typing import TypeVar
 from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
 from tenure._client.client_core import ClientCore
-from tenure._client.internals import client_core
+from tenure._client.internals import client_anchor, client_core
 from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
 from tenure._client.scope import note_failure
@@ -73,6 +73,7 @@ def _served(client: Client, portal: Portal, core: ClientCore) -> Client:
     """Have the background thread run until the client is closed."""
     try:
         portal.serve(core)
+        client_anchor(client._wrapped).closed_by(partial(portal.close_dropped, core))
         return client
     except BaseException as error:
         insist(error, portal.discard, (core,))

@@ -130,6 +130,11 @@ class Portal:
         """Forget a client that was never used."""
         self._post(self._discard, client)
 
+    def close_dropped(self, client: Served) -> None:
+        """Close a client that the program has dropped, in the background. From any thread."""
+        failed = "could not close a dropped client: url=%s error=%s"
+        self._post(self._in_background, partial(self._close, client, failed))
+
     def _is_needed(self) -> bool:
         return bool(self._clients or self._calls)
 
@@ -403,11 +408,14 @@ class Portal:
 
     async def _close_all(self) -> None:
         for client in list(self._clients):
-            try:
-                await client.aclose()
-            except Exception as failure:
-                _log.warning("could not close at exit: url=%s error=%s", client.url, failure)
-            self._discard(client)
+            await self._close(client, "could not close at exit: url=%s error=%s")
+
+    async def _close(self, client: Served, failed: str) -> None:
+        try:
+            await client.aclose()
+        except Exception as failure:
+            _log.warning(failed, client.url, failure)
+        self._discard(client)
 
     async def _end_workers(self) -> None:
         await asyncio.gather(*self._workers.stop(), *self._background)
