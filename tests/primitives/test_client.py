@@ -166,7 +166,7 @@ async def test_closed_while_others_attach_it_leaves_no_session(world: World, ste
 
 async def test_closing_survives_the_cancellation_of_who_closes(world: World) -> None:
     client, engine = world.slow(3)
-    await client.session()
+    _held = await client.session()
     closing = asyncio.create_task(client.aclose())
     await turns(2)
     closing.cancel()
@@ -187,8 +187,8 @@ async def test_another_task_that_closes_it_cancels_who_is_inside(world: World) -
 
 async def test_what_fails_on_closing_is_told(world: World) -> None:
     client, engine = world.slow()
-    await client.session()
-    await client.session()
+    _held = await client.session()
+    _held_2 = await client.session()
     engine.fail("close", EngineError("first"), EngineError("second"))
     engine.fail("aclose", EngineError("third"))
     with pytest.raises(EngineError) as raised:

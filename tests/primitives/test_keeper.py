@@ -465,7 +465,7 @@ async def test_a_stall_that_the_thread_bridged_is_told_as_an_event(
 ) -> None:
     monkeypatch.setattr(keeper, "TICK", 0.2)
     async with tenure.connect("memory://") as client, client.events() as stream:
-        await client.session(recovery_window=2)
+        _held = await client.session(recovery_window=2)
         time.sleep(2)
         async for event in stream:
             if isinstance(event, events.LoopStalled):
@@ -477,8 +477,8 @@ async def test_a_stall_that_the_thread_bridged_is_told_as_an_event(
 @in_real_time
 async def test_the_thread_ends_with_the_client() -> None:
     async with tenure.connect("memory://") as client:
-        await client.session()
-        await client.session()
+        _held = await client.session()
+        _held_2 = await client.session()
         assert len(keepers()) == 1
     assert keepers() == []
 
@@ -529,7 +529,7 @@ async def test_a_close_does_not_wait_in_the_loop_for_a_policy_that_needs_it() ->
 
     async with tenure.connect("memory://") as client:
         session = await client.session(recovery_window=1, max_stall=0, on_loss=act)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         while not asked.is_set():
             time.sleep(0.05)  # the loop is stuck until the thread has given up
     assert SystemClock.virtual is False

@@ -120,7 +120,7 @@ async def test_a_token_of_another_store_is_refused(world: World, clock: VirtualC
     other = World(clock)
     async with world.client() as client, other.client() as elsewhere:
         session = await client.session(resumable=True)
-        await elsewhere.session(resumable=True)
+        _held = await elsewhere.session(resumable=True)
         with pytest.raises(AuthenticationFailed, match="another key"):
             await elsewhere.session(resume=session.resume_token)
         await session.aclose()
@@ -231,7 +231,7 @@ async def test_a_semaphores_requests_are_recovered_one_by_one_in_order(world: Wo
 async def test_new_requests_do_not_disturb_recovered_ones(world: World) -> None:
     async with world.client() as first, world.client() as second:
         session = await first.session(resumable=True)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         resumed = await second.session(resume=session.resume_token)
         async with resumed.mutex("n").lock():
             assert [each.name for each in resumed.recovered] == ["m"]
@@ -284,7 +284,7 @@ async def test_what_is_evicted_before_it_is_claimed_is_not_recovered(world: Worl
 async def test_a_recovered_lease_may_need_time_to_stop(world: World) -> None:
     async with world.client() as first, world.client() as second:
         session = await first.session(resumable=True, recovery_window=20)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         resumed = await second.session(resume=session.resume_token)
         with pytest.raises(InvalidArgument, match="under half the recovery window"):
             resumed.mutex("m").recover(stop_time=10)
@@ -366,7 +366,7 @@ async def test_assume_dead_does_not_wait(world: World, clock: VirtualClock) -> N
     client, engine = world.slow(0)
     async with client, world.client() as second:
         session = await client.session(resumable=True, recovery_window=20)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         inner: Any = engine.sessions[0].inner
         inner.over = lambda _error: None
         before = clock.now()
@@ -392,7 +392,7 @@ async def test_a_cancelled_resumption_leaves_the_session_to_the_next(world: Worl
     for moment in range(12):
         async with world.slow(2)[0] as first, world.slow(2)[0] as second:
             session = await first.session(resumable=True)
-            await session.mutex("m").lock()
+            _held = await session.mutex("m").lock()
             token = session.resume_token
             resuming = asyncio.create_task(second.session(resume=token))
             await turns(moment)

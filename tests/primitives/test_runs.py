@@ -374,7 +374,7 @@ async def test_a_caller_that_is_cancelled_while_the_release_fails_is_cancelled(
 ) -> None:
     client, engine = world.slow()
     async with client:
-        await client.mutex("another").try_lock()
+        _held = await client.mutex("another").try_lock()
         session = engine.sessions[0]
         withdraw, failures = session.withdraw, [EngineError("the disk is full")]
 
@@ -403,7 +403,7 @@ async def test_during_an_outage_calls_end_and_name_it(
     async with client:
         await client.list_nodes()
         if attached:
-            await client.mutex("another").try_lock()
+            _held = await client.mutex("another").try_lock()
         engine.cut()
         began = clock.now()
         with pytest.raises(EngineUnavailable, match="last run of 'job' on /default: not read"):
@@ -420,7 +420,7 @@ async def test_a_store_that_falls_silent_while_a_run_begins_is_named(
 ) -> None:
     client, engine = world.slow()
     async with client:
-        await client.mutex("another").try_lock()
+        _held = await client.mutex("another").try_lock()
         beginning = asyncio.create_task(client.once("job", per=HOUR))
         while "store_time" not in engine.calls:
             await turns(1)

@@ -91,7 +91,7 @@ async def test_left_behind_it_is_detached_for_good_and_lives_for_its_window(
 ) -> None:
     async with world.client() as client:
         session = await client.session(recovery_window=5)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         await session.detach()
         assert state_of(session) == "detached"
         assert len(await world.queue("m")) == 1

@@ -62,7 +62,7 @@ async def test_an_expiry_repeats_it_with_a_new_session(world: World, how: str) -
                         await turns(1)
                         lease.check()
                 elif how == "waiting":
-                    await (await other.session()).mutex("m").lock()
+                    _held = await (await other.session()).mutex("m").lock()
                     await session.mutex("m").lock()
                 else:
                     async with asyncio.TaskGroup() as group:

@@ -160,9 +160,9 @@ async def test_a_semaphore_without_a_small_limit_has_no_slots(world: World, limi
         lease = await (await pool_of(client, limit)).acquire()
         with pytest.raises(InvalidArgument, match="a limit of at most 1,024"):
             await lease.slot()
-        lease = await client.semaphore("members", ephemeral=True).acquire()
+        member = await client.semaphore("members", ephemeral=True).acquire()
         with pytest.raises(InvalidArgument, match="lasting semaphore"):
-            await lease.slot()
+            await member.slot()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -199,7 +199,8 @@ async def test_a_lease_that_shrinks_keeps_its_lowest_slots_and_frees_the_others(
         lease = await (await pool_of(client, 3)).acquire(3)
         assert await lease.slots() == (0, 1, 2)
         await lease.update(count=1)
-        assert await (await (await pool_of(other, 3)).acquire(2)).slots() == (1, 2)
+        others = await (await pool_of(other, 3)).acquire(2)
+        assert await others.slots() == (1, 2)
         assert await lease.slots() == (0,)
 
 

@@ -101,10 +101,10 @@ async def attach_anchored(
         options: the arguments of `Client.session`.
         site: the program's call; ``None`` for a session that the program never gets.
     """
-    client = anchor.core
-    if site is not None and asyncio.get_running_loop().get_debug():
+    core = await _attach_core(anchor.core, options)
+    if site is not None and core.debug:
         site = call_site(debug=True, otherwise=site)
-    return Session(SessionAnchor(await _attach_core(client, options), anchor, site))
+    return Session(SessionAnchor(core, anchor, site))
 
 
 async def _attach_core(client: ClientCore, options: SessionOptions) -> SessionCore:

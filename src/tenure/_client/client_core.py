@@ -113,6 +113,8 @@ class ClientCore:
         if opening is None or (opening.done() and failure_of(opening) is not None):
             opening = self._opening = self.tasks.begin(self.engine.open())
         await self.outcome(opening)
+        if self.closed:  # meanwhile: nothing would end what begins now
+            raise self.closed_error()
         return self.engine
 
     async def outcome(self, beginning: asyncio.Task[T]) -> T:
