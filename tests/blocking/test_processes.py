@@ -214,7 +214,8 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(url: str, eye: blocking.C
         assert os.waitstatus_to_exitcode(status) == 7, status
         lease.check()
         assert client.mutex("a").try_lock() is None
-        assert client.mutex("c").try_lock() is not None
+        c = client.mutex("c").try_lock()
+        assert c is not None
     client.close()
     print("done")
     """
@@ -226,7 +227,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(url: str, eye: blocking.C
 def test_a_child_forked_while_no_client_is_open_leaves_the_loop_alone(url: str) -> None:
     text = """
     with blocking.connect(url) as client:
-        client.mutex("a").lock()
+        lease = client.mutex("a").lock()
     child = os.fork()
     if child == 0:
         sys.exit(7)

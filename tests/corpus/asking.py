@@ -141,9 +141,9 @@ async def other_tasks_of_the_thread_run_while_one_waits(scene: Scene) -> None:
         assert is_held(await scene.soon(waiting))
 
 
-def _request_again(self: SessionCore, options: Any) -> Request:
+def _request_again(self: SessionCore, *arguments: Any) -> Request:
     self._last_request_id = 0
-    return _request(self, options)
+    return _request(self, *arguments)
 
 
 _request = SessionCore.request

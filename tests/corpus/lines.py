@@ -130,11 +130,10 @@ async def permits_of_a_silent_program_return_after_their_leases(scene: Scene) ->
         session = await client.session(recovery_window=1)
         for each in other, session:
             await each.semaphore("pool").create(limit=3)
-        for _ in range(3):
-            await session.semaphore("pool").acquire()
+        held = [await session.semaphore("pool").acquire() for _ in range(3)]
         network.stall()
         for _ in range(3):
-            await other.semaphore("pool").acquire(timeout=1 + scene.patience)
+            held.append(await other.semaphore("pool").acquire(timeout=1 + scene.patience))
         network.flow()
 
 

@@ -220,7 +220,7 @@ async def permits_of_a_silent_session_return_after_its_window(scene: Scene) -> N
         pool = other.semaphore("pool")
         await pool.create(limit=3)
         session = await client.session(recovery_window=1)
-        await session.semaphore("pool").acquire(3)
+        _held = await session.semaphore("pool").acquire(3)
         engine.cut()
         lease = await pool.acquire(3, timeout=1 + scene.patience)
         await lease.release()

@@ -61,14 +61,28 @@ class Lease(AsyncHandle):
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._anchor = request.session.anchor()  # keeps the session
+        self._anchor: object = request.session.anchor()  # keeps the session
         if request.session.debug:
             request.site = call_site(debug=True, otherwise=request.site)
 
     def __del__(self) -> None:
         request = self._request
         if request.state is HELD or request.state is WAITING:
-            _drop(self, request)
+            self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        """Withdraw the request, which the program can no longer reach. From any thread."""
+        session = session_of(request)
+        if not session.client.is_running():
+            return
+        session.client.soon(partial(session.withdraw_dropped, request))
+        what = f"{request.options.kind} {request.name!r} on {request.node}"
+        if request.state is WAITING:
+            what, advice = f"the place in the queue of {what}", "It is withdrawn now; withdraw it"
+        else:
+            what, advice = f"the lease of {what}", "It is released now; release it"
+        self._anchor = None  # the warning may be recorded, and the lease with it
+        warn_dropped(self, request.site or UNKNOWN, what, f"{advice}, or enter it with 'with'.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._request}>"
@@ -347,18 +361,3 @@ class Lease(AsyncHandle):
             if error is None or cancelled:
                 raise request.why_not_held()
             note_loss(request, error)
-
-
-def _drop(lease: Lease, request: Request) -> None:
-    """Withdraw the request of a lease that the program can no longer reach. From any thread."""
-    session = session_of(request)
-    if not session.client.is_running():
-        return
-    waited = request.state is WAITING
-    session.client.soon(partial(session.withdraw_dropped, request))
-    what = f"{request.options.kind} {request.name!r} on {request.node}"
-    if waited:
-        what, advice = f"the place in the queue of {what}", "It is withdrawn now; withdraw it"
-    else:
-        what, advice = f"the lease of {what}", "It is released now; release it"
-    warn_dropped(lease, request.site or UNKNOWN, what, f"{advice}, or enter it with 'with'.")

@@ -270,9 +270,11 @@ class LockOrSemaphore:
     async def _end(self) -> None:
         """Return to idle; the end of the client releases everything."""
         client, self._client = self._client, None
+        kept = self._ticket, self._lease  # until they have ended with the client
         self._ticket = self._lease = None
         if client is not None:
             await client.aclose()
+        del kept
 
 
 class DistributedLock(LockOrSemaphore):
