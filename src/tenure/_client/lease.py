@@ -75,13 +75,14 @@ class Lease(AsyncHandle):
         session = session_of(request)
         if not session.client.is_running():
             return
+        # First, because the session may end with it. A recorded warning keeps the lease.
+        self._anchor = None
         session.client.soon(partial(session.withdraw_dropped, request))
         what = f"{request.options.kind} {request.name!r} on {request.node}"
         if request.state is WAITING:
             what, advice = f"the place in the queue of {what}", "It is withdrawn now; withdraw it"
         else:
             what, advice = f"the lease of {what}", "It is released now; release it"
-        self._anchor = None  # the warning may be recorded, and the lease with it
         warn_dropped(self, request.site or UNKNOWN, what, f"{advice}, or enter it with 'with'.")
 
     def __repr__(self) -> str:
