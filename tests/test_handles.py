@@ -23,7 +23,8 @@ async def handles(client: tenure.Client) -> list[Any]:
 
 async def test_an_asynchronous_block_entered_with_with_says_async_with() -> None:
     async with tenure.connect("memory://handles") as client:
-        for handle in await handles(client):
+        made = await handles(client)
+        for handle in made:
             with pytest.raises(Misuse, match=r"is entered with 'async with'.*blocking"), handle:
                 raise AssertionError("entered")
 
@@ -46,7 +47,7 @@ async def test_a_handle_cannot_be_pickled_or_copied() -> None:
             for carry in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(Misuse, match=r"belongs to this process.*call connect\(\)"):
                     carry(handle)
-        await next(handle for handle in made if "to be awaited" in repr(handle))
+        made.append(await next(handle for handle in made if "to be awaited" in repr(handle)))
 
 
 def test_a_handle_for_threads_cannot_be_pickled() -> None:
