@@ -10,6 +10,7 @@ the request in the background.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from tenure._client.contention import contention
@@ -46,13 +47,10 @@ async def acquire(
             request = await _in_time(source, options, timeout, site, request)
         else:
             request = request or _send(await source.obtain(), options, None, site)
-            # Only a task that is inside a block can be in a deadlock with itself.
+            # Only a task that is inside a block can be in a deadlock with itself at once.
             request.patient = next(entered_scopes(asyncio.current_task()), None) is None
             try:
-                while request.state is SENT:
-                    await request.change()
-                if request.state is WAITING:
-                    await settled(request, for_ever=True)
+                await settled(request, for_ever=True)
             except BaseException as error:
                 request.withdraw_because(error)
                 raise
@@ -110,16 +108,27 @@ async def settled(request: Request, *, for_ever: bool) -> None:
 
     Raises:
         Misuse: the session belongs to another event loop.
-        SelfDeadlock: with `for_ever`, the calling task is inside a block that prevents the grant.
+        SelfDeadlock: with `for_ever`, what the program holds prevents the grant (`waits`).
     """
-    while request.state is SENT:
-        request.session.check_loop()
-        await request.change()
-    if for_ever and request.state is WAITING:
-        await _check_self_deadlock(request)
-    while request.state is WAITING:
-        request.session.check_loop()
-        await request.change()
+    if request.state is not SENT and request.state is not WAITING:
+        return
+    waits = session_of(request).waits
+    wait = waits.begin(request, for_ever=for_ever)
+    try:
+        while request.state is SENT:
+            request.session.check_loop()
+            await request.change()
+        if for_ever and request.state is WAITING:
+            await _check_self_deadlock(request, _entered())
+        while request.state is WAITING:
+            request.session.check_loop()
+            suspects, wait.suspects = wait.suspects, ()
+            if suspects:
+                await _check_self_deadlock(request, suspects)
+            else:
+                await request.change()
+    finally:
+        waits.end(wait)
 
 
 def _send(
@@ -228,18 +237,27 @@ def _emit_timeout(request: Request) -> None:
     session.emit("TimedOut", request.name, waited)
 
 
-async def _check_self_deadlock(request: Request) -> None:
-    """Raise when blocks of the current task make it impossible to grant this request.
+def _entered() -> Iterator[Request]:
+    """Yield the requests whose blocks the current task is inside."""
+    for scope in entered_scopes(asyncio.current_task()):
+        if isinstance(scope.owner, Request):
+            yield scope.owner
 
-    Only requests count that precede this one in the store's queue and that this task releases at
-    the end of a block it is inside.
+
+async def _check_self_deadlock(request: Request, mine: Iterable[Request]) -> None:
+    """Raise when requests of this program make it impossible to grant this one.
+
+    Only requests count that precede this one in the store's queue.
+
+    Args:
+        request: the request that waits.
+        mine: the requests that nothing but the current task can release.
     """
     session = session_of(request)
     inside = {
         (session_of(owner).id, owner.order_id)
-        for owner in (scope.owner for scope in entered_scopes(asyncio.current_task()))
-        if isinstance(owner, Request)
-        and owner is not request
+        for owner in mine
+        if owner is not request
         and owner.state in (HELD, WAITING)
         and owner.name == request.name
         and owner.node == request.node
@@ -255,13 +273,13 @@ async def _check_self_deadlock(request: Request) -> None:
     described = await session.race(
         session.engine.describe_semaphore(request.name, owners=True, waiters=True)
     )
-    mine = 0
+    count = 0
     for each in (*described.owners, *described.waiters):
         if each.order_id == request.order_id:
             break
         if (each.session_id, each.order_id) in inside:
-            mine += each.count
-    if mine + request.count > described.limit and request.state is WAITING:
+            count += each.count
+    if count + request.count > described.limit and request.state is WAITING:
         raise _self_deadlock(request)
 
 

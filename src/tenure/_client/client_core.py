@@ -16,8 +16,9 @@ import asyncio
 import contextlib
 import logging
 import sys
+import weakref
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tenure import fork
 from tenure._client.contact import ANSWER_TIMEOUT, Contact
@@ -30,15 +31,32 @@ from tenure.errors import Misuse, SessionClosed
 from tenure.identity import ANONYMOUS, Identity, this_program
 from tenure.model import Capabilities
 
-__all__ = ["ClientCore", "OwnedSession"]
+if TYPE_CHECKING:
+    from tenure._client.request import Request
+
+__all__ = ["ClientCore", "OwnedSession", "living_clients"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("tenure")
 
 
+_living: weakref.WeakSet[ClientCore] = weakref.WeakSet()
+
+
+def living_clients() -> list[ClientCore]:
+    """Return the clients of this program that have not been closed. From any thread."""
+    return [client for client in list(_living) if not client.closed]
+
+
 class OwnedSession(Kept, Protocol):
     """A session, as seen by its client."""
+
+    node: str
+
+    def held_requests(self) -> list[Request]:
+        """Return the requests that may be held."""
+        ...
 
     def close_soon(self, *, detach: bool = False) -> None:
         """Close the session; the store is informed in the background."""
@@ -79,6 +97,7 @@ class ClientCore:
         self._born = fork.generation
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        _living.add(self)
 
     @property
     def url(self) -> str:

@@ -75,6 +75,7 @@ class Request:
         options: as sent.
         name: the name of the mutex, semaphore or election.
         site: the program's call that made it, or that obtained its handle.
+        contended: whether it was logged that this program waits for it.
         patient: no task needs to know that it waits, only whether it is granted.
         count: the number of tokens that it takes now.
         sent_at, granted_at: times on the client's clock; 0 before.
@@ -90,6 +91,7 @@ class Request:
 
     __slots__ = (
         "_waiters",
+        "contended",
         "count",
         "granted_at",
         "id",
@@ -128,7 +130,7 @@ class Request:
         self.count = options.count
         self.sent_at = self.granted_at = 0.0
         self.state = SENT
-        self.patient = False
+        self.patient = self.contended = False
         self.unentered = True
         self.site = site
         self.order_id = self.scope = self.slots = self.loss = self.why_gone = None

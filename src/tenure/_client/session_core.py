@@ -23,6 +23,7 @@ from tenure._client.releases import ReleaseRetries
 from tenure._client.request import Request
 from tenure._client.request_states import LOST
 from tenure._client.session_life import SessionLife
+from tenure._client.waits import Waits
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -52,6 +53,7 @@ class SessionCore(SessionLife):
         on_loss: the default policy of its leases.
         requests: the requests that may be in a queue, by id.
         recovered: the unclaimed requests of a resumed session, by id.
+        waits: the tasks that wait for a grant.
         release_retries: the withdrawals that are sent again.
         watchers: the callbacks of watches, in order; called at the end.
         readings, probes: reads of a semaphore's queue that several tasks share.
@@ -70,6 +72,7 @@ class SessionCore(SessionLife):
         "readings",
         "recovered",
         "release_retries",
+        "waits",
         "requests",
         "watchers",
     )
@@ -83,6 +86,7 @@ class SessionCore(SessionLife):
         self.requests: dict[int, Request] = {}
         self.recovered: dict[int, Recovered] = {}
         self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.complete)
+        self.waits = Waits(self)
         self.watchers: dict[Callable[[], None], None] = {}
         self.readings: dict[str, asyncio.Task[str]] = {}
         self.probes: dict[str, asyncio.Task[bool]] = {}
@@ -120,6 +124,10 @@ class SessionCore(SessionLife):
             self, request_id, options, site
         )
         return request
+
+    def held_requests(self) -> list[Request]:
+        """Return the requests that may be held. From any thread."""
+        return list(self.requests.values())
 
     def claim(self, options: RequestOptions[object], site: CallSite | None) -> Request | None:
         """Take the first recovered request of that name and kind, if there is one."""
@@ -292,6 +300,7 @@ class SessionCore(SessionLife):
     def stop_watches(self) -> None:
         """Wake the watches, and stop the release retries."""
         self.release_retries.stop()
+        self.waits.stop()
         for changed in list(self.watchers):
             changed()
 

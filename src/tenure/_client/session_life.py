@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from functools import partial
 from math import inf
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from tenure import fork
 from tenure._client import session_states as states
@@ -38,6 +38,9 @@ from tenure._client.scope import Scope
 from tenure._client.session_states import LIVING, REPORTED, SessionPhase, SessionState
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired
+
+if TYPE_CHECKING:
+    from tenure._client.request import Request
 
 __all__ = ["ORIGIN", "SessionLife"]
 
@@ -131,6 +134,10 @@ class SessionLife(ABC):
         Args:
             closing: the task that closes the session, which is not cancelled.
         """
+
+    @abstractmethod
+    def held_requests(self) -> list[Request]:
+        """Return the requests that may be held. From any thread."""
 
     @abstractmethod
     def stop_watches(self) -> None:

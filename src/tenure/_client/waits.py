@@ -1,0 +1,250 @@
+"""Waits that last: their log lines, and the detection of a program that waits for itself.
+
+Each session has one `Waits`. While there are waits, it looks at them once a second:
+
+* A wait of a second or more for what this program holds is reported once for each holding request.
+  If the program can have no other task or thread to release it, a wait without a timeout is told
+  what it waits for, and raises `SelfDeadlock` when the store confirms it.
+* A wait of ten seconds is logged with the holder and the place in the queue, and again at its end.
+
+Whether another task will release a lease cannot be known in general: a lease may be passed on. So a
+program is alone only if its event loop has no other task of the program. The loop of
+`tenure.blocking` has no tasks of the program; then the program must have no other thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from tenure._client.client_core import living_clients
+from tenure._client.handles import UNKNOWN
+from tenure._client.request import Request
+from tenure._client.request_states import HELD, WAITING
+from tenure.errors import TenureError
+from tenure.identity import holder_name, semaphore_with_identities
+from tenure.model import SemaphoreDescription
+
+if TYPE_CHECKING:
+    from tenure._client.session_core import SessionCore
+
+__all__ = ["LONG", "LOOK", "Wait", "Waits"]
+
+LOOK = 1.0
+"""Seconds between two looks, and length of a wait that is looked at."""
+
+LONG = 10.0
+"""Seconds after which a wait is logged with its holder."""
+
+_READ_TIMEOUT = 1.0
+
+_log = logging.getLogger("tenure")
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_ENGINES = os.path.join(_PACKAGE, "engines") + os.sep
+
+
+class Wait:
+    """One wait for a request.
+
+    Attributes:
+        request: the request.
+        since: when it began, on the client's clock.
+        for_ever: whether it has no timeout.
+        looked: whether it has been looked at.
+        long: whether the line about a long wait has been begun.
+        logged: whether that line has been logged.
+        suspects: what this program holds that may prevent the grant; the waiting task takes it.
+    """
+
+    __slots__ = ("for_ever", "logged", "long", "looked", "request", "since", "suspects")
+
+    def __init__(self, request: Request, since: float, *, for_ever: bool) -> None:
+        self.request = request
+        self.since = since
+        self.for_ever = for_ever
+        self.looked = self.long = self.logged = False
+        self.suspects: Sequence[Request] = ()
+
+
+class Waits:
+    """The waits of one session, on its loop."""
+
+    def __init__(self, session: SessionCore) -> None:
+        self._session = session
+        self._waits: dict[Wait, None] = {}  # in the order of their beginnings
+        self._timer: asyncio.TimerHandle | None = None
+        self._readings: dict[str, asyncio.Task[SemaphoreDescription | None]] = {}
+
+    def begin(self, request: Request, *, for_ever: bool) -> Wait:
+        """Record that a task begins to wait; `end` must follow."""
+        wait = Wait(request, self._session.now(), for_ever=for_ever)
+        self._waits[wait] = None
+        if self._timer is None:
+            self._timer = self._session.loop.call_later(LOOK, self._look)
+        return wait
+
+    def end(self, wait: Wait) -> None:
+        """Record that the task no longer waits."""
+        del self._waits[wait]
+        if wait.logged:
+            request = wait.request
+            _log.info(
+                "wait ended: node=%s name=%r state=%s seconds=%.1f",
+                request.node,
+                request.name,
+                request.state.value,
+                self._session.now() - wait.since,
+            )
+
+    def stop(self) -> None:
+        """Look no more: the session has ended, and its waits end."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._session.now()
+        new: list[Wait] = []
+        for wait in self._waits:
+            # The timer of the loop and the client's clock may differ a little.
+            if now - wait.since < LOOK - 0.01:
+                break
+            if not wait.looked:
+                wait.looked = True
+                new.append(wait)
+            if now - wait.since >= LONG - 0.01 and not wait.long:
+                wait.long = True
+                self._session.client.tasks.begin(self._log_long(wait))
+        if new:
+            self._look_for_self(new)
+        if self._waits:
+            self._timer = self._session.loop.call_later(LOOK, self._look)
+
+    # Leases of this program
+
+    def _look_for_self(self, waits: list[Wait]) -> None:
+        held = _held_by_program(self._session, {wait.request.name for wait in waits})
+        alone: bool | None = None
+        for wait in waits:
+            request = wait.request
+            owners = [owner for owner in held.get(request.name, ()) if owner is not request]
+            if not owners or request.state is not WAITING:
+                continue
+            if alone is None:
+                alone = _is_alone(self._session.loop)
+            if alone and wait.for_ever:
+                wait.suspects = owners
+                request.wake()
+            else:
+                _report(owners)
+
+    # Long waits
+
+    async def _log_long(self, wait: Wait) -> None:
+        request = wait.request
+        described = await asyncio.shield(self._read(request.name))
+        if wait not in self._waits or request.state is not WAITING:
+            return
+        wait.logged = True
+        _log.info(
+            "still waiting: node=%s name=%r position=%s holder=%s seconds=%.0f",
+            request.node,
+            request.name,
+            _position(described, request),
+            _holder(described, self._session.id),
+            self._session.now() - wait.since,
+        )
+
+    def _read(self, name: str) -> asyncio.Task[SemaphoreDescription | None]:
+        """Describe a semaphore, once a second at most: there may be thousands of waiters."""
+        reading = self._readings.get(name)
+        if reading is None:
+            reading = self._session.client.tasks.begin(self._describe(name))
+            self._readings[name] = reading
+            self._session.loop.call_later(LOOK, self._readings.pop, name)
+        return reading
+
+    async def _describe(self, name: str) -> SemaphoreDescription | None:
+        session = self._session
+        if session.state != "attached" or not session.client.capabilities.owners:
+            return None
+        try:
+            async with asyncio.timeout(_READ_TIMEOUT):
+                return semaphore_with_identities(
+                    await session.engine.describe_semaphore(name, owners=True, waiters=True)
+                )
+        except (TenureError, TimeoutError):
+            return None
+
+
+def _held_by_program(session: SessionCore, names: set[str]) -> dict[str, list[Request]]:
+    """Return the requests of those names, on the node of the session, that this program holds."""
+    held: dict[str, list[Request]] = {}
+    for request in _requests_beside(session):
+        if request.state is HELD and request.name in names:
+            held.setdefault(request.name, []).append(request)
+    return held
+
+
+def _requests_beside(session: SessionCore) -> Iterator[Request]:
+    for client in living_clients():
+        if client.url == session.client.url:
+            for other in list(client.sessions):
+                if other.node == session.node:
+                    yield from other.held_requests()
+
+
+def _report(owners: Iterable[Request]) -> None:
+    """Log that this program waits for its own leases, once for each."""
+    for owner in owners:
+        if owner.contended:
+            continue
+        owner.contended = True
+        task = None if owner.scope is None else owner.scope.task
+        _log.info(
+            "waiting for a lease that this program holds: node=%s name=%r task=%s acquired=%s",
+            owner.node,
+            owner.name,
+            "none" if task is None else task.get_name(),
+            owner.site or UNKNOWN,
+        )
+
+
+def _is_alone(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return true if the program has no task or thread but the one that waits."""
+    tasks = [task for task in asyncio.all_tasks(loop) if not _is_internal(task)]
+    if tasks:
+        return len(tasks) == 1
+    threads = [each for each in threading.enumerate() if not each.name.startswith("tenure")]
+    return len(threads) == 1
+
+
+def _is_internal(task: asyncio.Task[Any]) -> bool:
+    """Return true for a task of tenure, which releases nothing. In doubt it is the program's."""
+    code: CodeType | None = getattr(task.get_coro(), "cr_code", None)
+    if code is None:
+        return False
+    if code.co_filename.startswith(_ENGINES):
+        return True
+    return code.co_filename.startswith(_PACKAGE) and code.co_name.startswith("_")
+
+
+def _position(described: SemaphoreDescription | None, request: Request) -> int | str:
+    waiters = () if described is None or request.order_id is None else described.waiters
+    for place, waiter in enumerate(waiters, start=1):
+        if waiter.order_id == request.order_id:
+            return place
+    return "unknown"
+
+
+def _holder(described: SemaphoreDescription | None, session_id: int) -> str:
+    if described is None or not described.owners:
+        return "unknown"
+    owner = described.owners[0]
+    return "this session" if owner.session_id == session_id else repr(holder_name(owner))
