@@ -14,6 +14,7 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "_log", "LOGGER", "_logger", "logger"}
 KEYS = {"node", "name", "session", "holder", "url", "peer", "member", "event"} | {
     *("operation", "task", "item", "count", "seconds", "started", "reason", "error"),
+    *("acquired", "position", "state"),
 }
 
 

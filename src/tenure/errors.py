@@ -4,7 +4,7 @@
 
     TenureError
     ├── Misuse (RuntimeError)              the program used tenure wrongly
-    │   └── SelfDeadlock                   a task waits for what it is itself inside
+    │   └── SelfDeadlock                   a program waits for what it holds itself
     ├── InvalidArgument (ValueError)       a value no engine would accept
     ├── Unsupported                        this engine cannot; the message names one that can
     ├── NodeNotFound (LookupError)
@@ -73,7 +73,20 @@ class Misuse(TenureError, RuntimeError):
 
 
 class SelfDeadlock(Misuse):
-    """A task waits, without a timeout, for a lease that it prevents itself, for ever."""
+    """A wait without a timeout that would last for ever, because the program itself prevents it.
+
+    It is raised in two cases, if the request cannot be granted before a lease is released that the
+    program holds:
+
+    * at once, if the calling task is inside the block of that lease or ticket;
+    * after a second or two, if that lease is in no block of the calling task and the event loop has
+      no other task of the program, which could release it.
+
+    In `tenure.blocking` read *thread* for *task*; in the second case the program has no other
+    thread. Where another task or thread exists, it may release the lease, and nothing is raised:
+    after a second the log names the lease that is waited for, and the line that acquired it. The
+    task that `asyncio.wait_for` makes on Python 3.11 is another task, and so is a child task.
+    """
 
 
 class InvalidArgument(TenureError, ValueError):

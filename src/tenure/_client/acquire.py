@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from tenure._client.contention import contention
-from tenure._client.handles import CallSite
+from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.options import RequestOptions
 from tenure._client.probe import Probe
 from tenure._client.request import Request
@@ -255,7 +255,7 @@ async def _check_self_deadlock(request: Request, mine: Iterable[Request]) -> Non
     """
     session = session_of(request)
     inside = {
-        (session_of(owner).id, owner.order_id)
+        (session_of(owner).id, owner.order_id): owner
         for owner in mine
         if owner is not request
         and owner.state in (HELD, WAITING)
@@ -268,7 +268,7 @@ async def _check_self_deadlock(request: Request, mine: Iterable[Request]) -> Non
     if not session.client.capabilities.owners:
         # The holder of a mutex has all its tokens; the holders of other semaphores are unknown.
         if request.count == EPHEMERAL_LIMIT:
-            raise _self_deadlock(request)
+            raise _self_deadlock(request, inside.values())
         return
     described = await session.race(
         session.engine.describe_semaphore(request.name, owners=True, waiters=True)
@@ -280,14 +280,15 @@ async def _check_self_deadlock(request: Request, mine: Iterable[Request]) -> Non
         if (each.session_id, each.order_id) in inside:
             count += each.count
     if count + request.count > described.limit and request.state is WAITING:
-        raise _self_deadlock(request)
+        raise _self_deadlock(request, inside.values())
 
 
-def _self_deadlock(request: Request) -> SelfDeadlock:
+def _self_deadlock(request: Request, mine: Iterable[Request]) -> SelfDeadlock:
+    sites = " and ".join(sorted({str(owner.site or UNKNOWN) for owner in mine}))
     return SelfDeadlock(
-        f"the calling task holds {request.name!r} on {request.node} and waits for it again without "
-        "a timeout: it would wait for ever. Tenure's locks are not re-entrant; pass the lease on "
-        "instead, or give a timeout",
+        f"the program holds {request.name!r} on {request.node}, acquired at {sites}, and waits for "
+        "it again without a timeout: it would wait for ever. Tenure's locks are not re-entrant; "
+        "pass the lease on instead, or give a timeout",
         node=request.node,
         name=request.name,
     )

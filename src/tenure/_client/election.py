@@ -93,7 +93,8 @@ class Election(Handle):
         Raises:
             AcquireTimeout: not elected in time.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
-            SelfDeadlock: the calling task leads this election itself.
+            SelfDeadlock: the program leads this election itself, and no other task is known that
+                could resign (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         options = self._options(data, on_loss, stop_time)

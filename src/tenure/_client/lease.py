@@ -50,6 +50,9 @@ class Lease(AsyncHandle):
     have expired in the store, and the block raises `LeaseLost`. A lease that was only awaited
     cancels no task; read `held` or call `check`, and `release` it.
 
+    Keep the lease while it is needed: one that is garbage collected while it is held is released,
+    with a `ResourceWarning` that names the line which acquired it.
+
     A lease object is always truthy; read `held`.
 
     Attributes:

@@ -72,7 +72,8 @@ class Mutex(Handle):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling task is inside a block that prevents the grant.
+            SelfDeadlock: what the program holds prevents the grant, and no other task is known
+                that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         options = self._plain

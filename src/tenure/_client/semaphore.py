@@ -160,7 +160,8 @@ class Semaphore(Handle):
                 ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
-            SelfDeadlock: the calling task is inside a block that prevents the grant.
+            SelfDeadlock: what the program holds prevents the grant, and no other task is known
+                that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         options = self._options(count, data, on_loss, stop_time)

@@ -111,8 +111,8 @@ class Ticket(AsyncHandle, Generic[L]):
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
-            SelfDeadlock: without a timeout, the calling task is inside a block that prevents the
-                grant.
+            SelfDeadlock: without a timeout, what the program holds prevents the grant, and no other
+                task is known that could release it (see `tenure.SelfDeadlock`).
             SemaphoreNotFound: the semaphore was deleted by force.
             LeaseLost, LeaseReleased, SessionExpired, SessionClosed: the request or the session has
                 ended.

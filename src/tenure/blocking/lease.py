@@ -243,8 +243,8 @@ class Ticket(TicketBlock[L], Generic[L]):
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
-            SelfDeadlock: without a timeout, the calling thread is inside a block that prevents the
-                grant.
+            SelfDeadlock: without a timeout, what the program holds prevents the grant, and no other
+                thread is known that could release it (see `tenure.SelfDeadlock`).
             SemaphoreNotFound: the semaphore was deleted by force.
             LeaseLost, LeaseReleased, SessionExpired, SessionClosed: the request or the session has
                 ended.
@@ -300,7 +300,8 @@ class Election(SyncWrapper[async_election.Election]):
         Raises:
             AcquireTimeout: not elected in time.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
-            SelfDeadlock: the calling thread leads this election itself.
+            SelfDeadlock: the program leads this election itself, and no other thread is known that
+                could resign (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(

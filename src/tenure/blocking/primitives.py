@@ -62,7 +62,8 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling thread is inside a block that prevents the grant.
+            SelfDeadlock: what the program holds prevents the grant, and no other thread is known
+                that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
@@ -257,7 +258,8 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
                 ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit.
-            SelfDeadlock: the calling thread is inside a block that prevents the grant.
+            SelfDeadlock: what the program holds prevents the grant, and no other thread is known
+                that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(

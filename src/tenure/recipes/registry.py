@@ -79,8 +79,8 @@ class ServiceRegistry:
         """Register an endpoint: ``async with registry.register("10.0.0.1:80") as registration``.
 
         A registration is a lease. Its block raises `LeaseLost` when it is lost, and releases it at
-        its end; without a block, it lasts until it is released or its session ends. ``await
-        registration.update(b"10.0.0.1:81")`` changes the endpoint.
+        its end; without a block, keep it: it lasts until it is released or dropped, or its session
+        ends. ``await registration.update(b"10.0.0.1:81")`` changes the endpoint.
 
         Args:
             endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may have

@@ -35,7 +35,7 @@ class RWLock:
 
     To downgrade from writing to reading atomically, shrink the lease: ``await
     lease.update(count=1)``. Upgrading is not possible: two readers that upgrade would wait for each
-    other. A task that waits again without a timeout, and is itself the obstacle, gets
+    other. A task that waits again without a timeout inside of a block that is the obstacle gets
     `SelfDeadlock`. A reader that reads again behind a waiting writer is not detected, so pass the
     lease on instead.
 
@@ -76,7 +76,8 @@ class RWLock:
         Raises:
             AcquireTimeout: not granted in time.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling task is inside a block that prevents the grant.
+            SelfDeadlock: what the program holds prevents the grant, and no other task is known
+                that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._semaphore.acquire(

@@ -43,7 +43,7 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
 
     To downgrade from writing to reading atomically, shrink the lease: ``lease.update(count=1)``.
     Upgrading is not possible: two readers that upgrade would wait for each
-    other. A thread that waits again without a timeout, and is itself the obstacle, gets
+    other. A thread that waits again without a timeout inside of a block that is the obstacle gets
     `SelfDeadlock`. A reader that reads again behind a waiting writer is not detected, so pass the
     lease on instead.
 
@@ -87,7 +87,8 @@ class RWLock(SyncWrapper[async_recipes.RWLock]):
         Raises:
             AcquireTimeout: not granted in time.
             InvalidArgument: a lasting semaphore has that name.
-            SelfDeadlock: the calling thread is inside a block that prevents the grant.
+            SelfDeadlock: what the program holds prevents the grant, and no other thread is known
+                that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.obtain(
@@ -250,8 +251,8 @@ class ServiceRegistry(SyncWrapper[async_recipes.ServiceRegistry]):
         """Register an endpoint: ``with registry.register("10.0.0.1:80") as registration``.
 
         A registration is a lease. Its block raises `LeaseLost` when it is lost, and releases it at
-        its end; without a block, it lasts until it is released or its session ends.
-        ``registration.update(b"10.0.0.1:81")`` changes the endpoint.
+        its end; without a block, keep it: it lasts until it is released or dropped, or its session
+        ends. ``registration.update(b"10.0.0.1:81")`` changes the endpoint.
 
         Args:
             endpoint: at most 1 MiB; a ``str`` is encoded as UTF-8. Several registrations may have

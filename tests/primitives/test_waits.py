@@ -1,0 +1,300 @@
+"""Waits that last: what is logged of them, and a program that waits for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tenure.errors import AcquireTimeout, EngineUnavailable, SelfDeadlock
+from tenure.testing import VirtualClock
+from tests.primitives.helpers import World, released_after, turns
+
+HERE = re.escape(__file__)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> World:
+    if request.param == "memory":
+        return world
+    return World(world.clock, f"sqlite:///{tmp_path / 'waits.db'}")
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="tenure")
+    return caplog
+
+
+# A program that waits for itself
+
+
+async def test_a_lease_without_a_block_is_waited_for_by_its_only_task(
+    store: World, clock: VirtualClock
+) -> None:
+    async with store.client() as client:
+        lease = await client.mutex("m").lock()
+        began = clock.now()
+        with pytest.raises(SelfDeadlock, match=rf"acquired at {HERE}:\d+, .* not re-entrant"):
+            await client.mutex("m").lock()
+        assert clock.now() - began < 3
+        assert len(await store.queue("m")) == 1
+        await lease.release()
+    await store.close()
+
+
+async def test_through_another_client_of_the_store_it_is_one_too(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        lease = await client.mutex("m").lock()
+        with pytest.raises(SelfDeadlock):
+            await other.mutex("m").lock()
+        await lease.release()
+
+
+async def test_a_closed_client_holds_nothing(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        former = world.client()
+        held = await former.mutex("m").lock()
+        await former.aclose()
+        assert held.loss is not None
+        lease = await other.mutex("m").lock()
+        await lease.release()
+        await client.list_nodes()
+
+
+async def test_a_ticket_s_lease_is_waited_for_and_the_place_is_kept(world: World) -> None:
+    async with world.client() as client:
+        pool = client.semaphore("s", ephemeral=True)
+        lease = await client.mutex("s").lock()
+        ticket = await pool.enqueue()
+        with pytest.raises(SelfDeadlock):
+            await ticket.wait()
+        assert len(await world.queue("s")) == 2
+        await lease.release()
+        assert (await ticket.wait()).held
+        await ticket.withdraw()
+
+
+async def test_of_a_semaphore_it_is_one_when_the_program_holds_too_much(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        pool = client.semaphore("s")
+        await pool.create(3)
+        mine, also_mine = await pool.acquire(), await other.semaphore("s").acquire()
+        fitting = await pool.acquire()
+        with pytest.raises(SelfDeadlock):
+            await pool.acquire()
+        for lease in (mine, also_mine, fitting):
+            await lease.release()
+
+
+async def test_a_timeout_is_none(world: World) -> None:
+    async with world.client() as client:
+        lease = await client.mutex("m").lock()
+        with pytest.raises(AcquireTimeout):
+            await client.mutex("m").lock(timeout=5)
+        await lease.release()
+
+
+async def test_another_task_may_release_it_and_so_it_is_logged(
+    store: World, lines: pytest.LogCaptureFixture
+) -> None:
+    async with store.client() as client:
+        async with released_after(5, await client.mutex("m").lock()):
+            async with client.mutex("m").lock():
+                pass
+    line = r"waiting for a lease that this program holds: node=/default name='m' task=none "
+    assert len(re.findall(rf"{line}acquired={HERE}:\d+", lines.text)) == 1
+    await store.close()
+
+
+async def test_a_child_task_that_waits_for_its_parent_s_block_is_logged(
+    store: World, lines: pytest.LogCaptureFixture
+) -> None:
+    async def child() -> None:
+        async with client.mutex("m").lock():
+            pass
+
+    async with store.client() as client:
+        with pytest.raises(TimeoutError):
+            async with client.mutex("m").lock(), asyncio.timeout(5):
+                await asyncio.create_task(child(), name="child")
+        assert await store.queue("m") == []
+    assert re.search(r"this program holds: .* name='m' task=Task-\d+ acquired=", lines.text)
+    await store.close()
+
+
+async def test_one_line_is_logged_for_each_lease_and_not_for_each_waiter(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    async with world.client() as client:
+        mutex = client.mutex("m")
+
+        async def work() -> None:
+            async with mutex.lock():
+                await asyncio.sleep(3)
+
+        await asyncio.gather(*(work() for _ in range(3)))
+    # The last has nobody behind it; the second is seen by the last alone, which has been told.
+    assert lines.text.count("this program holds") == 1
+
+
+async def test_what_another_program_holds_is_no_lease_of_this_one(
+    world: World, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure._client.waits.living_clients", list)
+    async with world.client() as client, world.client() as other:
+        async with released_after(3, await other.mutex("m").lock()):
+            await (await client.mutex("m").lock()).release()
+    assert "this program holds" not in lines.text
+
+
+def test_a_thread_without_others_is_told_that_it_waits_for_itself() -> None:
+    done = run(
+        """
+        import threading, tenure
+        from tenure import blocking
+        with blocking.connect("memory://") as client:
+            lease = client.mutex("m").lock()
+            try:
+                client.mutex("m").lock()
+            except tenure.SelfDeadlock as error:
+                print(error)
+            client.mutex("n").lock()
+            threading.Timer(2, lease.release).start()
+            client.mutex("m").lock().release()
+            print("another thread has released it")
+        """
+    )
+    assert re.search(r"'m' on /default, acquired at <string>:5, and waits", done)
+    assert done.endswith("another thread has released it\n")
+
+
+def run(text: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+# Long waits
+
+
+async def test_a_long_wait_is_logged_with_its_holder_and_place_and_at_its_end(
+    store: World, lines: pytest.LogCaptureFixture
+) -> None:
+    async with store.client() as client, store.client() as other, store.client() as third:
+        lease = await other.mutex("m").lock()
+        first = asyncio.create_task(third.mutex("m").lock(timeout=60))
+        await turns()
+        async with released_after(15, lease):
+            waiting = asyncio.create_task(client.mutex("m").lock())
+            await asyncio.sleep(8)
+            assert "still waiting" not in lines.text
+            await asyncio.sleep(4)
+            found = re.findall(
+                r"still waiting: node=/default name='m' position=(\d) holder='.*pid \d+.*' "
+                r"seconds=1[01]",
+                lines.text,
+            )
+            assert sorted(found) == ["1", "2"]
+            assert "wait ended" not in lines.text
+        await (await first).release()
+        await (await waiting).release()
+    ended = re.findall(r"wait ended: node=/default name='m' state=held seconds=1\d\.\d", lines.text)
+    assert len(ended) == 2
+    assert lines.text.count("still waiting") == 2
+    await store.close()
+
+
+async def test_a_long_wait_that_is_given_up_ends_too(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    async with world.client() as client, client.mutex("m").lock():
+        waiting = asyncio.create_task(client.mutex("m").lock())
+        await asyncio.sleep(12)
+        assert "holder=this session" in lines.text
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert "wait ended: node=/default name='m' state=waiting seconds=12.0" in lines.text
+
+
+async def test_a_wait_of_less_than_ten_seconds_is_not_logged(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    async with world.client() as client, world.client() as other:
+        async with released_after(9, await other.mutex("m").lock()):
+            await (await client.mutex("m").lock()).release()
+    assert "wait ended" not in lines.text
+    assert "still waiting" not in lines.text
+
+
+async def test_a_silent_store_leaves_holder_and_place_unknown(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    client, engine = world.slow(0)
+    async with client, world.client() as other:
+        lease = await other.mutex("m").lock()
+        waiting = asyncio.create_task(client.mutex("m").lock())
+        await asyncio.sleep(9.5)
+        engine.fail("describe", EngineUnavailable("gone"))
+        await asyncio.sleep(3)
+        assert "position=unknown holder=unknown" in lines.text
+        await lease.release()
+        await (await waiting).release()
+
+
+async def test_waiters_of_one_name_share_the_read(world: World) -> None:
+    client, engine = world.slow(0)
+    async with client, world.client() as other:
+        lease = await other.mutex("m").lock()
+        waiting = [asyncio.create_task(client.mutex("m").lock()) for _ in range(20)]
+        await asyncio.sleep(12)
+        assert engine.calls.count("describe") == 1
+        await lease.release()
+        for each in waiting:
+            await (await each).release()
+
+
+async def test_a_wait_that_ends_while_the_queue_is_read_is_not_logged(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    client, engine = world.slow(0)
+    async with client, world.client() as other:
+        lease = await other.mutex("m").lock()
+        waiting = asyncio.create_task(client.mutex("m").lock())
+        await asyncio.sleep(9.5)
+        engine.cut()
+        await asyncio.sleep(1)
+        core = client._implicit.current()
+        assert core is not None
+        assert list(core.waits._readings) == ["m"]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        engine.mend()
+        await asyncio.sleep(2)
+        await lease.release()
+    assert "wait ended" not in lines.text
+    assert "still waiting" not in lines.text
+
+
+async def test_the_end_of_the_session_ends_a_wait_and_the_looks(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        lease = await other.mutex("m").lock()
+        session = await client.session()
+        waiting = asyncio.create_task(session.mutex("m").lock())
+        await asyncio.sleep(3)
+        await session.aclose()
+        await asyncio.wait([waiting])
+        assert waiting.exception() is not None
+        await lease.release()
