@@ -132,8 +132,8 @@ async def permits_of_a_silent_program_return_after_their_leases(scene: Scene) ->
             await each.semaphore("pool").create(limit=3)
         held = [await session.semaphore("pool").acquire() for _ in range(3)]
         network.stall()
-        for _ in range(3):
-            held.append(await other.semaphore("pool").acquire(timeout=1 + scene.patience))
+        theirs = other.semaphore("pool")
+        held += [await theirs.acquire(timeout=1 + scene.patience) for _ in range(3)]
         network.flow()
 
 

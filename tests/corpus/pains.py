@@ -181,7 +181,8 @@ PAINS = (
         23,
         "A task that acquires again what it holds waits for itself.",
         "python-redis-lock 118; kazoo 292",
-        "Locks are not re-entrant; a task that waits for what it is inside of gets `SelfDeadlock` at once.",
+        "Locks are not re-entrant; a task that waits for what it is inside of gets `SelfDeadlock` "
+        "at once.",
     ),
     Pain(
         24,

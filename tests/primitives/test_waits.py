@@ -104,10 +104,12 @@ async def test_a_timeout_is_none(world: World) -> None:
 async def test_another_task_may_release_it_and_so_it_is_logged(
     store: World, lines: pytest.LogCaptureFixture
 ) -> None:
-    async with store.client() as client:
-        async with released_after(5, await client.mutex("m").lock()):
-            async with client.mutex("m").lock():
-                pass
+    async with (
+        store.client() as client,
+        released_after(5, await client.mutex("m").lock()),
+        client.mutex("m").lock(),
+    ):
+        pass
     line = r"waiting for a lease that this program holds: node=/default name='m' task=none "
     assert len(re.findall(rf"{line}acquired={HERE}:\d+", lines.text)) == 1
     await store.close()
@@ -148,9 +150,12 @@ async def test_what_another_program_holds_is_no_lease_of_this_one(
     world: World, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure._client.waits.living_clients", list)
-    async with world.client() as client, world.client() as other:
-        async with released_after(3, await other.mutex("m").lock()):
-            await (await client.mutex("m").lock()).release()
+    async with (
+        world.client() as client,
+        world.client() as other,
+        released_after(3, await other.mutex("m").lock()),
+    ):
+        await (await client.mutex("m").lock()).release()
     assert "this program holds" not in lines.text
 
 
@@ -232,9 +237,12 @@ async def test_a_long_wait_that_is_given_up_ends_too(
 async def test_a_wait_of_less_than_ten_seconds_is_not_logged(
     world: World, lines: pytest.LogCaptureFixture
 ) -> None:
-    async with world.client() as client, world.client() as other:
-        async with released_after(9, await other.mutex("m").lock()):
-            await (await client.mutex("m").lock()).release()
+    async with (
+        world.client() as client,
+        world.client() as other,
+        released_after(9, await other.mutex("m").lock()),
+    ):
+        await (await client.mutex("m").lock()).release()
     assert "wait ended" not in lines.text
     assert "still waiting" not in lines.text
 

@@ -247,4 +247,4 @@ class ClientCore:
 def _log_failure(closing: asyncio.Task[None]) -> None:
     failure = failure_of(closing)
     if failure is not None:
-        _log.warning("could not close a dropped client: error=%s", failure)
+        _log.warning("could not close a client: error=%s", failure)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from tenure.errors import Misuse
 
-__all__ = ["UNKNOWN", "AsyncHandle", "Handle", "CallSite", "call_site", "warn_dropped"]
+__all__ = ["UNKNOWN", "AsyncHandle", "CallSite", "Handle", "call_site", "warn_dropped"]
 
 _NOT_THE_PROGRAM = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,

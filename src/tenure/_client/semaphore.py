@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenure._client.acquire import acquire, join, try_acquire
-from tenure._client.handles import Handle, CallSite, call_site
+from tenure._client.handles import CallSite, Handle, call_site
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once

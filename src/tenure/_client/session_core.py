@@ -72,8 +72,8 @@ class SessionCore(SessionLife):
         "readings",
         "recovered",
         "release_retries",
-        "waits",
         "requests",
+        "waits",
         "watchers",
     )
 
@@ -120,9 +120,7 @@ class SessionCore(SessionLife):
         if options.stop_time:
             self._check_stop_time(options)
         self._last_request_id = request_id = self._last_request_id + 1
-        self.requests[request_id] = request = Request(
-            self, request_id, options, site
-        )
+        self.requests[request_id] = request = Request(self, request_id, options, site)
         return request
 
     def held_requests(self) -> list[Request]:
@@ -138,9 +136,7 @@ class SessionCore(SessionLife):
             return None
         self._check_stop_time(options)
         del self.recovered[found.request_id]
-        self.requests[found.request_id] = request = Request(
-            self, found.request_id, options, site
-        )
+        self.requests[found.request_id] = request = Request(self, found.request_id, options, site)
         request.count = found.count
         request.sent_at = self.now()
         request.place(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))

@@ -92,7 +92,7 @@ class SessionAnchor:
         ready: returns the session if it can be used, else raises.
     """
 
-    __slots__ = ("__weakref__", "_class", "_handle", "client", "core", "site", "ready")
+    __slots__ = ("__weakref__", "_class", "_handle", "client", "core", "ready", "site")
 
     def __init__(self, core: SessionCore, client: ClientAnchor, site: CallSite | None) -> None:
         self.core = core

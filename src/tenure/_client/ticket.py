@@ -189,9 +189,7 @@ class Ticket(AsyncHandle, Generic[L]):
             note_loss(request, error)
 
 
-def recover(
-    source: SessionSource, options: RequestOptions[L], site: CallSite
-) -> Ticket[L] | None:
+def recover(source: SessionSource, options: RequestOptions[L], site: CallSite) -> Ticket[L] | None:
     """Return a ticket for the first recovered request that matches the options, or ``None``.
 
     Raises:

@@ -3,8 +3,8 @@
 Each session has one `Waits`. While there are waits, it looks at them once a second:
 
 * A wait of a second or more for what this program holds is reported once for each holding request.
-  If the program can have no other task or thread to release it, a wait without a timeout is told
-  what it waits for, and raises `SelfDeadlock` when the store confirms it.
+  If the program has no other task or thread that could release it, and the store confirms that it
+  prevents the grant, a wait without a timeout raises `SelfDeadlock` instead.
 * A wait of ten seconds is logged with the holder and the place in the queue, and again at its end.
 
 Whether another task will release a lease cannot be known in general: a lease may be passed on. So a
@@ -45,8 +45,9 @@ _READ_TIMEOUT = 1.0
 
 _log = logging.getLogger("tenure")
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_ENGINES = os.path.join(_PACKAGE, "engines") + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_ENGINES = os.path.join(_PACKAGE, "engines", "")
+_PRIMITIVES = tuple(os.path.join(_PACKAGE, name, "") for name in ("_client", "blocking"))
 
 
 class Wait:
@@ -232,7 +233,8 @@ def _is_internal(task: asyncio.Task[Any]) -> bool:
         return False
     if code.co_filename.startswith(_ENGINES):
         return True
-    return code.co_filename.startswith(_PACKAGE) and code.co_name.startswith("_")
+    # A public coroutine function, such as `Client.run`, calls the program.
+    return code.co_filename.startswith(_PRIMITIVES) and code.co_name.startswith("_")
 
 
 def _position(described: SemaphoreDescription | None, request: Request) -> int | str:

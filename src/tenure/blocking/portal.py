@@ -132,8 +132,7 @@ class Portal:
 
     def close_dropped(self, client: Served) -> None:
         """Close a client that the program has dropped, in the background. From any thread."""
-        failed = "could not close a dropped client: url=%s error=%s"
-        self._post(self._in_background, partial(self._close, client, failed))
+        self._post(self._in_background, partial(self._close, client))
 
     def _is_needed(self) -> bool:
         return bool(self._clients or self._calls)
@@ -408,13 +407,13 @@ class Portal:
 
     async def _close_all(self) -> None:
         for client in list(self._clients):
-            await self._close(client, "could not close at exit: url=%s error=%s")
+            await self._close(client)
 
-    async def _close(self, client: Served, failed: str) -> None:
+    async def _close(self, client: Served) -> None:
         try:
             await client.aclose()
         except Exception as failure:
-            _log.warning(failed, client.url, failure)
+            _log.warning("could not close a client: url=%s error=%s", client.url, failure)
         self._discard(client)
 
     async def _end_workers(self) -> None:
