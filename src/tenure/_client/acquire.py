@@ -112,16 +112,16 @@ async def settled(request: Request, *, for_ever: bool) -> None:
     """
     if request.state is not SENT and request.state is not WAITING:
         return
-    waits = session_of(request).waits
+    session = session_of(request)
+    session.check_loop()
+    waits = session.waits
     wait = waits.begin(request, for_ever=for_ever)
     try:
         while request.state is SENT:
-            request.session.check_loop()
             await request.change()
         if for_ever and request.state is WAITING:
             await _check_self_deadlock(request, _entered())
         while request.state is WAITING:
-            request.session.check_loop()
             suspects, wait.suspects = wait.suspects, ()
             if suspects:
                 await _check_self_deadlock(request, suspects)

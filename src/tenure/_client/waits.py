@@ -65,7 +65,7 @@ class Wait:
 
     __slots__ = ("for_ever", "logged", "long", "looked", "request", "since", "suspects")
 
-    def __init__(self, request: Request, since: float, *, for_ever: bool) -> None:
+    def __init__(self, request: Request, since: float, for_ever: bool) -> None:
         self.request = request
         self.since = since
         self.for_ever = for_ever
@@ -78,13 +78,14 @@ class Waits:
 
     def __init__(self, session: SessionCore) -> None:
         self._session = session
+        self._now = session.now
         self._waits: dict[Wait, None] = {}  # in the order of their beginnings
         self._timer: asyncio.TimerHandle | None = None
         self._readings: dict[str, asyncio.Task[SemaphoreDescription | None]] = {}
 
     def begin(self, request: Request, *, for_ever: bool) -> Wait:
         """Record that a task begins to wait; `end` must follow."""
-        wait = Wait(request, self._session.now(), for_ever=for_ever)
+        wait = Wait(request, self._now(), for_ever)
         self._waits[wait] = None
         if self._timer is None:
             self._timer = self._session.loop.call_later(LOOK, self._look)
@@ -100,7 +101,7 @@ class Waits:
                 request.node,
                 request.name,
                 request.state.value,
-                self._session.now() - wait.since,
+                self._now() - wait.since,
             )
 
     def stop(self) -> None:
@@ -110,7 +111,7 @@ class Waits:
 
     def _look(self) -> None:
         self._timer = None
-        now = self._session.now()
+        now = self._now()
         new: list[Wait] = []
         for wait in self._waits:
             # The timer of the loop and the client's clock may differ a little.
@@ -159,7 +160,7 @@ class Waits:
             request.name,
             _position(described, request),
             _holder(described, self._session.id),
-            self._session.now() - wait.since,
+            self._now() - wait.since,
         )
 
     def _read(self, name: str) -> asyncio.Task[SemaphoreDescription | None]:
