@@ -336,6 +336,33 @@ async def test_a_release_that_fails_is_sent_again(world: World) -> None:
         assert await world.queue("m") == []
 
 
+async def test_a_close_that_fails_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    client, engine = world.slow(0)
+    await client.list_nodes()
+    engine.fail("aclose", tenure.EngineError("the disk is full"))
+    with pytest.warns(ResourceWarning, match="the client of memory://"):
+        del client
+    await turns()
+    assert "could not close a client: error=the disk is full" in caplog.text
+
+
+def test_a_call_without_a_line_of_the_program_names_none() -> None:
+    done = run(
+        """
+        import _thread, gc, time
+        from tenure import blocking
+        with blocking.connect("memory://") as client:
+            mutex = client.mutex("m")
+            _thread.start_new_thread(mutex.lock, ())  # which drops the lease
+            while not mutex.locked():
+                pass
+            while mutex.locked():
+                pass
+        """
+    )
+    assert "obtained it at an unknown line" in done.stderr
+
+
 async def test_it_may_be_collected_in_another_thread(store: World) -> None:
     async with store.client() as client:
         held = [await client.mutex("m").lock()]

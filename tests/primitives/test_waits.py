@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tenure.errors import AcquireTimeout, EngineUnavailable, SelfDeadlock
+from tenure.model import Capabilities
 from tenure.testing import VirtualClock
 from tests.primitives.helpers import World, released_after, turns
 
@@ -306,3 +307,51 @@ async def test_the_end_of_the_session_ends_a_wait_and_the_looks(world: World) ->
         await asyncio.wait([waiting])
         assert waiting.exception() is not None
         await lease.release()
+
+
+async def test_a_store_that_lists_no_holders_is_known_to_hold_a_mutex(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    client, engine = world.slow(0)
+    engine.inner.capabilities = Capabilities(owners=False)  # type: ignore[misc]
+    async with client, world.client() as other:
+        lease = await client.mutex("m").lock()
+        with pytest.raises(SelfDeadlock):
+            await client.mutex("m").lock()
+        pool = client.semaphore("s")
+        await pool.create(1)
+        token = await pool.acquire()
+        waiting = asyncio.create_task(pool.acquire())
+        await asyncio.sleep(12)
+        assert "name='s' position=unknown holder=unknown" in lines.text
+        await token.release()
+        await (await waiting).release()
+        await lease.release()
+        await other.list_nodes()
+
+
+async def test_the_only_task_waits_for_a_semaphore_whose_holders_are_unknown(world: World) -> None:
+    client, engine = world.slow(0)
+    engine.inner.capabilities = Capabilities(owners=False)  # type: ignore[misc]
+    async with client:
+        pool = client.semaphore("s")
+        await pool.create(1)
+        token = await pool.acquire()
+        asyncio.get_running_loop().call_later(
+            5, lambda: released.append(asyncio.ensure_future(token.release()))
+        )
+        released: list[asyncio.Future[None]] = []
+        await (await pool.acquire()).release()
+        await released[0]
+
+
+async def test_a_task_that_is_a_call_of_tenure_is_the_programs(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        lease = await client.mutex("m").lock()
+        waiting = asyncio.create_task(other.mutex("m").lock())
+        waiting_too = asyncio.create_task(other.mutex("m").try_lock())
+        await asyncio.sleep(3)
+        assert not waiting.done()
+        await lease.release()
+        await (await waiting).release()
+        assert await waiting_too is None

@@ -65,11 +65,8 @@ class CallSite(NamedTuple):
     @property
     def line(self) -> int:
         """The number of the line; 0 if it is unknown."""
-        if self.code is not None:
-            for start, end, line in self.code.co_lines():
-                if start <= self.instruction < end:
-                    return line or 0
-        return 0
+        lines = () if self.code is None else self.code.co_lines()
+        return next((line or 0 for _, end, line in lines if self.instruction < end), 0)
 
 
 UNKNOWN = CallSite(None, 0)

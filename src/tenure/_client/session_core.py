@@ -94,18 +94,6 @@ class SessionCore(SessionLife):
         self.debug = self.loop.get_debug()
         self._last_request_id = 0
 
-    # Source of sessions, for the primitives of this session
-
-    ready = SessionLife.alive
-
-    def current(self) -> SessionCore:
-        """Return this session."""
-        return self
-
-    async def obtain(self) -> SessionCore:
-        """Return this session, if it can be used."""
-        return self.alive()
-
     # Requests
 
     def request(self, options: RequestOptions[object], site: CallSite | None = None) -> Request:

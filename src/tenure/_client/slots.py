@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import cast
 
 from tenure._client.acquire import as_it_is, join, try_acquire
 from tenure._client.options import RequestOptions
 from tenure._client.request import Request
 from tenure._client.request_states import WAITING
 from tenure._client.session_core import session_of
+from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
@@ -85,6 +87,10 @@ class Slots:
             )
         return described.limit
 
+    def _source(self) -> SessionSource:
+        # The caller has the lease, which keeps the session.
+        return cast(SessionSource, self._request.session.anchor())
+
     def _options(self, number: int) -> RequestOptions[Request]:
         name = f"{self._request.name}/slot/{number}"
         # A slot is part of its lease, whose own policy handles the loss.
@@ -101,7 +107,7 @@ class Slots:
         """Return the lowest free slot, or the first to become free."""
         free = [number for number in range(limit) if number not in self._taken]
         for number in free:
-            slot = await try_acquire(session_of(self._request), self._options(number), 0.0, None)
+            slot = await try_acquire(self._source(), self._options(number), 0.0, None)
             if slot is not None:
                 return number, slot
         return await self._first(free)
@@ -112,7 +118,7 @@ class Slots:
         kept: int | None = None
         try:
             for number in numbers:
-                queued[number] = await join(session_of(self._request), self._options(number), None)
+                queued[number] = await join(self._source(), self._options(number), None)
             while True:
                 kept = next((number for number, slot in queued.items() if slot.held), None)
                 if kept is not None:
@@ -121,9 +127,7 @@ class Slots:
                 gone = [number for number, slot in queued.items() if slot.state is not WAITING]
                 if gone:  # evicted, or deleted by force
                     for number in gone:
-                        queued[number] = await join(
-                            session_of(self._request), self._options(number), None
-                        )
+                        queued[number] = await join(self._source(), self._options(number), None)
                     continue
                 changes = [each.change() for each in (self._request, *queued.values())]
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)

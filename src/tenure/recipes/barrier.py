@@ -82,7 +82,7 @@ class Barrier:
         expiry = asyncio.timeout(limit)
         try:
             async with expiry:
-                return await self._wait(expiry)
+                return await self._wait(expiry, limit)
         except TimeoutError:
             if not expiry.expired():
                 raise
@@ -93,11 +93,13 @@ class Barrier:
                 name=self.name,
             ) from None
 
-    async def _wait(self, expiry: asyncio.Timeout) -> int:
+    async def _wait(self, expiry: asyncio.Timeout, limit: float | None) -> int:
         await self._create()
-        async with self._places.acquire() as place:
+        # The expiry comes first. This timeout says that the waits do not last for ever.
+        late = None if limit is None else limit + 1.0
+        async with self._places.acquire(timeout=late) as place:
             if self._is_full(await self._places.describe(owners=True)):
-                await self._mark(expiry)
+                await self._mark(expiry, late)
             token = place.fencing_token
             async with self._places.watch(data=True) as states:
                 while token not in (arrived := self._marked(await anext(states))):
@@ -105,8 +107,8 @@ class Barrier:
             expiry.reschedule(None)  # this party has passed
         return arrived.index(token)
 
-    async def _mark(self, expiry: asyncio.Timeout) -> None:
-        async with self._marking.lock():
+    async def _mark(self, expiry: asyncio.Timeout, late: float | None) -> None:
+        async with self._marking.lock(timeout=late):
             described = await self._places.describe(owners=True)
             if self._is_full(described):
                 expiry.reschedule(None)  # all have arrived
