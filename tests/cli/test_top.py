@@ -224,7 +224,7 @@ async def test_new_owners_are_counted_from_one_reading_to_the_next() -> None:
             await pool.create(5)
             first = await pool.acquire()
             assert (await observer.read()).rows[0].rate is None
-            await pool.acquire(data=b"second")
+            _second = await pool.acquire(data=b"second")
             await first.release()
             looked_into = await observer.read(("/default", "pool"))
             assert looked_into.inside is not None

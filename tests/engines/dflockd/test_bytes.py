@@ -120,7 +120,7 @@ async def test_what_is_free_costs_a_try_and_a_release() -> None:
 async def test_the_lease_is_the_window_in_whole_seconds() -> None:
     async with scripted(l=OK) as server, tenure.connect(server.url) as client:
         async with client.session(recovery_window=10.2) as session:
-            await session.mutex("m").lock()
+            _held = await session.mutex("m").lock()
         assert server.heard == [["l|m|0 11", f"r|m|{TOKEN}"]]
 
 

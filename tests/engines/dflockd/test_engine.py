@@ -112,7 +112,7 @@ async def test_tasks_of_one_program_that_begin_at_once_keep_their_order(server: 
             order.append(number)
 
     async with clients(server.url, 1) as (client,):
-        await client.mutex("warm").try_lock()
+        _warm = await client.mutex("warm").try_lock()
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             for number in range(20):
                 group.create_task(work(client, number))
@@ -156,7 +156,7 @@ async def test_whenever_a_request_is_cancelled_nothing_stays_held(
     ours: InThread, turns: int
 ) -> None:
     async with clients(ours.url) as (one, two):
-        await one.mutex("warm").try_lock()
+        _warm = await one.mutex("warm").try_lock()
         for name in ("m", "m", "m"):
             task = asyncio.create_task(_take(one, name))
             for _ in range(turns):
@@ -183,7 +183,8 @@ async def test_a_place_in_line_can_be_kept_and_given_up(server: Server) -> None:
                     await ticket.wait(timeout=0.05)
                 await lease.release()
                 assert (await ticket.wait(timeout=PATIENCE)).held
-        assert await one.mutex("m").try_lock() is not None
+        lease = await one.mutex("m").try_lock()
+        assert lease is not None
 
 
 def tenure_whole() -> int:

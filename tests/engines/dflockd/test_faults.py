@@ -270,7 +270,7 @@ async def test_a_stop_within_the_window_costs_nothing(process: OwnProcess) -> No
 @pytest.mark.no_debug
 async def test_a_loop_that_stands_still_keeps_its_leases(server: Server) -> None:
     async with tenure.connect(server.url) as client, tenure.connect(server.url) as other:
-        await other.mutex("warm").try_lock()
+        _warm = await other.mutex("warm").try_lock()
         session = await client.session(recovery_window=4, max_stall=30)
         waited = await other.mutex("n").lock()
         taking = asyncio.create_task(_take(session, "n"))

@@ -91,6 +91,7 @@ class Holder:
         """Store the job; nothing is acquired or started."""
         self._job = job
         self._command: GuardedCommand | None = None
+        self._session: tenure.Session | None = None
         self._cgroup: Cgroup | None = None
         self._interrupted_by: int | None = None
 
@@ -207,7 +208,7 @@ class Holder:
                 session = await client.session(
                     job.node, recovery_window=job.window, description=_description(job)
                 )
-                notices.session = session
+                self._session = notices.session = session  # kept until the client is closed
                 try:
                     lease = await self._request(session, timeout)
                     self._report(
