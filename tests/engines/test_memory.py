@@ -72,7 +72,7 @@ async def test_closing_a_client_releases_what_it_holds_to_the_others() -> None:
         holder = tenure.connect("memory://closing")
         pool = other.semaphore("pool")
         await pool.create(limit=1)
-        await holder.semaphore("pool").acquire()
+        _held = await holder.semaphore("pool").acquire()
         async with pool.enqueue() as ticket:
             assert not ticket.granted
             await holder.aclose()

@@ -172,7 +172,7 @@ async def test_a_lease_outlives_a_lock_that_another_operation_on_its_sessions_wa
     ):
         await session.semaphore("blocked").create(limit=1)
         ending = await client.session(recovery_window=_WINDOW)
-        await ending.semaphore("blocked").acquire()
+        _held = await ending.semaphore("blocked").acquire()
         async with session.mutex("m").lock() as lease:
             with _locked(server, _ROW):
                 call: asyncio.Future[Any]

@@ -122,7 +122,7 @@ async def test_after_a_step_back_a_silent_session_expires_within_its_window(
 ) -> None:
     async with tenure.connect(clocked.url) as one, tenure.connect(clocked.url) as other:
         session = await one.session(recovery_window=_WINDOW)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         await session.detach()
         waiting = asyncio.ensure_future(other.mutex("m").lock(timeout=PATIENCE))
         await is_waited_for(one, "m")

@@ -75,10 +75,11 @@ def _is_back(server: PostgresServer) -> bool:
     return True
 
 
-async def _use_space(session: tenure.Session) -> None:
+async def _use_space(session: tenure.Session, held: list[tenure.Lease]) -> None:
     """Acquire mutexes and keep them until the store refuses one."""
     for number in range(10_000):
-        await session.mutex(f"{'x' * 800}{number}").lock(timeout=_WINDOW)
+        lease = await session.mutex(f"{'x' * 800}{number}").lock(timeout=_WINDOW)
+        held.append(lease)
     pytest.fail("there was space for all")
 
 
@@ -95,9 +96,10 @@ async def test_a_lease_outlives_a_lack_of_space_for_the_tables(server: PostgresS
         ):
             async with session.mutex("m").lock() as lease:
                 filler = _fill(disk)
+                held: list[tenure.Lease] = []
                 async with client.session(recovery_window=_WINDOW) as greedy:
                     with pytest.raises(tenure.AcquireTimeout, match="refuses to commit: could not"):
-                        await _use_space(greedy)
+                        await _use_space(greedy, held)
                     waiting = asyncio.ensure_future(second.mutex("m").lock())
                     await asyncio.wait([waiting], timeout=2 * _WINDOW)
                     lease.check()

@@ -187,10 +187,11 @@ async def test_a_snapshot_from_before_an_expiry_is_a_serialization_failure(url: 
     async with tenure.connect(url) as client, tenure.connect(url) as other:
         session = await client.session(recovery_window=WINDOW)
         lease = await session.mutex("job").lock()
+        taken: list[tenure.Lease] = []
 
         async def expire() -> None:
             expire_sessions(url)
-            await other.mutex("job").lock(timeout=30)
+            taken.append(await other.mutex("job").lock(timeout=30))
 
         async with await PausedConnection.connect(shared().url) as connection:
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
@@ -229,7 +230,7 @@ async def test_a_release_that_waits_for_long_is_logged_once(
     async with tenure.connect(url) as client:
         lease = await client.mutex("job").lock()
         async with client.session() as session:
-            await session.mutex("of a session").lock()
+            _held = await session.mutex("of a session").lock()
             async with ASYNC["psycopg"]() as transaction:
                 await lease.guard(transaction.connection)
                 releasing = asyncio.ensure_future(lease.release())

@@ -76,9 +76,9 @@ async def test_a_mutex_is_a_string_until_somebody_waits_for_it(server: Server) -
 async def test_what_a_session_holds_in_strings_ends_with_it(server: Server) -> None:
     async with tenure.connect(server.url) as client:
         session = await client.session()
-        for number in range(3):
-            await session.mutex(f"m{number}").lock()
+        held = [await session.mutex(f"m{number}").lock() for number in range(3)]
         await session.aclose()
+        assert not any(lease.held for lease in held)
         assert not any(":m:" in key for key in server.all_keys())
         assert await client.mutex("m1").try_lock() is not None
 

@@ -166,7 +166,7 @@ async def test_a_dead_session_ends_with_its_window_when_the_clock_is_set_back(
     clocked.step(DAY)
     async with tenure.connect(clocked.url) as client, tenure.connect(clocked.url) as other:
         session = await client.session(recovery_window=2, resumable=True)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         await session.detach()
         clocked.step(0)
         async with other.mutex("m").lock(timeout=PATIENCE) as lease:
@@ -207,7 +207,7 @@ async def test_a_take_over_ends_when_the_clock_is_set_back(clocked: Clocked) -> 
     async with Proxy(clocked.socket, f"{clocked.socket}.proxy") as proxy:
         former = tenure.connect(proxy.url)
         session = await former.session(recovery_window=3, resumable=True)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         proxy.refuses = True
         proxy.cut()
         async with tenure.connect(clocked.url) as client:

@@ -138,7 +138,7 @@ async def test_a_resumable_session_gets_its_window_anew_when_the_server_was_away
 async def test_a_server_that_comes_and_goes_keeps_no_session_alive(durable: Server) -> None:
     async with tenure.connect(durable.url) as client:
         session = await client.session(recovery_window=1, resumable=True)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         await session.detach()
     key, ends = f"{{tenure}}:s:{session.id}", []
     for _ in range(3):

@@ -373,7 +373,7 @@ async def test_a_program_with_another_longest_window_is_refused_and_changes_noth
         assert {**before[0], "t": ""} == {**after[0], "t": ""}
         assert before[1] == after[1]
     async with tenure.connect(f"{server.url}&max_window=90") as later:  # no session relies on it
-        await later.session(recovery_window=90)
+        _held = await later.session(recovery_window=90)
 
 
 async def test_after_a_loss_the_longer_of_two_windows_counts(
@@ -390,7 +390,7 @@ async def test_after_a_loss_the_longer_of_two_windows_counts(
 async def test_a_namespace_of_the_version_before_goes_on_working(server: Server) -> None:
     async with tenure.connect(f"{server.url}&max_window=60") as client:
         session = await client.session(recovery_window=50, resumable=True)
-        await session.mutex("m").lock()
+        _held = await session.mutex("m").lock()
         await session.detach()
     server.tell("HDEL", "{tenure}:meta", "w", "d", "t", "h")  # as that version leaves it
     with pytest.raises(tenure.InvalidArgument, match=r"\?max_window=50"):
