@@ -183,8 +183,8 @@ async def test_a_place_in_line_can_be_kept_and_given_up(server: Server) -> None:
                     await ticket.wait(timeout=0.05)
                 await lease.release()
                 assert (await ticket.wait(timeout=PATIENCE)).held
-        lease = await one.mutex("m").try_lock()
-        assert lease is not None
+        free = await one.mutex("m").try_lock()
+        assert free is not None
 
 
 def tenure_whole() -> int:

@@ -80,7 +80,8 @@ async def test_what_a_session_holds_in_strings_ends_with_it(server: Server) -> N
         await session.aclose()
         assert not any(lease.held for lease in held)
         assert not any(":m:" in key for key in server.all_keys())
-        assert await client.mutex("m1").try_lock() is not None
+        lease = await client.mutex("m1").try_lock()
+        assert lease is not None
 
 
 @pytest.mark.parametrize("data", [b"", b"new", b"\0 \n" * 9])
