@@ -102,7 +102,7 @@ def test_a_client_that_cannot_be_closed_at_the_exit_is_named_by_its_url(url: str
     """
     with program(url, text) as process:
         said = ends(process)
-    assert "could not close at exit: url=memory://jobs error=the test fails it" in said
+    assert "could not close a client: url=memory://jobs error=the test fails it" in said
 
 
 def test_the_exit_does_not_wait_for_a_thread_that_waits(url: str, eye: blocking.Client) -> None:

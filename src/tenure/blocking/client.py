@@ -19,6 +19,7 @@ from tenure._client.loss import OnLoss
 from tenure._client.scope import note_failure
 from tenure._client.sessions import path_and_work
 from tenure._client.signals import close_in_time, release_on
+from tenure._client.source import ClientAnchor
 from tenure.blocking.calls import ClientCalls
 from tenure.blocking.covered import covered
 from tenure.blocking.lease import Leadership
@@ -65,15 +66,16 @@ def connect(
     portal = the_portal()
     portal.check_caller()
     wrapped = async_client.connect(url, clock=clock, identify=identify)
-    return _served(Client(portal, wrapped), portal, client_core(wrapped))
+    core, anchor = client_core(wrapped), client_anchor(wrapped)
+    return _served(Client(portal, wrapped), portal, core, anchor)
 
 
 @covered
-def _served(client: Client, portal: Portal, core: ClientCore) -> Client:
+def _served(client: Client, portal: Portal, core: ClientCore, anchor: ClientAnchor) -> Client:
     """Have the background thread run until the client is closed."""
     try:
         portal.serve(core)
-        client_anchor(client._wrapped).closed_by(partial(portal.close_dropped, core))
+        anchor.closed_by(partial(portal.close_dropped, core))
         return client
     except BaseException as error:
         insist(error, portal.discard, (core,))
