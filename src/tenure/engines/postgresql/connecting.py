@@ -55,12 +55,14 @@ _DROPPED_WINDOW = 30.0
 longer recovery windows."""
 
 SETTINGS = b"""
-    SELECT set_config(name, CASE setting WHEN '0' THEN '2s' WHEN 'on' THEN 'off'
-        ELSE 'read committed' END, false)
+    SELECT set_config(name, CASE name WHEN 'client_connection_check_interval' THEN '2s'
+        WHEN 'default_transaction_isolation' THEN 'read committed'
+        WHEN 'array_nulls' THEN 'on' ELSE 'off' END, false)
     FROM pg_settings WHERE pg_backend_pid() = %s AND (name = 'default_transaction_isolation'
             AND setting NOT IN ('read committed', 'read uncommitted')
         OR name = 'client_connection_check_interval'
             AND setting = '0' AND version() LIKE '%%linux%%'
+        OR name = 'array_nulls' AND setting = 'off'
         OR name IN ('enable_seqscan', 'jit') AND setting = 'on')"""
 """Settings of a direct connection to this process. A pooler's is shared, so it is left alone.
 

@@ -114,7 +114,8 @@ _TABLE = (
     LoginFailure(
         r"read-only|hot standby",
         EngineUnavailable,
-        "name the primary, or all servers: the one that accepts writes is chosen",
+        "name the primary, or all servers: the one that accepts writes is chosen. If it is the "
+        "primary, turn default_transaction_read_only off for this account and database",
     ),
     LoginFailure(
         r"pgbouncer cannot connect|server login",

@@ -288,7 +288,7 @@ class DflockdServerConnection(DflockdServerStream):
             self._context.log(
                 logging.WARNING, "connection refused", peer=self.peer, limit=error.limit
             )
-            self.leave(ERROR)
+            self.leave(b"")  # like dflockd, which closes it without a byte
             return False
         self.identity = identity
         self.reader = reader_of(self._context.reads, identity, self._greeting.source)

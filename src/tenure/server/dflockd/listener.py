@@ -41,7 +41,6 @@ from tenure.server.dflockd.orphans import Orphans, session_text
 from tenure.server.dflockd.remote import RemoteTokens
 from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
-from tenure.wire.lines.replies import ERROR
 
 __all__ = ["DflockdListener"]
 
@@ -140,7 +139,7 @@ class DflockdListener:
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self.context, sockets, self._connection, self._tls, lambda _: ERROR)
+        self._door = Door(self.context, sockets, self._connection, self._tls, lambda _: b"")
         try:
             await self._orphans.take_over()
             await know_leftovers(self.locks)
