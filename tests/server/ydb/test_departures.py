@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from tenure.server.ydb.messages import Request, Status
-from tests.server.ydb.raw import FOREVER, call, channel, serving, session, stream
+import pytest
+from grpclib.client import UnaryUnaryMethod
+
+from tenure.engines.memory import MemoryEngine
+from tenure.errors import NodeBusy
+from tenure.server.ydb.messages import Request, Status, coordination
+from tests.server.ydb.raw import FOREVER, PATIENCE, SERVICE, call, channel, serving, session, stream
 
 ROUNDS = 12
 
@@ -46,7 +51,36 @@ async def test_a_node_can_be_dropped_while_the_session_that_was_left_is_being_at
             assert dropped.status == Status.SUCCESS, (number, dropped)
 
 
-async def test_a_drop_does_not_wait_for_a_session_that_nobody_left() -> None:
+async def test_a_node_can_be_dropped_right_before_its_session_is_seen_to_be_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = asyncio.Event()
+    drop_node = MemoryEngine.drop_node
+
+    async def refuse_first(engine: MemoryEngine, path: str, *, force: bool) -> None:
+        try:
+            await drop_node(engine, path, force=force)
+        except NodeBusy:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(MemoryEngine, "drop_node", refuse_first)
+    async with serving() as server, channel(server.target) as over:
+        await call(over, "CreateNode", path="/local/n")
+        client = await session(over, "/local/n")
+        path = SERVICE + "DropNode"
+        request, response = coordination.DropNodeRequest, coordination.DropNodeResponse
+        drop = UnaryUnaryMethod(over.channel, path, request, response)
+        async with drop.open(timeout=PATIENCE) as dropping:
+            await dropping.send_message(request(path="/local/n"), end=True)
+            await refused.wait()
+            await client.call.cancel()
+            dropped = await dropping.recv_message()
+        assert dropped is not None
+        assert dropped.operation.status == Status.SUCCESS
+
+
+async def test_a_drop_is_refused_for_a_session_that_nobody_left() -> None:
     async with serving() as server, channel(server.target) as over:
         await call(over, "CreateNode", path="/local/n")
         client = await session(over, "/local/n")

@@ -111,4 +111,5 @@ async def test_a_program_with_ydbs_driver_for_javascript_shares_a_lock_with_one_
             node.tell("stop")
             assert (await node.says())["kind"] == "sessionStopped"
             assert await node.says() == {"kind": "ended"}
-            assert await session.mutex("m").try_lock() is not None
+            free = await session.mutex("m").try_lock()
+            assert free is not None

@@ -63,3 +63,13 @@ class Departures:
                 waiting.add(future)
         if waiting:
             await asyncio.wait(waiting)
+
+    async def expected(self, seconds: float) -> bool:
+        """Wait for the ends of all streams, but only so long; return false if there are none.
+
+        Some clients cancel a stream and make a call at the same time, and the call arrives first.
+        """
+        waiting = {*self._leaving, *self._streams.values()}
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+        return bool(waiting)

@@ -41,6 +41,7 @@ __all__ = ["YdbListener"]
 _COORDINATION = "/Ydb.Coordination.V1.CoordinationService/"
 _DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
 _ALPN = ["h2"]
+_CANCELLED_IN = 0.3  # seconds in which a client's cancelled streams are seen to be cancelled
 _FLUSHED_IN = 1.0  # seconds in which a client can read that the server is shutting down
 
 _AUDITED = {
@@ -103,7 +104,7 @@ class YdbListener:
             f"{_COORDINATION}Session": self._session,
             **self._unary(_COORDINATION, "CreateNode", coordination, self._on_nodes(nodes.create)),
             **self._unary(_COORDINATION, "AlterNode", coordination, self._on_nodes(nodes.alter)),
-            **self._unary(_COORDINATION, "DropNode", coordination, self._on_nodes(nodes.drop)),
+            **self._unary(_COORDINATION, "DropNode", coordination, self._drop(nodes)),
             **self._unary(_COORDINATION, "DescribeNode", coordination, self._read(nodes.describe)),
             **self._unary(_DISCOVERY, "ListEndpoints", discovery, self._list_endpoints),
             **self._unary(_DISCOVERY, "WhoAmI", discovery, self._describe_caller),
@@ -263,6 +264,17 @@ class YdbListener:
     def _on_nodes(self, method: Callable[[Any, Engine], Awaitable[Any]]) -> Unary:
         async def answer(request: Any, call: GrpcCall, _: GrpcConnection) -> Any:
             return await method(request, self._context.guard.engine(call.identity))
+
+        return answer
+
+    def _drop(self, nodes: NodeCalls) -> Unary:
+        async def answer(request: Any, call: GrpcCall, connection: GrpcConnection) -> Any:
+            engine = self._context.guard.engine(call.identity)
+            done = await nodes.drop(request, engine)
+            is_busy = done.status == Status.PRECONDITION_FAILED
+            if is_busy and await connection.departures.expected(_CANCELLED_IN):
+                done = await nodes.drop(request, engine)
+            return done
 
         return answer
 
