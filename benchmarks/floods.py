@@ -1,8 +1,9 @@
 """Pings of a client that holds a lease, while other clients flood its server.
 
-Each flood of `tests.hostile` runs over 16 connections at a time, all from the holder's address,
-against a server with listeners of all protocols. The figure is the 99th percentile of the holder's
-pings, each a description of its mutex. The bound is 100 ms, on an idle machine.
+Each flood of `tests.hostile` runs over 16 connections at a time, or those of strangers over 300 and
+1,500, all from the holder's address, against a server with listeners of all protocols. The figure
+is the 99th percentile of the holder's pings, each a description of its mutex. The bound is 100 ms,
+on an idle machine.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from benchmarks.measure import Measured, percentile
 from tests.hostile.arena import arena
 from tests.hostile.attacks import ATTACKS
+from tests.hostile.target import LISTENERS
 
 __all__ = ["measure"]
 
@@ -38,6 +40,7 @@ _FLOODS = (
     "http2-settings-tls",
     "tiny-records-tls",
     "handshakes-tls",
+    *(f"strangers-{each}-{count}" for each in LISTENERS for count in (300, 1500)),
 )
 
 
@@ -45,7 +48,7 @@ async def _measure(name: str) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         async with arena(ATTACKS[name], Path(folder)) as beside:
             await beside.hold(SECONDS)
-            grown = beside.grown
+            grown, took = beside.grown, beside.attackers_seconds
     p99 = percentile(beside.pings, 0.99)
     return Measured(
         f"p99 of a holder's pings during {name}",
@@ -59,6 +62,7 @@ async def _measure(name: str) -> Measured:
             "p50": 1000 * percentile(beside.pings, 0.5),
             "longest": 1000 * max(beside.pings),
             "MiB grown": grown,
+            "seconds of the attacker": took,
         },
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -75,6 +76,13 @@ class Arena:
                 self.pings.append(time.monotonic() - begun)
                 await asyncio.sleep(0.02)  # the pace of the pings
             assert lease.held
+
+    @property
+    def attackers_seconds(self) -> float:
+        """Processor time of the attack until now."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def grown(self) -> int:

@@ -175,4 +175,4 @@ for _listener in LISTENERS:
     for _count in (300, 1500):
         _title = f"strangers-{_listener}-{_count}"
         _run = partial(strangers, listener=_listener, count=_count)
-        ATTACKS[_title] = Attack(_run, threads=1, tokens=True, title=_title)
+        ATTACKS[_title] = Attack(_run, threads=1, tokens=True, memory=256, title=_title)
