@@ -41,6 +41,16 @@ def test_without_an_environment_it_is_the_user_s_own_file(
     assert tenure.default_url() == f"sqlite:///{tmp_path}/.local/state/tenure/tenure.db"
 
 
+def test_without_a_home_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TENURE_URL", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(InvalidArgument, match="Set HOME, or name a store"):
+        tenure.default_url()
+    with pytest.raises(InvalidArgument, match="not in /etc/passwd"):
+        tenure.connect()
+
+
 def test_a_url_that_is_wrong_is_refused_in_the_call() -> None:
     with pytest.raises(InvalidArgument):
         tenure.connect("jobs.db")

@@ -304,3 +304,10 @@ def test_what_others_can_reach_or_read_is_known(
     sources.options = options
     settings = sources.load()
     assert (len(settings.exposed), len(settings.legible)) == (exposed, legible)
+
+
+def test_without_a_home_a_store_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(Wrong, match="Set HOME, or name a store"):
+        load({}, {})
+    assert load({}, {"TENURE_SERVE_STORE": "memory://"}).store == "memory://"

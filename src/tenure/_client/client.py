@@ -36,7 +36,7 @@ from tenure._client.signals import close_on_loop, release_on
 from tenure._client.source import ClientAnchor
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
-from tenure.engines import connect_engine, split_answer_timeout
+from tenure.engines import connect_engine, split_answer_timeout, state_home
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse
 from tenure.identity import identify_by_default
@@ -64,8 +64,7 @@ def default_url() -> str:
         return url
     from urllib.parse import quote  # slow to import, and most programs name their store
 
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return "sqlite:///" + quote(os.path.join(home, "tenure", "tenure.db"))
+    return "sqlite:///" + quote(os.path.join(state_home(os.environ), "tenure", "tenure.db"))
 
 
 def connect(

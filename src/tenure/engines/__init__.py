@@ -7,8 +7,9 @@ Other engines are entry points of the group ``tenure.engines``, with the scheme 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,7 @@ __all__ = [
     "diagnose",
     "schemes",
     "split_answer_timeout",
+    "state_home",
 ]
 
 GROUP = "tenure.engines"
@@ -146,3 +148,20 @@ def _without_scheme(url: str) -> str:
             f"sqlite:///{rest} for a path that counts from the current folder"
         )
     return f"{url!r} is not a URL with a scheme; for a file write sqlite:///{url}"
+
+
+def state_home(environment: Mapping[str, str]) -> str:
+    """Return the user's folder for state, which contains the default stores.
+
+    Raises:
+        InvalidArgument: it is unknown, because the user has no home.
+    """
+    given = environment.get("XDG_STATE_HOME")
+    home = given or os.path.expanduser("~/.local/state")
+    if not given and home.startswith("~"):
+        raise InvalidArgument(
+            "no store is named, and there is no default: HOME and XDG_STATE_HOME are not set, and "
+            "the user is not in /etc/passwd. Set HOME, or name a store, for example "
+            "sqlite:////var/lib/jobs.db"
+        )
+    return home

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tenure.busy_poll import LONGEST
+from tenure.engines import state_home
+from tenure.errors import InvalidArgument
 from tenure.server.settings import PREFIX, SETTINGS, Given, Setting, Settings, Wrong, put_together
 
 __all__ = ["load"]
@@ -36,12 +38,16 @@ def load(
     """
     faults: list[str] = []
     given = {setting.name: Given(setting.default) for setting in SETTINGS}
-    given["store"] = Given(_default_store(environment))
     file = file or environment.get(PREFIX + "CONFIG") or None
     if file is not None:
         given.update(_from_file(file, faults))
     given.update(_from_environment(environment, faults))
     given.update(_from_options(options, faults))
+    if given["store"].value is None:
+        try:
+            given["store"] = Given(_default_store(environment))
+        except InvalidArgument as error:
+            raise Wrong([*faults, f"store: {error}"]) from error
     settings = put_together(given, faults)
     if faults or settings is None:
         raise Wrong(faults)
@@ -51,8 +57,8 @@ def load(
 def _default_store(environment: Mapping[str, str]) -> str:
     from urllib.parse import quote
 
-    home = environment.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return f"sqlite:///{quote(os.path.join(home, 'tenure', 'server.db'))}?durability=full"
+    path = os.path.join(state_home(environment), "tenure", "server.db")
+    return f"sqlite:///{quote(path)}?durability=full"
 
 
 # Sources of values
