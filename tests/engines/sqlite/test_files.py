@@ -13,14 +13,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenure.engines.sqlite import files, folders
+from tenure.engines.sqlite.doctor import examine
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
 from tenure.model import NodeConfig
-from tests.engines.sqlite.helpers import attached, opened, program
+from tests.engines.sqlite.helpers import attached, engine_of, opened, program
 
 PREPARES = """
 import sys
@@ -533,6 +535,44 @@ def test_a_file_system_that_other_machines_share_is_refused(
 def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(folders, "file_system", lambda _: kind)
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_store_on_the_layer_of_a_container_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = os.stat(tmp_path).st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"1002 900 {os.major(device)}:{os.minor(device)} / / rw,relatime - overlay overlay "
+        "rw,lowerdir=/l/1,upperdir=/u/diff,workdir=/u/work\n"
+    )
+    monkeypatch.setattr(folders, "_MOUNTS", str(mounts))
+    address = parse(f"sqlite:///{tmp_path}/store.db")
+    files.prepare(address)
+    files.prepare(address)  # once, when it is created
+    (record,) = (each for each in caplog.records if each.levelname == "WARNING")
+    assert "other containers do not see it" in record.getMessage()
+    (found,) = (each for each in examine(address) if each.what == "file system")
+    assert found.level == "warning"
+    assert "other containers do not see it" in found.found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+async def test_a_system_without_proc_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read = Path.read_text
+
+    def unmounted(path: Path, *how: Any) -> str:
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return read(path, *how)
+
+    monkeypatch.setattr(Path, "read_text", unmounted)
+    engine = engine_of(f"sqlite:///{tmp_path}/store.db")
+    with pytest.raises(EngineError, match="Mount /proc"):
+        await engine.open()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -104,7 +104,7 @@ async def test_a_program_that_waits_for_the_creator_of_a_store_reads_no_missing_
 
     log, handler = logging.getLogger("tenure.sqlite"), Handler(logging.WARNING)
     log.addHandler(handler)
-    turn = Turn(place.turn(), place.mode)
+    turn = Turn(place.turn, place.mode)
     try:
         turn.take()
         async with asyncio.TaskGroup() as tasks:

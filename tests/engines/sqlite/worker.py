@@ -251,6 +251,11 @@ class Program:
     async def do_close(self) -> None:
         await self.engine.aclose()
 
+    async def do_read(self, path: str) -> None:
+        """Open a file and close it, which drops all locks of `fcntl` of this process on it."""
+        with open(path, "rb") as file:  # noqa: ASYNC230  nothing else runs here
+            file.read()
+
     async def do_fork(self) -> int:
         """A child that lives on without any of this, and has let go of it already."""
         ready, say_ready = os.pipe()

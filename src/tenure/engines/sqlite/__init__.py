@@ -9,6 +9,7 @@ The modules, from the bottom up:
 * ``url``, ``files`` and ``folders``: the location of the store, and its checks.
 * ``schema`` and ``checkpoint``: the tables, the connections to them, and SQLite's log.
 * ``liveness``: the liveness file and the heartbeats of each participant.
+* ``protection``: locks that keep SQLite's log in place, and new programs from a replaced one.
 * ``notifier``: notification of other processes.
 * ``transaction``: the lock that orders writers, and the transaction in it.
 * ``expiry``, ``requests``, ``nodes``, ``sessions`` and ``participants``: the rules, as SQL

@@ -33,7 +33,13 @@ from tenure.engines.sqlite.files import (
     no_folder,
     system_error,
 )
-from tenure.engines.sqlite.folders import check_file_system, check_folders, file_system, user
+from tenure.engines.sqlite.folders import (
+    check_file_system,
+    check_folders,
+    describe_layer,
+    file_system,
+    user,
+)
 from tenure.engines.sqlite.liveness import LivenessFiles, boot_id, is_stopped
 from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.url import SqliteUrl
@@ -121,7 +127,11 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
     except TenureError as error:
         yield Finding.of_error("file system", error)
     else:
-        yield Finding("ok", "file system", kind or "unknown on this system")
+        layer = describe_layer(standing)
+        if layer:
+            yield Finding("warning", "file system", layer, "mount a folder of the host there")
+        else:
+            yield Finding("ok", "file system", kind or "unknown on this system")
 
 
 def _space(folder: str) -> Iterator[Finding]:

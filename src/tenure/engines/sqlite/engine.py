@@ -37,6 +37,12 @@ _LEAVING = 2.0
 """Seconds that closing waits for the turn. After that, others notice the released liveness lock."""
 
 
+_FORMER = 5.0
+"""Seconds that joining waits for participants whose files were removed or replaced."""
+
+_FORMER_CHECK = 0.02
+
+
 class SqliteEngine(EngineDefaults):
     """Engine of a ``sqlite://`` store."""
 
@@ -107,7 +113,8 @@ class SqliteEngine(EngineDefaults):
         try:
             for session in list(self.monitor.delivery.sessions.values()):
                 session.stop(error)
-            if store.life is not None:
+            lost = store.are_files_lost()  # then nothing can be written
+            if store.life is not None and not lost:
                 answer = store.committer.do(participants.unregister, tuple(self.monitor.takeovers))
                 if isinstance(answer, asyncio.Future):
                     await asyncio.wait([answer], timeout=_LEAVING)
@@ -119,7 +126,7 @@ class SqliteEngine(EngineDefaults):
                         )
                         raise error
                     answer.result()
-            left = True
+            left = not lost
         finally:
             self._release(error, left=left)
 
@@ -258,17 +265,36 @@ class SqliteEngine(EngineDefaults):
         """Return the store, after registering this engine as a participant."""
         store = self._opened()
         if store.life is None:
+            await self._wait_for_former_files(store)
+        if store.life is None:
             if self._registering is None:
-                answer = store.committer.do(participants.register, note=self._entered)
+                answer = store.committer.do(
+                    participants.register, store.mark_files, note=self._entered
+                )
                 if not isinstance(answer, asyncio.Future):
                     return store
                 self._registering = answer
             await asyncio.shield(self._registering)
         return store
 
+    async def _wait_for_former_files(self, store: Store) -> None:
+        """Wait until no participant works with files that were removed or replaced.
+
+        Raises:
+            EngineUnavailable: one has not noticed it in time.
+        """
+        until = asyncio.get_running_loop().time() + _FORMER
+        while not store.marks.marked and store.are_former_files_used():
+            if asyncio.get_running_loop().time() > until:
+                raise store.former_files()
+            await asyncio.sleep(_FORMER_CHECK)
+            self._opened()
+
     def _entered(self, mine: tuple[int, LivenessFile] | None) -> None:
         self._registering = None
-        if mine is not None:
+        if mine is None:
+            self.store.marks.clear()
+        else:
             self.store.enter(*mine, self.monitor.notified)
             left = self.store.tx.quarantined_until - self.clock.now()
             if left > 0:

@@ -29,12 +29,20 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from tenure.engines.sqlite.folders import check_file_system, check_folders, is_mount_point, user
+from tenure.engines.sqlite.folders import (
+    check_file_system,
+    check_folders,
+    describe_layer,
+    is_mount_point,
+    user,
+)
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 
 __all__ = [
+    "OpenFiles",
     "StoreFiles",
     "check_one_name",
     "check_trusted",
@@ -49,6 +57,9 @@ __all__ = [
 
 log = logging.getLogger("tenure.sqlite")
 
+Identity: TypeAlias = tuple[int, int]
+"""Device and inode of a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
@@ -62,13 +73,66 @@ class StoreFiles:
     """
 
     path: str
-    identity: tuple[int, int]
+    identity: Identity
     folder: str
     mode: int
 
+    @property
+    def log(self) -> tuple[str, str]:
+        """Paths of SQLite's log and of the index of the log."""
+        return f"{self.path}-wal", f"{self.path}-shm"
+
+    @property
     def turn(self) -> str:
-        """Return the path of the file whose lock is the turn."""
+        """Path of the file whose lock is the turn."""
         return os.path.join(self.folder, "turn.lock")
+
+
+class OpenFiles:
+    """Files that an engine has opened, and must find again under their names.
+
+    SQLite and the kernel go on with a file that was removed or replaced. Another program would open
+    the new one, so that both could be granted the same lock.
+
+    Args:
+        place: the store's files. All are there, because the engine has just opened them.
+
+    Attributes:
+        lost: the reason why the engine does not use them any more, or empty.
+    """
+
+    def __init__(self, place: StoreFiles) -> None:
+        """Note the identities of the files."""
+        self.lost = ""
+        self._path = place.path
+        self.identities = {place.path: place.identity}
+        for each in (*place.log, place.turn):
+            status = os.stat(each, follow_symlinks=False)
+            self.identities[each] = (status.st_dev, status.st_ino)
+
+    def check(self) -> None:
+        """Raise unless every file is still the one that was opened.
+
+        Raises:
+            EngineError: a file was removed, replaced, or given a second name.
+        """
+        if self.lost:
+            raise EngineError(self.lost)
+        for path, identity in self.identities.items():
+            try:
+                status = os.stat(path, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                raise self._gone(path, "removed") from None
+            if (status.st_dev, status.st_ino) != identity:
+                raise self._gone(path, "replaced")
+            if status.st_nlink > 1 and path == self._path:
+                check_one_name(path, status)
+
+    def _gone(self, path: str, how: str) -> EngineError:
+        return EngineError(
+            f"{path} was {how} while in use: leases are not protected any more. Stop all programs "
+            "of a store before touching its files. Connect again"
+        )
 
 
 @contextmanager
@@ -211,7 +275,7 @@ def share_side_files(place: StoreFiles, address: SqliteUrl) -> None:
     """Give SQLite's files, which have the mode of the database, its group as well."""
     if address.shared:
         group = os.stat(place.path).st_gid
-        for each in (f"{place.path}-wal", f"{place.path}-shm"):
+        for each in place.log:
             with contextlib.suppress(FileNotFoundError):
                 _set_group(each, group, address.mode)
 
@@ -315,6 +379,9 @@ def _create(path: str, address: SqliteUrl) -> None:
         os.close(fd)
     _sync_folder(os.path.dirname(path), address)
     log.info("created the store: url=%s", address.url)
+    layer = describe_layer(os.path.dirname(path))
+    if layer:
+        log.warning("programs outside do not share the store: url=%s error=%s", address.url, layer)
 
 
 def _check_side_file(path: str, database: os.stat_result, address: SqliteUrl) -> None:

@@ -34,7 +34,16 @@ from pathlib import Path
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, Unsupported
 
-__all__ = ["check_file_system", "check_folders", "file_system", "is_mount_point", "user"]
+__all__ = [
+    "check_file_system",
+    "check_folders",
+    "describe_layer",
+    "file_system",
+    "is_mount_point",
+    "user",
+]
+
+_MOUNTS = "/proc/self/mountinfo"
 
 _LINKS = 40  # maximum number of followed links, as in the kernel
 _ALL_USERS = 2**32 - 1
@@ -202,6 +211,16 @@ def check_file_system(folder: str) -> None:
         )
 
 
+def describe_layer(folder: str) -> str:
+    """Return a warning if a folder is on a container's own layer; empty if it is not."""
+    if file_system(folder) != "overlay":
+        return ""
+    return (
+        f"{folder} is on the container's own file system (overlay): other containers do not see "
+        "it, and it ends with the container"
+    )
+
+
 def file_system(folder: str) -> str:
     """Return the type of a folder's file system; empty if unknown."""
     device = os.stat(folder).st_dev
@@ -223,7 +242,7 @@ def _mounts() -> Iterator[tuple[list[str], str]]:
     if not sys.platform.startswith("linux"):
         return
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
             for line in mounts:
                 fields, _, described = line.partition(" - ")
                 yield fields.split(" "), described.split(" ", 1)[0]

@@ -30,6 +30,8 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
+from tenure.errors import EngineError
+
 __all__ = ["LivenessFile", "LivenessFiles", "boot_id", "is_stopped", "started"]
 
 _CHUNK = mmap.ALLOCATIONGRANULARITY
@@ -42,7 +44,13 @@ def boot_id() -> str:
     """Return an id that differs after each start of the machine, and between time namespaces."""
     if not sys.platform.startswith("linux"):
         return _boot_id_of_macos()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError as error:
+        raise EngineError(
+            f"{error.filename} cannot be read ({error.strerror}): without it a restart of the "
+            "machine cannot be noticed. Mount /proc (mount -t proc proc /proc)"
+        ) from error
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/timens_offsets").read_text("ascii").splitlines():
             clock, *offset = line.split()

@@ -77,6 +77,7 @@ class Monitor:
             store.loop, store.clock.now, self._read_events, self._failures
         )
         self._stall_reported: float | None = None
+        self._marked_until = float("-inf")
 
     def stop(self) -> None:
         """End."""
@@ -206,7 +207,7 @@ class Monitor:
             self._check(now)
         finally:
             busy = not store.committer.idle
-            if self.delivery.sessions or busy:
+            if self.delivery.sessions or busy or store.marks.marked:
                 waiting = self._waiting or self._watches or busy
                 self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
                 if self._deadlines:
@@ -266,7 +267,7 @@ class Monitor:
         )
 
     def _are_files_in_place(self) -> bool:
-        """Return true if database and liveness file are in place; if not, end all sessions."""
+        """Return true if all files are in place; if not, end all sessions."""
         why = ""
         try:
             self._store.tx.check_in_place()
@@ -276,9 +277,25 @@ class Monitor:
         if not why and life is not None and not life.in_place:
             why = f"{life.path} was removed while in use"
         if why:
-            for session in list(self.delivery.sessions.values()):
-                session.end(why)
+            self._end_all(why, self._store.clock.now())
         return not why
+
+    def _end_all(self, why: str, now: float) -> None:
+        """End all sessions, and then let programs with other files join.
+
+        A session of liveness ``window`` may belong to a client of a server, which considers its
+        leases held until the window has passed.
+        """
+        sessions = list(self.delivery.sessions.values())
+        if sessions:
+            log.error("all sessions have ended: url=%s error=%s", self._store.address.url, why)
+        for session in sessions:
+            if session.survives_process:
+                self._marked_until = max(self._marked_until, session.proven_until)
+            session.end(why)
+        self._store.stop_using_files(why)
+        if self._marked_until <= now:
+            self._store.marks.clear()
 
     def _find_overdue(self, tx: Transaction, now: float) -> bool:
         """Return true if a deadline has passed: of a waiter here, or one left to others."""

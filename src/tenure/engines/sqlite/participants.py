@@ -24,7 +24,7 @@ contains its whole duration, which starts again with each boot.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from tenure.core import rules
 from tenure.engines.sqlite.expiry import Suspect
@@ -60,8 +60,14 @@ def _participants(tx: Transaction) -> set[int]:
     return {number for (number,) in tx.execute("SELECT id FROM participants").fetchall()}
 
 
-def register(tx: Transaction) -> tuple[int, LivenessFile]:
-    """Add a participant with its liveness file, after removing the remains of dead ones."""
+def register(tx: Transaction, mark_files: Callable[[], None]) -> tuple[int, LivenessFile]:
+    """Add a participant with its liveness file, after removing the remains of dead ones.
+
+    Args:
+        tx: the transaction.
+        mark_files: marks the files as in use, or raises.
+    """
+    mark_files()
     _sweep(tx)
     pid = os.getpid()
     while True:

@@ -33,8 +33,9 @@ from urllib.parse import quote
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.backup import PAGES, Progress, check_whole, step, sync_folder
-from tenure.engines.sqlite.files import prepare, system_error
+from tenure.engines.sqlite.files import StoreFiles, prepare, system_error
 from tenure.engines.sqlite.liveness import LivenessFiles, boot_id
+from tenure.engines.sqlite.protection import FileMarks
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import EngineError, InvalidArgument
 
@@ -171,7 +172,7 @@ def _replace(
     moved = ""
     place = prepare(address)
     with system_error(f"cannot use the files in {place.folder}"):
-        _check_no_participants(place.folder, address)
+        _check_no_participants(place, address)
     try:
         store, lost = _open_alone(address)
     except sqlite3.Error as error:
@@ -181,7 +182,7 @@ def _replace(
         prepare(address)
         store, lost = _open_alone(address)
     with contextlib.closing(store):
-        _check_no_participants(place.folder, address)
+        _check_no_participants(place, address)
         saved_at, seconds, reason = _prepare(content, lost, quarantine)
         content.backup(store, pages=PAGES, progress=step(progress))
     sync_folder(os.path.dirname(address.path))
@@ -191,11 +192,14 @@ def _replace(
 # The existing store
 
 
-def _check_no_participants(folder: str, address: SqliteUrl) -> None:
+def _check_no_participants(place: StoreFiles, address: SqliteUrl) -> None:
     """Raise if a program that has sessions lives, or a command that has outlived its program."""
-    lives = LivenessFiles(folder)
+    with contextlib.closing(FileMarks(place)) as marks:
+        if marks.any_others():
+            raise _in_use(address)
+    lives = LivenessFiles(place.folder)
     try:
-        for name in os.listdir(folder):
+        for name in os.listdir(place.folder):
             number, _, kind = name.partition(".")
             if kind == "live" and number.isdecimal() and not lives.is_dead(int(number)):
                 raise _in_use(address)

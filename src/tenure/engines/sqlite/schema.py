@@ -382,9 +382,17 @@ _ERRORS = {
 }
 """Return the message for a code of SQLite."""
 
+_SHORTER = (
+    "{path} or its log {path}-wal is shorter than its index says, and nothing was changed: "
+    "{error}. Usually one of them was removed or replaced while a program used it. "
+    "End every program that uses {path}, then try again"
+)
+
 
 def explain(error: sqlite3.Error, path: str) -> TenureError:
     """Return an error that explains SQLite's error, and says what to do about it."""
     text = _ERRORS.get(_code(error), "{path} cannot be used: {error}")
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ:
+        text = _SHORTER
     kind = AuthenticationFailed if _code(error) in _DENIED else EngineError
     return kind(text.format(path=path, error=error))

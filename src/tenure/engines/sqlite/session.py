@@ -88,6 +88,7 @@ class SqliteSession(SessionBase):
 
     Attributes:
         me: its id and attach number, which identify this attachment in the store.
+        survives_process: whether the session outlives this program.
         pending: the ids of requests whose places are not known yet.
         owned: the ids of the requests that this program owns.
         looked_at: when the store was last read for them.
@@ -111,6 +112,7 @@ class SqliteSession(SessionBase):
         super().__init__(how, events, number, window)
         self.me = (number, self.attach_number)
         self.slot = slot
+        self.survives_process = how.liveness == "window"
         self.pending: set[int] = set()
         self.owned: set[int] = set()
         self.looked_at = engine.clock.now()

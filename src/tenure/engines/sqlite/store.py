@@ -20,16 +20,17 @@ from typing import TypeVar
 
 from tenure.clock import Clock
 from tenure.engines.contract import Answer
-from tenure.engines.sqlite import schema
+from tenure.engines.sqlite import protection, schema
 from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.committer import Committer
-from tenure.engines.sqlite.files import prepare, share_side_files, system_error
+from tenure.engines.sqlite.files import OpenFiles, prepare, share_side_files, system_error
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id
 from tenure.engines.sqlite.notifier import DatagramNotifier
+from tenure.engines.sqlite.protection import FileMarks, LogLocks
 from tenure.engines.sqlite.transaction import Transaction, Turn
 from tenure.engines.sqlite.url import SqliteUrl
-from tenure.errors import TenureError
+from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 __all__ = ["Store", "answered", "log"]
 
@@ -64,14 +65,20 @@ class Store:
         with _opening, ExitStack() as undo:
             self.place = prepare(address)
             with system_error(f"cannot use the files in {self.place.folder}"):
-                self.turn = Turn(self.place.turn(), self.place.mode)
+                self.turn = Turn(self.place.turn, self.place.mode)
                 undo.callback(self.turn.close)
+                self.marks = FileMarks(self.place)
+                undo.callback(self.marks.close)
                 self.notifier = DatagramNotifier(self.place.folder, self.place.mode)
                 undo.callback(self.notifier.close, loop)
             self.lives = LivenessFiles(self.place.folder)
             with self.explained():
                 connection = schema.connect(address)
             undo.callback(connection.close)
+            with system_error(f"cannot protect the files of {self.place.path}"):
+                self._log_locks = LogLocks(self.place, supported=self.marks.supported)
+                undo.callback(self._log_locks.release)
+                self._files = OpenFiles(self.place)
             share_side_files(self.place, address)
             self._checkpointer = Checkpointer(address, self._check_in_place)
             self.tx = self._transaction(connection)
@@ -85,7 +92,7 @@ class Store:
 
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(
-            *(connection, self.clock, self.place, self.lives, self._checkpointer),
+            *(connection, self.clock, self.place, self._files, self.lives, self._checkpointer),
             durable=self.address.durability == "full",
         )
 
@@ -136,6 +143,45 @@ class Store:
         self.tx.participant, self.tx.life = participant, life
         self.notifier.bind(participant, self.loop, notified)
 
+    def mark_files(self) -> None:
+        """Mark with which files this engine works, before it joins the participants.
+
+        Raises:
+            EngineUnavailable: a participant works with files that were removed or replaced.
+        """
+        self.marks.mark(self._files)
+        try:
+            self._files.check()
+            if self.are_former_files_used():
+                raise self.former_files()
+        except BaseException:
+            self.marks.clear()
+            raise
+
+    def are_former_files_used(self) -> bool:
+        """Return true if a participant works with files that were removed or replaced."""
+        return self.marks.any_others(self._files)
+
+    def are_files_lost(self) -> bool:
+        """Return true if the files of this engine were removed or replaced."""
+        try:
+            self._files.check()
+        except EngineError:
+            return True
+        return False
+
+    def stop_using_files(self, why: str) -> None:
+        """Refuse to use the files from now on, even if they are put back."""
+        self._files.lost = why
+
+    def former_files(self) -> EngineUnavailable:
+        """Return the error for participants that still work with former files."""
+        return EngineUnavailable(
+            f"another program still works with files of {self.place.path} that were removed or "
+            "replaced while in use, and its leases may be held. End that program ('tenure doctor' "
+            "lists those that it finds), or wait until it has noticed the loss"
+        )
+
     def close(self, error: TenureError, *, left: bool) -> None:
         """Close everything; unfinished operations fail with `error`.
 
@@ -156,9 +202,16 @@ class Store:
                 self.tx.life.close()
         self.lives.close()
         self._checkpointer.close()
+        # If the files were replaced, SQLite must not take this for the last connection: it would
+        # copy the former log into the new database, and remove the new log.
+        if not self.are_files_lost():
+            self._log_locks.release()
         for tx in filter(None, (self._reader, self.tx)):
             with contextlib.suppress(sqlite3.Error), tx.guard:
                 tx.connection.close()
+        self._log_locks.release()
+        self._log_locks.close_unused()
+        self.marks.close()
 
     def abandon(self) -> None:
         """Close the files in a forked child."""
@@ -166,6 +219,7 @@ class Store:
 
         self.forked = True
         self.turn.close()
+        self.marks.close()
         self.notifier.abandon()
         if self.tx.life is not None:
             self.tx.life.close()
@@ -176,6 +230,7 @@ class Store:
 def _abandon_all() -> None:
     for store in list(_open):
         store.abandon()
+    protection.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -27,7 +27,7 @@ from typing import Any
 from tenure.clock import Clock
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.checkpoint import Checkpointer
-from tenure.engines.sqlite.files import StoreFiles, check_one_name, explain, system_error
+from tenure.engines.sqlite.files import OpenFiles, StoreFiles, explain, system_error
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles
 from tenure.errors import EngineError
@@ -60,7 +60,7 @@ DATA, OWNERS = 1, 2
 Push = tuple[int, int, int, int | None, str]
 """(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
 
-_LOOK = 0.05  # seconds for which the file is assumed to be in place
+_LOOK = 0.05  # seconds for which the files are assumed to be in place
 _TURN = 16  # bytes of the turn's file
 _NOW = LOCK_EX | LOCK_NB
 
@@ -165,7 +165,7 @@ class Transaction:
     """
 
     __slots__ = (  # used so often that slots are measurably faster
-        "_checkpointer _counters _identity _inside _checked_at _now _path affected committed "
+        "_checkpointer _counters _files _inside _checked_at _now _path affected committed "
         "connection durable events_read execute guard last_news_id last_order_id last_session_id "
         "life lives longest_window messages now participant place quarantined quarantined_until "
         "ready seen wall watches"
@@ -176,6 +176,7 @@ class Transaction:
         connection: sqlite3.Connection,
         clock: Clock,
         place: StoreFiles,
+        files: OpenFiles,
         lives: LivenessFiles,
         checkpointer: Checkpointer,
         *,
@@ -202,7 +203,7 @@ class Transaction:
         self.wall = clock.wall
         self._now = clock.now
         self._path = place.path
-        self._identity = place.identity
+        self._files = files
         self._checked_at = float("-inf")
         self._counters: tuple[float, ...] = ()
         self.longest_window = self.quarantined_until = 0.0
@@ -221,9 +222,7 @@ class Transaction:
             self.rollback()
             self._enter()
         self.now = now = self._now()
-        if not 0 <= now - self._checked_at < _LOOK:
-            self._checked_at = now
-            self.check_in_place()
+        self._check_recently_in_place()
         self.execute("BEGIN IMMEDIATE")
         if not self.ready:
             schema.create(self.connection, self._path)
@@ -262,19 +261,17 @@ class Transaction:
         self.execute("BEGIN IMMEDIATE")
 
     def check_in_place(self) -> None:
-        """Raise unless the file is still the one that was opened."""
+        """Raise unless the files are still those that were opened."""
         try:
-            status = os.stat(self._path, follow_symlinks=False)
-        except FileNotFoundError:
-            status = None
-        if status is None or (status.st_dev, status.st_ino) != self._identity:
+            self._files.check()
+        except EngineError:
             self._checked_at = float("-inf")  # no transaction may rely on an earlier check
-            raise EngineError(
-                f"{self._path} was {'removed' if status is None else 'replaced'} while in use: "
-                "leases held through it are not protected any more. Connect again"
-            )
-        if status.st_nlink > 1:
-            check_one_name(self._path, status)
+            raise
+
+    def _check_recently_in_place(self) -> None:
+        if not 0 <= self.now - self._checked_at < _LOOK:
+            self._checked_at = self.now
+            self.check_in_place()
 
     def commit(self) -> None:
         """Commit the transaction."""
@@ -334,6 +331,8 @@ class Transaction:
         if self.connection.in_transaction:  # an error has interrupted the end of the last one
             self.rollback()
             self._enter()
+        self.now = self._now()
+        self._check_recently_in_place()
         self.execute("BEGIN")
         self.now = self._now()
 
