@@ -134,7 +134,7 @@ def test_a_client_that_cannot_be_closed_is_logged(
             signal.raise_signal(HARMLESS)
     (record,) = [each for each in caplog.records if "at a signal" in each.getMessage()]
     assert record.getMessage() == (
-        "could not close at a signal: client=memory://signals-failing "
+        "could not close at a signal: url=memory://signals-failing "
         "error=EngineError('the store failed')"
     )
 

@@ -121,7 +121,7 @@ async def close_in_time(client: ClientCore) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await client.aclose()
     except Exception as failure:
-        _log.warning("could not close at a signal: client=%s error=%r", client.url, failure)
+        _log.warning("could not close at a signal: url=%s error=%r", client.url, failure)
 
 
 def close_on_loop(client: ClientCore, loop: asyncio.AbstractEventLoop, then: Then) -> None:
