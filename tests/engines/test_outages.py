@@ -170,8 +170,7 @@ async def test_an_outage_is_logged_once_however_many_sessions_there_are(
 ) -> None:
     caplog.set_level(logging.INFO, "tenure")
     async with tenure.connect(url) as client:
-        for _ in range(5):
-            await client.session()
+        sessions = [await client.session() for _ in range(5)]
         caplog.clear()
         async with asyncio.timeout(30), client.events() as stream:
             afar.network.refuse()

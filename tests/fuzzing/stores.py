@@ -23,9 +23,9 @@ async def _fill(url: str) -> None:
         await client.create_node("/billing")
         session = await client.session(resumable=True)
         await client.semaphore("pool").create(limit=3, data=b"kept")
-        await session.semaphore("pool").acquire(2)
-        await session.mutex("held").lock()
+        leases = [await session.semaphore("pool").acquire(2), await session.mutex("held").lock()]
         await session.detach()
+        assert not any(lease.held for lease in leases)
 
 
 async def _use(url: str) -> None:

@@ -120,7 +120,8 @@ async def test_after_a_long_suspension_nothing_is_held_and_all_is_free(scene: Sc
 
         with pytest.raises(tenure.LeaseLost):
             await hold()
-        assert is_held(await scene.soon(other.mutex("m").lock()))
+        following = await scene.soon(other.mutex("m").lock())
+        assert is_held(following)
 
 
 @on_each_engine("suspended", "kept")

@@ -8,7 +8,8 @@ Each session has one `Waits`. While there are waits, it looks at them once a sec
 * A wait of ten seconds is logged with the holder and the place in the queue, and again at its end.
 
 Whether another task will release a lease cannot be known in general: a lease may be passed on. So a
-program is alone only if its event loop has no other task of the program. The loop of
+program is alone only if its event loop has no other task of the program, and the lease is of the
+same loop. The loop of
 `tenure.blocking` has no tasks of the program; then the program must have no other thread.
 """
 
@@ -140,7 +141,9 @@ class Waits:
                 continue
             if alone is None:
                 alone = _is_alone(self._session.loop)
-            if alone and wait.for_ever:
+            # A lease of another loop is released by the thread of that loop.
+            here = all(owner.session.loop is self._session.loop for owner in owners)
+            if alone and here and wait.for_ever:
                 wait.suspects = owners
                 request.wake()
             else:

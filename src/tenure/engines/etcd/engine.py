@@ -189,8 +189,9 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             if cancel:
                 for task in self.tasks:
                     task.cancel()
-            await asyncio.wait(list(self.tasks), timeout=_LEAVING)
-            cancel = True
+            # Tasks that these have begun, such as a detach after a cancelled takeover, have time, too.
+            _, late = await asyncio.wait(list(self.tasks), timeout=_LEAVING)
+            cancel = cancel or bool(late)
 
     # Contact with the cluster
 
