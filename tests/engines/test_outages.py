@@ -179,6 +179,7 @@ async def test_an_outage_is_logged_once_however_many_sessions_there_are(
                 await asyncio.sleep(0.01)
             afar.network.start()
             await five(stream, events.SessionAttached)
+            assert len(sessions) == 5
         told = [(each.levelname, each.getMessage()) for each in caplog.records]
     assert [level for level, _ in told] == ["WARNING", "INFO"], told
     (_, lost), (_, found) = told

@@ -189,7 +189,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
             if cancel:
                 for task in self.tasks:
                     task.cancel()
-            # Tasks that these have begun, such as a detach after a cancelled takeover, have time, too.
+            # Tasks that these begin, such as the detach after a cancelled takeover, have time, too.
             _, late = await asyncio.wait(list(self.tasks), timeout=_LEAVING)
             cancel = cancel or bool(late)
 
