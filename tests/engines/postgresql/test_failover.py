@@ -184,7 +184,8 @@ async def test_a_synchronous_failover_needs_no_quarantine(server: PostgresServer
 async def test_restored_data_begin_with_a_quarantine(server: PostgresServer, how: str) -> None:
     async with tenure.connect(server.url) as client:
         session = await client.session(recovery_window=_WINDOW)
-        token = (await session.mutex("m").lock()).fencing_token
+        lease = await session.mutex("m").lock()
+        token = lease.fencing_token
         await session.detach()
     url = server.url
     if how == "template":
