@@ -140,7 +140,8 @@ async def test_data_of_a_stream_without_a_call_is_not_read_for_ever() -> None:
 
 
 async def test_a_closed_connection_leaves_no_cycle_to_the_collector() -> None:
-    async with serving(authenticator=Authenticator({TOKEN: "someone"})) as server:
+    authenticator, limits = Authenticator({TOKEN: "someone"}), Limits(greeting_time=0.3)
+    async with serving(authenticator=authenticator, limits=limits) as server:
         gc.collect()
         gc.disable()
         try:
