@@ -139,6 +139,7 @@ async def test_a_session_outlives_its_connection(server: Server, made: Any) -> N
         assert (await mine.describe()).owners == []
 
 
+@pytest.mark.exhaustive
 async def test_the_sdk_stays_connected_and_attached_without_anything_to_do() -> None:
     """For as long as it takes a stock server to send the SDK away: four pings without data."""
     options = [
