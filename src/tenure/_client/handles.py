@@ -35,8 +35,8 @@ _NOT_THE_PROGRAM = (
 )
 _LOOPS = os.path.dirname(asyncio.__file__) + os.sep
 _PROGRAM, _TENURE, _LOOP = "the program", "tenure", "the event loop"
-_whose: dict[str, str] = {}
-"""Whose each source file is. A look-up takes a third of the time of the comparison."""
+_owners: dict[str, str] = {}
+"""Owner of each source file. A look-up takes a third of the time of comparing paths."""
 
 _STACK_DEPTH = 10
 _new_tuple = tuple.__new__  # a fifth of the time of the named tuple's own constructor
@@ -82,12 +82,12 @@ def call_site(*, debug: bool = False, otherwise: CallSite | None = None) -> Call
     """
     frame = sys._getframe(2)  # noqa: SLF001  the public functions for this take much longer
     code = frame.f_code
-    while (whose := _whose.get(code.co_filename) or _classify(code.co_filename)) is _TENURE:
+    while (owner := _owners.get(code.co_filename) or _classify(code.co_filename)) is _TENURE:
         if frame.f_back is None:
             return otherwise or UNKNOWN
         frame = frame.f_back
         code = frame.f_code
-    if whose is _LOOP:  # a task runs the call itself
+    if owner is _LOOP:  # a task runs the call itself
         return otherwise or UNKNOWN
     if debug:
         stack = traceback.extract_stack(frame, _STACK_DEPTH)
@@ -96,13 +96,13 @@ def call_site(*, debug: bool = False, otherwise: CallSite | None = None) -> Call
 
 
 def _classify(file: str) -> str:
-    whose = _PROGRAM
+    owner = _PROGRAM
     if file.startswith(_NOT_THE_PROGRAM):
-        whose = _TENURE
+        owner = _TENURE
     elif file.startswith(_LOOPS):
-        whose = _LOOP
-    _whose[file] = whose
-    return whose
+        owner = _LOOP
+    _owners[file] = owner
+    return owner
 
 
 def warn_dropped(handle: object, site: CallSite, what: str, advice: str) -> None:
