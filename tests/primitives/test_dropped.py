@@ -21,6 +21,7 @@ import pytest
 import tenure
 from tenure import recipes
 from tenure._client.client import Client
+from tenure._client.client_core import ClientCore
 from tests.primitives.helpers import World, is_held, turns
 
 HERE = re.escape(__file__)
@@ -135,6 +136,17 @@ async def test_a_place_in_a_queue_is_withdrawn(store: World) -> None:
             while len(await store.queue("m")) > 1:
                 await turns(1)
     await store.close()
+
+
+async def test_the_warning_names_what_was_dropped_when_it_is_withdrawn_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a program with threads, where the event loop runs beside the finalizer.
+    monkeypatch.setattr(ClientCore, "soon", lambda _, call: call())
+    async with world.client() as client, client.mutex("m").lock():
+        ticket = await client.semaphore("m", ephemeral=True).enqueue()
+        with dropped("the place in the queue of semaphore 'm' on /default"):
+            del ticket
 
 
 async def test_a_claimed_request_of_a_resumed_session_is_withdrawn(store: World) -> None:

@@ -70,10 +70,11 @@ class Lease(AsyncHandle):
 
     def __del__(self) -> None:
         request = self._request
-        if request.state is HELD or request.state is WAITING:
-            self._drop(request)
+        state = request.state  # read once: the thread of the event loop changes it
+        if state is HELD or state is WAITING:
+            self._drop(request, state)
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: Request, state: object) -> None:
         """Withdraw the request, which the program can no longer reach. From any thread."""
         session = session_of(request)
         if not session.client.is_running():
@@ -82,7 +83,7 @@ class Lease(AsyncHandle):
         self._anchor = None
         session.client.soon(partial(session.withdraw_dropped, request))
         what = f"{request.options.kind} {request.name!r} on {request.node}"
-        if request.state is WAITING:
+        if state is WAITING:
             what, advice = f"the place in the queue of {what}", "It is withdrawn now; withdraw it"
         else:
             what, advice = f"the lease of {what}", "It is released now; release it"
