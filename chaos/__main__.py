@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.adapter import Engine
 from chaos.dflockd import Dflockd
 from chaos.etcd import Etcd
-from chaos.postgresql import Postgresql
+from chaos.postgresql import PooledPostgresql, Postgresql
 from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
@@ -46,6 +46,7 @@ ENGINES: dict[str, type[Engine]] = {
         RedisLossy,
         Etcd,
         Postgresql,
+        PooledPostgresql,
     )
 }
 """The engines that chaos can be done to, by name."""

@@ -74,6 +74,8 @@ class Postgresql(Engine):
         super().__init__(folder)
         self._server: PostgresServer | None = None
         self._proxy: Proxy | None = None
+        self._servers: list[Server] = []
+        self._networks: list[Proxy] = []
 
     @property
     def url(self) -> str:
@@ -88,12 +90,11 @@ class Postgresql(Engine):
             raise ValueError("no PostgreSQL here (Debian: postgresql)")
         data, port = self.folder / "data", _free_port()
         account = _account()
-        if account:  # it refuses to run as root
+        if account:
             shutil.chown(self.folder, account, account)
             for each in (self.folder, *self.folder.parents[:2]):
                 each.chmod(0o755)
-        become = ("setpriv", f"--reuid={account}", f"--regid={account}", "--clear-groups", "--")
-        prefix = become if account else ()
+        prefix = _become(account)
         made = await asyncio.create_subprocess_exec(
             *(*prefix, str(Path(program).with_name("initdb")), "--pgdata", str(data)),
             *("--username", "tenure", "--auth", "trust", "--encoding", "UTF8", "--no-locale"),
@@ -111,6 +112,8 @@ class Postgresql(Engine):
         await self._server.start()
         self._proxy = Proxy(port)
         await self._proxy.start()
+        self._servers.append(self._server)
+        self._networks.append(self._proxy)
         self.not_done["failover"] = "tests/engines/postgresql/test_failover.py has one"
         self.not_done["clock-jump"] = "the server's clock is the machine's"
 
@@ -122,12 +125,10 @@ class Postgresql(Engine):
             await self._server.stop()
 
     def faults(self) -> Sequence[Fault]:
-        """Return the faults of the server and the network."""
-        assert self._server is not None
-        assert self._proxy is not None
+        """Return the faults of the servers and the networks, of one of each at a time."""
         return [
-            *server_faults([self._server]),
-            *network_faults([self._proxy]),
+            *server_faults(self._servers),
+            *network_faults(self._networks),
             Fault(
                 "kill-connections",
                 "the server ends all connections",
@@ -175,6 +176,74 @@ class Postgresql(Engine):
             assert row is not None
             os.kill(row[0], signal.SIGKILL)
         yield f"process {row[0]}"
+
+
+class PooledPostgresql(Postgresql):
+    """The same behind PgBouncer in transaction mode, with a direct connection for `listen`.
+
+    Both ways have a network of their own: one works while the other does not.
+    """
+
+    name = "postgresql-pooler"
+
+    def __init__(self, folder: Path) -> None:
+        """Prepare the pooler too."""
+        super().__init__(folder)
+        self._pooler: Server | None = None
+        self._to_pooler: Proxy | None = None
+
+    @property
+    def url(self) -> str:
+        """URL of the pooler, behind the network."""
+        assert self._proxy is not None
+        assert self._to_pooler is not None
+        direct = f"127.0.0.1:{self._proxy.port}"
+        return f"postgresql://tenure@127.0.0.1:{self._to_pooler.port}/postgres?listen={direct}"
+
+    async def start(self) -> None:
+        """Start the pooler and its network, after the server."""
+        program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
+        if program is None:
+            raise ValueError("no PgBouncer here (Debian: pgbouncer)")
+        await super().start()
+        assert self._server is not None
+        port, account = _free_port(), _account()
+        users, settings = self.folder / "users", self.folder / "pgbouncer.ini"
+        users.write_text('"tenure" ""\n')
+        settings.write_text(
+            f"""[databases]
+* = host=127.0.0.1 port={self._server.port}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {users}
+pool_mode = transaction
+"""
+        )
+        command = (*_become(account), program, str(settings))
+        self._pooler = Server(command, port, self.folder / "pgbouncer.log")
+        await self._pooler.start()
+        self._to_pooler = Proxy(port)
+        await self._to_pooler.start()
+        self._servers.append(self._pooler)
+        self._networks.append(self._to_pooler)
+
+    async def stop(self) -> None:
+        """Stop the pooler and its network first."""
+        if self._to_pooler is not None:
+            await self._to_pooler.aclose()
+        if self._pooler is not None:
+            await self._pooler.stop()
+        await super().stop()
+
+
+def _become(account: str) -> tuple[str, ...]:
+    """Return the beginning of a command that runs as that account; root is refused."""
+    if not account:
+        return ()
+    return ("setpriv", f"--reuid={account}", f"--regid={account}", "--clear-groups", "--")
 
 
 def _program() -> str:
