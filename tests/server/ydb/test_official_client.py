@@ -35,6 +35,24 @@ TOKEN = "a token that nobody guesses"
 PATIENCE = 20.0
 
 
+@contextlib.asynccontextmanager
+async def session_of(client: Any, node: str = NODE) -> AsyncIterator[Any]:
+    """A session of the SDK's client for asyncio.
+
+    On Python 3.11 `asyncio.wait_for` drops a cancellation that comes together with its result. The
+    SDK cancels its reader once, and waits for it: if a ping came just then, it would wait for ever.
+    """
+    session = client.session(node)
+    try:
+        yield session
+    finally:
+        closing = asyncio.create_task(session.close())
+        while not (await asyncio.wait({closing}, timeout=5))[0]:
+            closing.cancel()  # cancels the reader again
+        with contextlib.suppress(asyncio.CancelledError):
+            await closing
+
+
 def config(**changes: Any) -> NodeConfig:
     fields: dict[str, Any] = {
         "attach_consistency_mode": ConsistencyMode.STRICT,
@@ -95,7 +113,7 @@ async def test_nodes(server: Server, made: Any) -> None:
 @in_a_server
 async def test_a_semaphore_is_shared_by_sessions(server: Server, made: Any) -> None:
     client = AsyncClient(made)
-    async with client.session(NODE) as first, client.session(NODE) as second:
+    async with session_of(client) as first, session_of(client) as second:
         one, other = first.semaphore("s", 2), second.semaphore("s", 2)
         await one.acquire(2)
         waits = asyncio.create_task(other.acquire(1))
@@ -120,7 +138,7 @@ async def test_a_semaphore_is_shared_by_sessions(server: Server, made: Any) -> N
 @in_a_server
 async def test_a_session_outlives_its_connection(server: Server, made: Any) -> None:
     client = AsyncClient(made)
-    async with client.session(NODE) as session:
+    async with session_of(client) as session:
         mine = session.semaphore("s", 1)
         await mine.acquire()
         (before,) = await server.context.engine.list_sessions("/default")
@@ -150,7 +168,7 @@ async def test_the_sdk_stays_connected_and_attached_without_anything_to_do() -> 
     ]
     async with serving() as server, driver(server, channel_options=options) as made:
         client = AsyncClient(made)
-        async with client.session(NODE) as session:
+        async with session_of(client) as session:
             await session.semaphore("s", 1).acquire()
             (stream,) = server.listener._streams
 
@@ -175,7 +193,7 @@ async def test_a_token_lets_the_sdk_in_and_a_wrong_one_does_not() -> None:
         async with driver(server, credentials=sdk.AccessTokenCredentials(TOKEN)) as made:
             client = AsyncClient(made)
             await client.create_node("/local/n", config())
-            async with client.session("/local/n") as session:
+            async with session_of(client, "/local/n") as session:
                 await session.semaphore("s", 1).acquire()
         wrong = sdk.aio.Driver(
             endpoint=f"grpc://{server.target}",
@@ -201,7 +219,7 @@ async def test_the_sdk_comes_in_through_tls(tmp_path: Path) -> None:
     ):
         (endpoint,) = made._store.connections.values()
         assert endpoint.endpoint == server.target
-        async with AsyncClient(made).session(NODE) as session:
+        async with session_of(AsyncClient(made)) as session:
             await session.semaphore("s", 1).acquire()
     await settled()
 
