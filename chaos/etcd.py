@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import random
 import shutil
-import socket
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +22,7 @@ from chaos.network import Proxy, network_faults
 from chaos.peers import Peers
 from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
+from tests.ports import free_port
 
 __all__ = ["Etcd", "healthy"]
 
@@ -31,9 +30,6 @@ _MEMBERS = 3
 
 _PATIENCE = 60.0
 """Seconds in which the members find each other on a busy machine."""
-
-_PORTS = range(20_000, 32_000)
-"""Below those of outgoing connections, so that a member that starts again finds its own free."""
 
 
 class Etcd(Engine):
@@ -51,8 +47,8 @@ class Etcd(Engine):
     def __init__(self, folder: Path) -> None:
         """Choose the ports of three members."""
         super().__init__(folder)
-        self.ports = [_free_port() for _ in range(_MEMBERS)]
-        self._peer_ports = [_free_port() for _ in range(_MEMBERS)]
+        self.ports = [free_port() for _ in range(_MEMBERS)]
+        self._peer_ports = [free_port() for _ in range(_MEMBERS)]
         self._network = [Proxy(port) for port in self.ports]
         self._peers = Peers(self._peer_ports)
         self._members: list[Server] = []
@@ -152,17 +148,6 @@ class Etcd(Engine):
         except (OSError, http.client.HTTPException) as error:
             raise NotNow(f"the member on port {port} does not do it: {error}") from error
         yield done
-
-
-def _free_port() -> int:
-    while True:
-        port = random.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def healthy(port: int) -> bool:

@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +21,7 @@ import psycopg
 from chaos.adapter import Engine, Fault, Inflict, Scene
 from chaos.network import Proxy, network_faults
 from chaos.servers import Server, server_faults
+from tests.ports import free_port
 
 __all__ = ["Postgresql"]
 
@@ -88,7 +88,7 @@ class Postgresql(Engine):
         program = _program()
         if not program:
             raise ValueError("no PostgreSQL here (Debian: postgresql)")
-        data, port = self.folder / "data", _free_port()
+        data, port = self.folder / "data", free_port()
         account = _account()
         if account:
             shutil.chown(self.folder, account, account)
@@ -207,7 +207,7 @@ class PooledPostgresql(Postgresql):
             raise ValueError("no PgBouncer here (Debian: pgbouncer)")
         await super().start()
         assert self._server is not None
-        port, account = _free_port(), _account()
+        port, account = free_port(), _account()
         users, settings = self.folder / "users", self.folder / "pgbouncer.ini"
         users.write_text('"tenure" ""\n')
         settings.write_text(
@@ -255,10 +255,3 @@ def _account() -> str:
     if os.geteuid():
         return ""
     return "postgres" if "postgres" in {each.pw_name for each in pwd.getpwall()} else "nobody"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from chaos.runner import prepare
 from chaos.servers import Server, server_faults
 from chaos.work import CONFIGS, NODE
 from tenure.model import NodeConfig
+from tests.ports import free_port
 
 __all__ = ["Redis", "RedisInMemory", "RedisLossy"]
 
@@ -70,7 +70,7 @@ class Redis(Engine):
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         if program is None:
             raise ValueError("no redis-server here (Debian: redis-server)")
-        port = _free_port()
+        port = free_port()
         command = (
             *(program, "--port", str(port), "--dir", str(self.folder), "--save", ""),
             *("--enable-debug-command", "yes", *self.persistence),
@@ -233,10 +233,3 @@ class RedisLossy(RedisInMemory):
         # asked for may be gone: until then those who held something are taken to believe.
         await asyncio.sleep(_QUARANTINE - _BEFORE)
         journal.revokes()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

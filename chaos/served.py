@@ -8,10 +8,9 @@ restart of the server for their node's grace period on top of that.
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from chaos.adapter import Engine, Fault, Scene
@@ -22,6 +21,7 @@ from chaos.redis import Redis
 from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
 from tests.hostile.target import Listener, Target
+from tests.ports import free_port
 
 __all__ = ["OverYdb", "Served", "ServedFromEtcd", "ServedFromPostgresql", "ServedFromRedis"]
 
@@ -46,7 +46,7 @@ class Served(Engine):
     def __init__(self, folder: Path) -> None:
         """Choose the ports; `start` starts the server."""
         super().__init__(folder)
-        self._ports = _free(len(self.schemes))
+        self._ports = [free_port() for _ in self.schemes]
         self._network = Proxy(self._ports[0])
         self._server: Server | None = None
         self._store: Engine | None = None
@@ -177,10 +177,3 @@ class OverYdb(Served):
         self.not_done["sessions that are resumed elsewhere"] = "YDB's API has none"
         self.not_done["two that write a document"] = "a lost answer leaves open whose change it was"
         await super().start()
-
-
-def _free(count: int) -> list[int]:
-    """Ports of this host that nobody has."""
-    with ExitStack() as held:
-        taken = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in taken]

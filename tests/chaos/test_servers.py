@@ -1,7 +1,6 @@
 """A server and a network of the kind that engines to come have, really broken."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -13,6 +12,7 @@ import pytest
 from chaos.adapter import Fault, Scene
 from chaos.network import Proxy, network_faults
 from chaos.servers import Server, server_faults
+from tests.ports import free_port
 
 SILENCE = 0.2
 """Seconds in which an answer would have come; a slow machine makes the test weaker, not red."""
@@ -59,8 +59,7 @@ async def starts(port: int) -> int:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = (sys.executable, "-m", "tests.chaos.echo", str(port), str(folder / "data"))
     server = Server(command, port, folder / "log")
     await server.start()

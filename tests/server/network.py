@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tests.ports import free_port
+
 __all__ = ["Network", "aside"]
 
 T = TypeVar("T")
@@ -58,7 +60,7 @@ class Network:
     """
 
     def __init__(self, target: Callable[[], int]) -> None:
-        self.port = 0
+        self.port = free_port()
         self._target = target
         self._listening: asyncio.Server | None = None
         self._there, self._back = aside().run(_ways())
@@ -105,7 +107,6 @@ class Network:
     async def _start(self) -> None:
         if self._listening is None:
             self._listening = await asyncio.start_server(self._take, "127.0.0.1", self.port)
-            self.port = self._listening.sockets[0].getsockname()[1]
 
     async def _refuse(self) -> None:
         if self._listening is not None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from tests.ports import free_port
+
 SERVE = [sys.executable, "-W", "error", "-m", "tenure", "serve"]
 PATIENCE = 60.0
 """Seconds after which a server on a busy machine will not do any more what it should."""
@@ -110,8 +112,14 @@ async def serving(
     listen: Sequence[str] = ("tenure://127.0.0.1:0",),
     **more: Any,
 ) -> AsyncIterator[Served]:
-    """A server that is ready, by default on a free port and the default store."""
-    where = [word for url in listen for word in ("--listen", url)]
+    """A server that is ready, by default on a free port and the default store.
+
+    Port 0 is replaced, so that another server can listen at the same address afterwards.
+    """
+    where = []
+    for url in listen:
+        before, zero, after = url.partition("127.0.0.1:0")
+        where += ["--listen", f"{before}127.0.0.1:{free_port()}{after}" if zero else url]
     async with launched(folder, *where, *options, **more) as served:
         await served.until("ready")
         yield served

@@ -35,6 +35,7 @@ from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
 from tests.clean_up import clean_up_with
+from tests.ports import free_port
 
 __all__ = ["Early", "InThread", "OwnProcess", "Server", "early_server", "free_port"]
 
@@ -49,14 +50,6 @@ class Server(Protocol):
 
     @property
     def url(self) -> str: ...
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class InThread:
@@ -74,7 +67,7 @@ class InThread:
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
-        self.port = 0
+        self.port = free_port()
         self._store = store
         self._authenticator = Authenticator() if authenticator is None else authenticator
         self._tls = tls
@@ -116,8 +109,7 @@ class InThread:
         engine = connect_engine(self._store, SystemClock())
         await engine.open()
         context = Context(engine, Limits(), self._authenticator, logging.getLogger("tenure.server"))
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.port = listening.getsockname()[1]
+        listening = socket.create_server(("127.0.0.1", self.port))
         listener = DflockdListener(
             context,
             self.url if self._tls is None else self.url.replace("dflockd", "dflockds", 1),

@@ -17,11 +17,8 @@ import functools
 import http.client
 import itertools
 import json
-import os
-import random
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -35,6 +32,7 @@ from pathlib import Path
 import pytest
 
 from tests.clean_up import clean_up_with
+from tests.ports import free_port
 from tests.server.certificates import Authority, Pair
 
 __all__ = ["Cluster", "Member", "a_cluster", "a_prefix", "free_port", "program", "shared"]
@@ -45,17 +43,6 @@ PATIENCE = 60.0
 _LOOK = 0.02
 """Seconds between two looks at what nobody tells of."""
 
-_PORTS = range(20_000, 32_000)
-"""Below those that the system gives to outgoing connections: one that is killed finds its own
-free when it starts again."""
-
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_OWN_PORTS = list(_PORTS[_WORKER % 16 :: 16])
-random.shuffle(_OWN_PORTS)
-_ports = itertools.cycle(_OWN_PORTS)
-"""Ports of this worker alone: two workers, or two members, must not choose the same one before
-either of them listens."""
-
 _numbers = itertools.count(1)
 
 
@@ -65,18 +52,6 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"no {name} here: apt-get install etcd-server")
     return found
-
-
-def free_port() -> int:
-    """A port on which nobody listens, and which no outgoing connection gets."""
-    for port in _ports:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("a cycle does not end")
 
 
 class Member:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.clean_up import clean_up_with
 from tests.engines.postgresql.servers import PostgresServer, new_name, shared
+from tests.ports import free_port
 
 __all__ = ["a_pooled_schema", "a_pooler"]
 
@@ -40,8 +41,7 @@ def a_pooler(
     if program is None:
         pytest.skip("no PgBouncer here: apt-get install pgbouncer")
     folder = Path(tempfile.mkdtemp(prefix="tenure-"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     (folder / "users").write_text('"tenure" ""\n"app" "right"\n')
     (folder / "settings").write_text(
         f"""[databases]

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ import psycopg
 import pytest
 
 from tests.clean_up import clean_up_with
+from tests.ports import free_port
 
 __all__ = ["PostgresServer", "a_schema", "a_server", "new_name", "shared"]
 
@@ -84,8 +84,7 @@ class PostgresServer:
 
     def listen(self) -> None:
         """Have it listen on a free port of this host from its next start on."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.settings = (*self.settings, f"port={self.port}", "listen_addresses=127.0.0.1")
 
     def start(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 import tenure
 from tests.engines.postgresql.servers import PostgresServer, a_server
+from tests.ports import free_port
 from tests.server.certificates import Authority
 
 
@@ -37,8 +37,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """The server of these tests."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     pair = authority.signs("localhost")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with a_server("fsync=off") as server:
         if not server.execute(
             "SELECT true FROM pg_config WHERE name = 'LIBS' AND setting ~ '-lssl'"

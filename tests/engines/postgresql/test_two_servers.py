@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import tenure
 from tests.engines.postgresql.helpers import PATIENCE, is_waited_for, until_detached_and_back
 from tests.engines.postgresql.servers import a_schema
+from tests.ports import free_port
 from tests.server.serving import Served, serving
 
 WINDOW = 20.0
@@ -64,8 +64,7 @@ async def test_two_servers_serve_one_lock(tmp_path: Path, store: str) -> None:
 
 
 async def test_a_killed_server_costs_no_lease_and_no_place(tmp_path: Path, store: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        later = f"127.0.0.1:{free.getsockname()[1]}"
+    later = f"127.0.0.1:{free_port()}"
     async with AsyncExitStack() as servers, AsyncExitStack() as clients:
         first = await servers.enter_async_context(serving(tmp_path, "--store", store))
         both = f"{first.address},{later}"

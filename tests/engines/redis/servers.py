@@ -12,7 +12,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ import redis
 
 from tenure.engines.redis.url import parse
 from tests.clean_up import clean_up_with
+from tests.ports import free_port
 
 __all__ = ["Server", "a_namespace", "a_server", "forget_as_in_a_failover", "free_port", "shared"]
 
@@ -37,14 +37,6 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"no redis-{name} here: apt-get install redis-server redis-sentinel")
     return found
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -14,6 +14,7 @@ import pytest
 
 from tenure.server.ydb.messages import Request, Status
 from tests.engines.postgresql.servers import a_schema
+from tests.ports import free_port
 from tests.server.ydb.raw import NODE, Over, Server, channel, serving, session, stream
 
 MUTEX: dict[str, Any] = {"count": 2**64 - 1, "ephemeral": True}
@@ -146,11 +147,11 @@ async def test_changes_made_through_one_server_are_told_by_the_other(store: str)
 
 
 @contextlib.asynccontextmanager
-async def one_server(store: str, port: int = 0) -> AsyncIterator[tuple[Any, str]]:
+async def one_server(store: str, port: int | None = None) -> AsyncIterator[tuple[Any, str]]:
     """A server in a process of its own; the process, and where it listens."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.server.ydb.one_server", store, str(port)),
+        *("-m", "tests.server.ydb.one_server", store, str(port or free_port())),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
