@@ -295,7 +295,7 @@ async def test_statements_for_a_connection_that_fails_while_they_are_sent_are_ke
 ) -> None:
     owner = Owner()
     opened = await psycopg.AsyncConnection.connect(server.url, autocommit=True)
-    connection = PostgresConnection(opened, owner, "tenure", 0.0, prepares=False)
+    connection = PostgresConnection(opened, owner, "tenure", 0.0)
     statements = [Call("store_time", (), lambda _: None) for _ in range(3)]
     connection.send(statements[0])
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -96,7 +98,7 @@ async def test_a_thousand_waiters_cost_at_most_fifty_statements_a_second(
         async with AsyncExitStack() as opened:
             holder = await opened.enter_async_context(tenure.connect(url))
             holding = await holder.session()
-            await asyncio.gather(*(holding.mutex(f"m{at}").lock() for at in range(names)))
+            held = await asyncio.gather(*(holding.mutex(f"m{at}").lock() for at in range(names)))
             their_sessions = []
             for _ in range(clients):
                 client = await opened.enter_async_context(tenure.connect(url))
@@ -118,6 +120,7 @@ async def test_a_thousand_waiters_cost_at_most_fifty_statements_a_second(
                 count, seconds = len(sent), time.monotonic() - began
                 for each in tasks:
                     each.cancel()
+            assert len(held) == names
             assert 0 < count <= 50 * seconds, Counter(sent)
 
 
@@ -193,3 +196,128 @@ async def test_calls_wait_while_the_server_behind_a_pooler_cannot_serve(
             shared().execute(f"DROP FUNCTION {schema}.refuse() CASCADE")
         async with asyncio.timeout(PATIENCE), await waiting as lease:
             assert lease.held
+
+
+# Replies that a pooler gives to the wrong client
+
+
+_SIZE_OF_A_REQUEST = 8  # for encryption
+
+
+class Between:
+    """A proxy in front of a pooler, which reads the messages of both sides.
+
+    Attributes:
+        most: statements of a connection that were under way at the same time, at the most.
+        connections: number of connections so far.
+        repeat: pass on the last reply again, before the next one.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.most = self.connections = 0
+        self.repeat = False
+        self._port = port
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while len(beginning := await self._beginning(reader)) == _SIZE_OF_A_REQUEST:
+                writer.write(b"N")  # no encryption here
+            back, there = await asyncio.open_connection("127.0.0.1", self._port)
+            there.write(beginning)
+            syncs: list[None] = []  # those that are not answered
+            await asyncio.gather(self._there(reader, there, syncs), self._back(back, writer, syncs))
+        writer.close()
+
+    async def _beginning(self, reader: asyncio.StreamReader) -> bytes:
+        size = await reader.readexactly(4)
+        return size + await reader.readexactly(int.from_bytes(size) - 4)
+
+    async def _there(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, syncs: list[None]
+    ) -> None:
+        async for message in _messages(source, sink):
+            sink.write(message)
+            if message[:1] == b"S":
+                syncs.append(None)
+                self.most = max(self.most, len(syncs))
+
+    async def _back(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, syncs: list[None]
+    ) -> None:
+        before = reply = b""
+        async for message in _messages(source, sink):
+            reply += message
+            if message[:1] == b"Z":
+                if syncs:
+                    syncs.pop()
+                if self.repeat:
+                    self.repeat = False
+                    sink.write(before)
+                sink.write(reply)
+                before, reply = reply, b""
+
+
+async def _messages(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter
+) -> AsyncIterator[bytes]:
+    """Yield the messages of one side; close the other one at their end."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await source.readexactly(5)
+            yield head + await source.readexactly(int.from_bytes(head[1:]) - 4)
+    sink.close()
+
+
+@asynccontextmanager
+async def in_between(pooled: str) -> AsyncIterator[tuple[Between, str]]:
+    """A proxy in front of the pooler, and the URL of the store behind both."""
+    port = urlsplit(pooled).port
+    assert port
+    proxy = Between(port)
+    served: set[asyncio.Task[None]] = set()
+    server = await asyncio.start_server(
+        lambda *streams: served.add(asyncio.create_task(proxy.serve(*streams))), "127.0.0.1", 0
+    )
+    here = server.sockets[0].getsockname()[1]
+    yield proxy, pooled.replace(str(port), str(here), 1)
+    server.close()
+    await server.wait_closed()
+    await asyncio.gather(*served)  # the clients have closed
+
+
+async def test_one_statement_is_under_way_at_a_time(pooled: str) -> None:
+    # PgBouncer 1.18 gives the replies to the others to another client, if this one is killed.
+    async with in_between(pooled) as (proxy, url), tenure.connect(url) as client:
+
+        async def work(name: str) -> None:
+            for _ in range(5):
+                async with client.mutex(name).lock():
+                    await client.mutex(name).describe()
+
+        await asyncio.gather(*(work(f"one-at-a-time-{number % 10}") for number in range(40)))
+        assert proxy.most == 1
+
+
+async def test_a_reply_to_the_statement_of_another_client_is_not_taken(
+    pooled: str,
+) -> None:
+    async with (
+        in_between(pooled) as (proxy, url),
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+    ):
+        held = await other.mutex("taken").lock()
+        await (await client.mutex("free").lock()).release()
+        for _ in range(3):
+            before = proxy.connections
+            proxy.repeat = True
+            assert await client.mutex("taken").try_lock() is None
+            lease = await client.mutex("free").try_lock()
+            assert lease is not None
+            assert await client.mutex("taken").try_lock() is None
+            await lease.release()
+            assert not proxy.repeat
+            assert proxy.connections > before
+        assert held.held
+        await held.release()

@@ -20,6 +20,7 @@ from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.attaching import new_token
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.login import NO_RIGHT, cause, encoding_error
+from tenure.engines.postgresql.prepared import MIXED_UP, new_mark
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import DROPPED
 from tenure.engines.postgresql.url import PostgresUrl
@@ -121,17 +122,19 @@ class OpenedConnections:
 
     async def call(self, function: str, *args: Any) -> Any:
         """Call a function by its qualified name, and return its reply."""
-        sql = f"SELECT {function}({','.join('%s' for _ in args)})".encode()
+        sql = f"SELECT {function}({','.join('%s' for _ in args)}), %s::text".encode()
+        mark = new_mark().decode()
         for failures in count():
             try:
-                cursor = await self.statements.execute(sql, args)
+                cursor = await self.statements.execute(sql, (*args, mark))
                 break
             except psycopg.Error as error:  # other programs may connect at the same time
                 if error.sqlstate not in _PASSING or failures >= _RETRIES:
                     raise
             await asyncio.sleep(backoff(failures))
         row = await cursor.fetchone()
-        assert row is not None
+        if row is None or row[-1] != mark:
+            raise psycopg.OperationalError(MIXED_UP)
         return json.loads(row[0])
 
     async def listen(self, *channels: str) -> None:

@@ -10,6 +10,8 @@ Rules:
 * A statement that the database has rolled back for a reason that passes (a deadlock, a full disk,
   a timeout that an administrator has set) is sent again after a pause, before all others. One that
   a transaction of the user's holds up is sent again later, behind others.
+* Behind a pooler one statement is under way at a time, and a reply without its mark ends the
+  connection (`prepared`).
 * A batch that the database refuses, or that takes it too long, is sent again in halves, until one
   operation is left: only this one fails or waits.
 """
@@ -29,11 +31,11 @@ from psycopg import pq
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.backoff import backoff
 from tenure.engines._kit.commands.operations import Operation
-from tenure.engines._kit.commands.pipeline import StatementPipeline
+from tenure.engines._kit.commands.pipeline import MOST, StatementPipeline
 from tenure.engines._kit.commands.statements import Statement
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.login import cause
-from tenure.engines.postgresql.prepared import StatementSender
+from tenure.engines.postgresql.prepared import MIXED_UP, StatementSender
 from tenure.engines.postgresql.statements import Refusal
 
 __all__ = ["PostgresConnection", "PostgresConnectionOwner"]
@@ -95,9 +97,9 @@ class PostgresConnection:
         schema: str,
         busy_poll: float,
         *,
-        prepares: bool,
+        pooled: bool = False,
     ) -> None:
-        """Use an open connection of psycopg's from now on."""
+        """Use an open connection of psycopg's from now on; `pooled` is one to a pooler."""
         self.over = False
         self.trouble = ""
         self._psycopg = connection  # closes the socket when it is collected
@@ -106,14 +108,14 @@ class PostgresConnection:
         self._pq = connection.pgconn
         self._pq.nonblocking = 1
         self._pq.enter_pipeline_mode()
-        self._sender = StatementSender(self._pq, prepares=prepares)
+        self._sender = StatementSender(self._pq, pooled=pooled)
         self.listener: PostgresConnection | None = None
         self._schema = schema
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._poll = BusyPoll(self._loop.call_soon, busy_poll)
         self._socket = self._pq.socket
-        self._pipeline = StatementPipeline(owner.new_batch)
+        self._pipeline = StatementPipeline(owner.new_batch, 1 if pooled else MOST)
         self._preparing: deque[bool] = deque()  # for each statement under way
         self._result: Any = None  # of the first statement under way
         self._since = 0.0  # since when the server executes it
@@ -236,7 +238,11 @@ class PostgresConnection:
             if self._pq.status == pq.ConnStatus.BAD:
                 raise psycopg.OperationalError("the server closed the connection")
         elif result.status == pq.ExecStatus.PIPELINE_SYNC:  # it is committed
-            self._complete()
+            failed = self._result is not None and self._result.status == pq.ExecStatus.FATAL_ERROR
+            if failed or self._sender.is_reply(self._result):
+                self._complete()
+            else:
+                self._end(MIXED_UP)
         elif result.status == pq.ExecStatus.FATAL_ERROR:
             self._result = result
             if _severity(result) in _ENDING:

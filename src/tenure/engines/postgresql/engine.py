@@ -233,13 +233,11 @@ class PostgresEngine(PostgresAdministration):
             raise explained(address, error) from error
         options = address.schema, address.busy_poll
         direct = opened.notifications is opened.statements
-        connection = PostgresConnection(opened.statements, self, *options, prepares=direct)
+        connection = PostgresConnection(opened.statements, self, *options, pooled=not direct)
         if direct:
             connection.listener = connection
         elif opened.notifications is not None:
-            connection.listener = PostgresConnection(
-                opened.notifications, self, *options, prepares=False
-            )
+            connection.listener = PostgresConnection(opened.notifications, self, *options)
         return connection
 
     async def _prepare(self, opened: OpenedConnections) -> None:

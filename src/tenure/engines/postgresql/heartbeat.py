@@ -17,6 +17,7 @@ from psycopg import pq
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.postgresql.connecting import SETTINGS, connect_blocking, cut
+from tenure.engines.postgresql.prepared import MIXED_UP, new_mark, repeats
 from tenure.engines.postgresql.session import PostgresSession, alive_in
 from tenure.engines.postgresql.url import PostgresUrl
 
@@ -31,7 +32,7 @@ _ACTIVITY = b"""
     FROM pg_stat_activity
     WHERE pid = $1 AND state = 'active' AND wait_event_type IS DISTINCT FROM 'Client'"""
 _RENEW = """
-    SELECT {}.renew($1, $2, $4) FROM set_config('lock_timeout', '150ms', true)
+    SELECT {}.renew($1, $2, $4), $5::text FROM set_config('lock_timeout', '150ms', true)
     WHERE $1 OR NOT EXISTS (
         SELECT FROM pg_stat_activity WHERE usename = session_user AND wait_event = 'SyncRep'
             AND (pid = $3 OR clock_timestamp() - query_start > interval '1 s'))"""
@@ -92,7 +93,8 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
         relaxed = b"t" if self._address.relaxed else b"f"
         sql = _RENEW.format(self._address.schema).encode()
         try:
-            result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch])
+            mark = new_mark()
+            result = self._execute(connection, sql, [relaxed, who.encode(), backend, epoch, mark])
         except psycopg.errors.LockNotAvailable:
             for each in sessions.values():
                 # At once: the lock may end just before the sessions do. A program that lives has
@@ -102,6 +104,8 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
             return
         if not result.ntuples:
             return
+        if not repeats(result, mark):
+            raise psycopg.OperationalError(MIXED_UP)
         alive = result.get_value(0, 0)
         if alive is None:
             raise psycopg.OperationalError("the store has lost data: the sessions are reattached")

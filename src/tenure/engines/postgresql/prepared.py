@@ -1,15 +1,20 @@
-"""Prepared statements of one connection.
+"""Statements of one connection, as they are sent: prepared ones, and those behind a pooler.
 
-A statement is prepared when it is sent for the second time. Behind a pooler none is: there the next
-statement may go to another connection of the server.
+A statement is prepared when it is sent for the second time. Behind a pooler none is, because there
+the next statement may go to another connection of the server. Instead each carries a mark that its
+reply has to repeat: a pooler may give the replies of a client that has gone to the next one.
+PgBouncer 1.18 does so if several statements of that client were under way.
 """
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from typing import Any
 
-__all__ = ["StatementSender"]
+__all__ = ["MIXED_UP", "StatementSender", "new_mark", "repeats"]
+
+MIXED_UP = "the pooler has passed on a reply to another client's statement"
 
 _Parameters = list[bytes | None]
 
@@ -19,13 +24,14 @@ class StatementSender:
 
     Args:
         connection: of libpq's.
-        prepares: prepare the statements that are sent repeatedly.
+        pooled: it leads to a pooler.
     """
 
-    def __init__(self, connection: Any, *, prepares: bool) -> None:
+    def __init__(self, connection: Any, *, pooled: bool) -> None:
         """Start with nothing prepared."""
         self._connection = connection
-        self._prepares = prepares
+        self._pooled = pooled
+        self._mark = b""
         self._names: dict[bytes, bytes] = {}  # by SQL; empty for one that was sent once
         self._numbers = count(1)
 
@@ -41,7 +47,11 @@ class StatementSender:
             True if the statement is prepared with this; if it fails, call `forget`.
         """
         connection, preparing = self._connection, False
-        if not recurs or not self._prepares:
+        if self._pooled:
+            self._mark = new_mark()
+            sql = b"%b, $%d::text" % (sql, len(parameters) + 1)
+            connection.send_query_params(sql, [*parameters, self._mark])
+        elif not recurs:
             connection.send_query_params(sql, parameters)
         elif name := self._names.get(sql):
             connection.send_query_prepared(name, parameters)
@@ -56,6 +66,22 @@ class StatementSender:
         connection.pipeline_sync()
         return preparing
 
+    def is_reply(self, result: Any) -> bool:
+        """Return whether a result without an error is that of the last statement."""
+        return not self._pooled or repeats(result, self._mark)
+
     def forget(self) -> None:
         """Prepare all statements again, because one may not be prepared."""
         self._names.clear()
+
+
+def new_mark() -> bytes:
+    """Return a word for one statement, which no other statement has."""
+    return os.urandom(8).hex().encode()
+
+
+def repeats(result: Any, mark: bytes) -> bool:
+    """Return whether the last column of a result is the mark of its statement."""
+    if result is None or not result.ntuples:
+        return False
+    return bool(result.get_value(0, result.nfields - 1) == mark)

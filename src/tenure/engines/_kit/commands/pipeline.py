@@ -3,7 +3,7 @@
 The server executes the statements of a connection one after the other. What is sent while it
 executes another one begins at once, without waiting for the client. Rules:
 
-* At most `_MOST` statements are under way. Two of them may be batches: the server executes one
+* At most `MOST` statements are under way. Two of them may be batches: the server executes one
   while the client handles the reply to the other. Operations that are called for meanwhile are the
   next batch. If they are many it takes half of them, so that the two are of one size. Operations on
   one name are one batch at a time. Then it takes as many as will follow: the callers of those that
@@ -22,9 +22,9 @@ from typing import Any
 from tenure.engines._kit.commands.operations import Operation, WithdrawOperation
 from tenure.engines._kit.commands.statements import OperationBatch, Statement
 
-__all__ = ["StatementPipeline"]
+__all__ = ["MOST", "StatementPipeline"]
 
-_MOST = 16
+MOST = 16
 _BATCHES = 2
 _FEW = 16
 """Operations that are one batch, however many others are under way."""
@@ -35,15 +35,17 @@ class StatementPipeline:
 
     Args:
         new_batch: returns an empty batch.
+        most: statements that may be under way.
 
     Attributes:
         under_way: those that were sent, the first one first.
     """
 
-    def __init__(self, new_batch: Callable[[], OperationBatch]) -> None:
+    def __init__(self, new_batch: Callable[[], OperationBatch], most: int = MOST) -> None:
         """Start empty."""
         self.under_way: deque[Statement] = deque()
         self._new_batch = new_batch
+        self._most = most
         self._waiting: deque[Statement] = deque()
         self._batch: OperationBatch | None = None  # the last one that waits, open for more
         self._batches = self._operations = 0  # under way
@@ -93,7 +95,7 @@ class StatementPipeline:
     def begin(self) -> Statement | None:
         """Return the next statement, which is under way from now on; ``None`` if it has to wait."""
         under_way = self.under_way
-        if not self._waiting or len(under_way) >= _MOST:
+        if not self._waiting or len(under_way) >= self._most:
             return None
         statement = self._waiting[0]
         if under_way and (statement.alone or under_way[-1].alone):
