@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"wire"}),
     frozenset({"fencing"}),  # of these three it may import what FOR_FENCES says
     # What the engines share, and the core must not see:
-    frozenset({"background", "busy_poll", "clock", "durations", "fork", "identity"}),
+    frozenset({"background", "busy_poll", "clock", "durations", "fork", "greenlets", "identity"}),
     frozenset({"engines"}),
     frozenset({"_client", PRIMITIVES}),  # the public names are what the client exports
     frozenset({"recipes", "blocking", "interop"}),
@@ -74,6 +74,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.engines.redis": frozenset({"hiredis"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),
+    "tenure.greenlets": frozenset({"gevent"}),
     "tenure.interop": frozenset({"redis"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
     "tenure.wire": frozenset({"msgspec"}),

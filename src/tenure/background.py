@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -27,6 +26,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from tenure.errors import TenureError
+from tenure.greenlets import Thread, new_thread
 
 __all__ = [
     "ATTEMPTS",
@@ -320,7 +320,7 @@ class BackgroundThread:
         """Prepare the thread without starting it."""
         self._name = name
         self._run = run
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     @property
     def alive(self) -> bool:
@@ -334,7 +334,7 @@ class BackgroundThread:
             RuntimeError: the system has no more threads. MemoryError
         """
         if not self.alive:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread = new_thread(self._run, self._name)
             thread.start()
             self._thread = thread
 

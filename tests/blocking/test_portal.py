@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -279,46 +278,6 @@ def test_a_callback_on_the_portals_own_thread_is_refused(
     eye.evict("/default", "a", lease.fencing_token)
     until(lambda: errors)
     assert "hand the call to another thread" in str(errors[0])
-
-
-# Greenlets
-
-
-def with_gevent(patch: str, body: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of two workers that gevent has patched."""
-    pytest.importorskip("gevent", reason="pip install gevent")
-    program = (
-        f"import os\nimport gevent.monkey\ngevent.monkey.patch_all({patch})\nimport gevent\n"
-        "from tenure import blocking\n"
-        "def work(number):\n"
-        "    with blocking.connect('memory://') as client, client.mutex('a').lock(timeout=30):\n"
-        "        os.write(1, b'worked %d\\n' % number)\n" + body  # in one piece
-    )
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
-def test_greenlets_in_the_place_of_threads_are_refused_with_the_remedy() -> None:
-    done = with_gevent("", "gevent.joinall([gevent.spawn(work, 1)], raise_error=True)\n")
-    assert done.returncode == 1
-    assert "Unsupported: tenure.blocking needs threads of the operating system" in done.stderr
-    assert "patch_all(thread=False, select=False)" in done.stderr
-
-
-def test_the_remedy_for_gevent_works() -> None:
-    done = with_gevent(
-        "thread=False, select=False",
-        "pool = gevent.get_hub().threadpool\n"
-        "greenlets = [gevent.spawn(pool.apply, work, (number,)) for number in range(2)]\n"
-        "gevent.joinall(greenlets, raise_error=True)\n",
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["worked 0", "worked 1"]
 
 
 # Many threads

@@ -30,6 +30,7 @@ from typing import Protocol
 
 from tenure.background import BackgroundThread, BackgroundTimer, Failures
 from tenure.clock import Clock
+from tenure.greenlets import new_event
 
 __all__ = ["TICK", "Keeper", "Kept"]
 
@@ -86,7 +87,7 @@ class Keeper:
         self._wake = 0.0  # when it fires
         self._thread: BackgroundThread | None = None
         self._starting = threading.Lock()
-        self._woken = threading.Event()
+        self._woken = new_event()
         self._thread_ended = asyncio.Event()
         self._closing = False
         self._renewed_in_stall = False

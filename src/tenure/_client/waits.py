@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from tenure import greenlets
 from tenure._client.client_core import living_clients
 from tenure._client.handles import UNKNOWN
 from tenure._client.request import Request
@@ -223,6 +224,8 @@ def _report(owners: Iterable[Request]) -> None:
 
 def _is_alone(loop: asyncio.AbstractEventLoop) -> bool:
     """Return true if the program has no task or thread but the one that waits."""
+    if greenlets.are_used():
+        return False  # any of them may release it
     tasks = [task for task in asyncio.all_tasks(loop) if not _is_internal(task)]
     if tasks:
         return len(tasks) == 1

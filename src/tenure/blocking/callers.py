@@ -1,8 +1,8 @@
 """Checks on the threads that call `tenure.blocking`.
 
 A call blocks its thread until the portal's thread has answered. So the portal's thread may not
-call, and a thread that runs an event loop blocks that loop. With libraries that replace threads
-with greenlets there is no second thread that could answer, so a call would hang.
+call, and a thread that runs an event loop blocks that loop. Where gevent has replaced threads, a
+call blocks its greenlet alone (`tenure.greenlets`). eventlet's locks do not work between threads.
 """
 
 from __future__ import annotations
@@ -15,35 +15,29 @@ from tenure.errors import Misuse, Unsupported
 
 __all__ = ["check_event_loop", "check_threads"]
 
-_PATCHERS = {
-    "gevent": ("gevent.monkey", "is_module_patched", ("threading", "select")),
-    "eventlet": ("eventlet.patcher", "is_monkey_patched", ("thread", "select")),
-}
-"""Libraries that replace threads: the module and function that report it, and the remedy."""
-
-_REMEDIES = {
-    "gevent": "call monkey.patch_all(thread=False, select=False), and use tenure.blocking in "
-    "gevent's thread pool: gevent.get_hub().threadpool.apply(function)",
-    "eventlet": "call monkey_patch(thread=False, select=False), and use tenure.blocking in "
-    "eventlet's thread pool: eventlet.tpool.execute(function)",
-}
-
 _warned = False
 
 
 def check_threads() -> None:
-    """Check that threads are threads of the operating system.
+    """Check that a library that replaces threads leaves a way to run the event loop.
 
     Raises:
-        Unsupported: a library has replaced them with greenlets.
+        Unsupported: eventlet has replaced them, or gevent has replaced only a part.
     """
-    for library, (module, function, parts) in _PATCHERS.items():
-        patcher = sys.modules.get(module)
-        if patcher is not None and any(getattr(patcher, function)(part) for part in parts):
-            raise Unsupported(
-                f"tenure.blocking needs threads of the operating system, and {library} has "
-                f"replaced them: {_REMEDIES[library]}"
-            )
+    eventlet, gevent = sys.modules.get("eventlet.patcher"), sys.modules.get("gevent.monkey")
+    if eventlet is not None and any(map(eventlet.is_monkey_patched, ("thread", "select"))):
+        raise Unsupported(
+            "tenure.blocking needs threads of the operating system, and eventlet has replaced "
+            "them: use gevent (gunicorn -k gevent, celery -P gevent), or call "
+            "monkey_patch(thread=False, select=False) and use tenure.blocking in eventlet's "
+            "thread pool: eventlet.tpool.execute(function)"
+        )
+    if gevent is not None and len(set(map(gevent.is_module_patched, ("threading", "select")))) > 1:
+        raise Unsupported(
+            "gevent has replaced only one of threading and select: call monkey.patch_all(), or "
+            "monkey.patch_all(thread=False, select=False) and use tenure.blocking in gevent's "
+            "thread pool: gevent.get_hub().threadpool.apply(function)"
+        )
 
 
 def check_event_loop(portals: asyncio.AbstractEventLoop) -> None:

@@ -59,8 +59,8 @@ def connect(
 
     Raises:
         InvalidArgument: the URL is wrong.
-        Unsupported: no engine is installed for its scheme, or threads have been replaced with
-            greenlets (gevent, eventlet).
+        Unsupported: no engine is installed for its scheme, or threads have been replaced by
+            eventlet, or by gevent after the first use.
         Misuse: it is called by a callback on the background thread.
     """
     portal = the_portal()

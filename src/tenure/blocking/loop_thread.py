@@ -21,11 +21,17 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar, TypeVarTuple, Unpack
 
-from tenure import fork
+from tenure import fork, greenlets
 from tenure.blocking.worker import Call
 
 __all__ = ["SWITCH_INTERVAL", "Loop", "LoopRunner", "LoopThread"]
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 SWITCH_INTERVAL = 0.0005
 """Switch interval in seconds while the loop's thread runs (`sys.setswitchinterval`)."""
@@ -37,7 +43,18 @@ class Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         """Create the loop of this process."""
         self._born = fork.generation
-        super().__init__()
+        super().__init__(greenlets.new_selector())
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,
+        func: Callable[[Unpack[Arguments]], T],
+        *args: *Arguments,
+    ) -> asyncio.Future[T]:
+        """Call a function in a thread."""
+        if executor is None and greenlets.are_used():
+            return greenlets.in_thread(self, partial(func, *args))
+        return super().run_in_executor(executor, func, *args)
 
     def close(self) -> None:
         """Close the loop, except in a forked child, which shares its selector."""
@@ -55,12 +72,13 @@ class Loop(asyncio.SelectorEventLoop):
             getattr(self, name).close()
 
 
-class LoopThread(threading.Thread):
+class LoopThread:
     """Thread that runs the loop after the previous thread has ended, until its `ended` is set."""
 
     def __init__(self, loop: Loop, before: LoopThread | None) -> None:
         """Prepare a thread that runs `loop` after the thread `before` has ended."""
-        super().__init__(name="tenure-blocking", daemon=True)
+        thread = greenlets.new_thread(self._run, "tenure-blocking")
+        self.start, self.join, self.is_alive = thread.start, thread.join, thread.is_alive
         self._loop = loop
         self._before = before
         self._begun: bool | None = None
@@ -77,7 +95,7 @@ class LoopThread(threading.Thread):
                 self._begun = begun
             return self._begun
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Run the loop until `ended` is set."""
         if not self.begins(True):
             return

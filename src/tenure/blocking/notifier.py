@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tenure.greenlets import are_used, wait_readable
+
 __all__ = ["Notifier"]
 
 _ONE = (1).to_bytes(8, sys.byteorder)
@@ -17,10 +19,11 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 class Notifier:
     """Merges several notifications before a wait. A signal handler that raises ends a wait."""
 
-    __slots__ = ("_read", "_write")
+    __slots__ = ("_greenlets", "_read", "_write")
 
     def __init__(self) -> None:
         """Open the descriptors."""
+        self._greenlets = are_used()
         if sys.platform == "linux":
             self._read = self._write = os.eventfd(0)
         else:
@@ -36,6 +39,12 @@ class Notifier:
 
     def wait(self) -> None:
         """Wait for a notification. Only one thread may wait."""
+        if self._greenlets:
+            wait_readable(self._read)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the notifications, of which there is one. On a loop that waits for `fileno`."""
         os.read(self._read, 4096)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from tenure import fork
+from tenure import fork, greenlets
 from tenure._client.scope import note_failure
 from tenure.background import BackgroundQueue, Failures
 from tenure.blocking.callers import check_event_loop, check_threads
@@ -37,7 +37,7 @@ from tenure.blocking.loop_thread import Loop, LoopRunner
 from tenure.blocking.notifier import Notifier
 from tenure.blocking.worker import Call, WorkerTask, loss_around
 from tenure.blocking.workers import WorkerTasks
-from tenure.errors import Misuse, SessionClosed
+from tenure.errors import Misuse, SessionClosed, Unsupported
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Portal:
     def __init__(self) -> None:
         """Create the event loop; its thread starts with the first call."""
         self._born = fork.generation
+        self._greenlets = greenlets.are_used()
         self._loop = Loop()
         self._runner = LoopRunner(self._loop, self._is_needed)
         self._clients: set[Served] = set()
@@ -142,6 +143,14 @@ class Portal:
         self._runner.stop_if_idle()
 
     # Calls, from any thread but the loop's
+
+    def check_greenlets(self) -> None:
+        """Raise `Unsupported` if gevent has replaced threads after the portal was made."""
+        if self._greenlets != greenlets.are_used():
+            raise Unsupported(
+                "gevent has replaced threads after tenure.blocking was first used in this "
+                "process: call gevent.monkey.patch_all() before that"
+            )
 
     def check_caller(self) -> None:
         """Raise unless the calling thread may wait; warn if it runs an event loop.
@@ -305,9 +314,7 @@ class Portal:
         mine = self._workers.mine()
         if call in mine.unclaimed:
             mine.unclaimed.remove(call)
-        if call.settled is None:
-            call.settled = threading.Event()
-        if not call.settled.is_set():
+        if not call.settled:
             if call not in self._calls and not call.over:  # in this order: see `_finished`
                 self._calls.add(call)
             self._inbox.append((worker.abandon, call))  # does nothing the second time
@@ -318,7 +325,8 @@ class Portal:
                 self._calls.discard(call)
                 return
             self._runner.start()
-            call.settled.wait()
+            while not call.settled:
+                worker.notifier.wait()
         if call.failure is not None:
             failure, call.failure = call.failure, None
             interruption.add_note(f"and the release failed: {failure}")
@@ -354,7 +362,7 @@ class Portal:
 
     def _notified(self) -> None:
         """Handle new calls in the inbox."""
-        self._notifier.wait()
+        self._notifier.clear()
         while self._inbox:
             item = self._inbox.popleft()
             try:
@@ -444,13 +452,14 @@ def the_portal() -> Portal:
     """Return the portal of this process.
 
     Raises:
-        Unsupported: threads have been replaced with greenlets.
+        Unsupported: threads have been replaced with greenlets in a way that cannot work.
     """
     global _portal  # noqa: PLW0603  one for the process is the point
     check_threads()
     with _making:
         if _portal is None:
             _portal = Portal()
+        _portal.check_greenlets()
         return _portal
 
 

@@ -21,7 +21,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
@@ -42,7 +41,7 @@ class Call:
         undo: called on the loop with a result that the thread will never get.
         releases: whether it is carried out even inside the block of a lost lease, like a release.
         result, error: its outcome, final once it is `over`.
-        settled: created by an interrupted thread, and set when nothing is left to do.
+        settled: nothing is left to do for the interrupted thread.
         failure: the error of `undo`.
     """
 
@@ -73,19 +72,18 @@ class Call:
         self.error: BaseException | None = None
         self.over = False
         self.abandoned = False
-        self.settled: threading.Event | None = None
+        self.settled = False
         self.failure: Exception | None = None
 
     def settle(self) -> None:
-        """Undo the result of an abandoned call, and notify its thread. On the loop."""
-        assert self.settled is not None
+        """Undo the result of an abandoned call. On the loop."""
         try:
             if self.undo is not None and self.error is None:
                 self.undo(self.result)
         except Exception as failure:
             self.failure = failure
         finally:
-            self.settled.set()
+            self.settled = True
 
 
 class WorkerTask:
@@ -153,6 +151,7 @@ class WorkerTask:
         call.abandoned = True
         if call.over:
             call.settle()
+            self.notifier.notify()
             self._finished(call)  # the thread may have been started for this
         elif self._call is call:
             self._cancel()
@@ -233,8 +232,7 @@ class WorkerTask:
         self._finished(call)
         if call.abandoned:
             call.settle()
-        else:
-            self.notifier.notify()
+        self.notifier.notify()
 
 
 class _Rest:

@@ -52,7 +52,7 @@ def connect(url: str, **options: Any) -> Connection:
 
     Raises:
         ValueError: the URL is wrong.
-        Unsupported: threads have been replaced with greenlets (gevent, eventlet).
+        Unsupported: threads have been replaced by eventlet, or by gevent after the first use.
     """
     portal = the_portal()
     portal.check_caller()

@@ -16,12 +16,12 @@ import contextlib
 import logging
 import socket
 import ssl
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
 from tenure.background import BackgroundThread, Failures
+from tenure.greenlets import new_condition
 
 __all__ = ["HeartbeatThread"]
 
@@ -56,7 +56,7 @@ class HeartbeatThread(ABC, Generic[S]):
         self._loop = asyncio.get_running_loop()
         self._thread = BackgroundThread(name, self._run)
         self._ended = asyncio.Event()
-        self._condition = threading.Condition()  # guards the rest
+        self._condition = new_condition()  # guards the rest
         self._requested: dict[S, float] = {}
         self._woken = False
         self._connections: list[socket.socket] = []

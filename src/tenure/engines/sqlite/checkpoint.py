@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
-import threading
 from collections.abc import Callable
 
 from tenure.engines.contract import Finding
@@ -33,6 +32,7 @@ from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
+from tenure.greenlets import Thread, new_thread
 
 __all__ = ["Checkpointer", "examine_library", "has_wal_reset_bug"]
 
@@ -62,15 +62,13 @@ class Checkpointer:
         self._check_in_place = check_in_place
         self._guard = Guard()
         self.left = random.randrange(1, _EVERY)
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def start(self) -> None:
         """Start a checkpoint, unless one is running."""
         if self._thread is None or not self._thread.is_alive():
             self.left = _EVERY
-            thread = threading.Thread(
-                target=self.checkpoint, name="tenure-sqlite-checkpoint", daemon=True
-            )
+            thread = new_thread(self.checkpoint, "tenure-sqlite-checkpoint")
             # If no thread can be started, the commit is still valid, and the log grows until the
             # next checkpoint is due.
             with contextlib.suppress(RuntimeError, MemoryError):

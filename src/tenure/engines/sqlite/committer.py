@@ -35,6 +35,7 @@ from tenure.engines.contract import Answer
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.transaction import Messages, Transaction, Turn
 from tenure.errors import TenureError
+from tenure.greenlets import new_queue
 
 __all__ = ["Committer"]
 
@@ -115,7 +116,7 @@ class Committer:
             self._failures,
         )
         self._thread = BackgroundThread("tenure-sqlite", self._run_thread)
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = new_queue()
         self._abandoned = False
         self._ending = threading.Lock()
 
