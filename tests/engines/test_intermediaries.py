@@ -9,11 +9,14 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
+import ssl
+import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,19 +27,24 @@ import tenure
 from tests.clean_up import clean_up_with
 from tests.engines.etcd import servers as etcd
 from tests.engines.outages import NETWORKED, Afar
+from tests.engines.postgresql import servers as postgresql
+from tests.engines.postgresql.servers import PostgresServer
 from tests.engines.redis import servers as redis
+from tests.server.certificates import Authority
 from tests.server.network import Network
 from tests.server.served import served
 
 PATIENCE = 30.0
+SSL_REQUEST = struct.pack(">II", 8, 80877103)
+"""What a client of PostgreSQL's asks before TLS."""
 
 
 @contextmanager
-def a_program(port: int, *words: str) -> Iterator[None]:
+def a_program(port: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a proxy that listens on a port; skip the test where it is not installed."""
     program = shutil.which(words[0], path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
-        pytest.skip(f"no {words[0]} here: apt-get install haproxy nutcracker etcd-server")
+        pytest.skip(f"no {words[0]} here: apt-get install haproxy nutcracker stunnel4 etcd-server")
     process = subprocess.Popen(
         [program, *words[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -55,7 +63,7 @@ def a_program(port: int, *words: str) -> Iterator[None]:
                 assert process.poll() is None, "it has ended"
                 assert time.monotonic() < until, "it accepts no connection"
                 time.sleep(0.02)
-        yield
+        yield process
 
 
 @contextmanager
@@ -94,8 +102,13 @@ def an_etcd_proxy(kind: str) -> Iterator[str]:
             yield f"etcd://127.0.0.1:{port}?{parts.query}"
 
 
-async def is_handed_over(url: str) -> None:
-    """Acquire a lock, hold it for longer than a window, and hand it over to another program."""
+async def is_handed_over(url: str, meanwhile: Callable[[], None] | None = None) -> None:
+    """Acquire a lock, hold it for longer than a window, and hand it over to another program.
+
+    Args:
+        url: of the store.
+        meanwhile: something to do while the lock is held; it blocks.
+    """
     async with (
         tenure.connect(url) as client,
         tenure.connect(url) as other,
@@ -105,6 +118,9 @@ async def is_handed_over(url: str) -> None:
         lease = await session.mutex("m").lock(timeout=PATIENCE)
         waiting = asyncio.ensure_future(second.mutex("m").lock(timeout=PATIENCE))
         await asyncio.wait([waiting], timeout=4)
+        if meanwhile is not None:
+            await asyncio.to_thread(meanwhile)
+            await asyncio.wait([waiting], timeout=4)
         assert lease.held
         assert not waiting.done()
         await lease.release()
@@ -148,6 +164,145 @@ async def test_a_balancer_moves_a_client_between_servers_of_one_store() -> None:
                         assert lease.held
 
 
+class Terminator:
+    """A proxy that ends TLS, with a certificate that changes.
+
+    Attributes:
+        port: on which it listens.
+        url: of the store behind it.
+        ca: file of the authority that signs its certificates.
+        file: its certificate and key.
+    """
+
+    def __init__(self, folder: Path, scheme: str, direct: str) -> None:
+        behind, self.port = urlsplit(direct).port, etcd.free_port()
+        assert behind is not None
+        self.behind = behind
+        self._authority = Authority(folder)
+        self.ca = self._authority.cert
+        self.file = folder / "proxy.pem"
+        rest = direct.partition("://")[2].replace(f":{behind}", f":{self.port}")
+        self.url = f"{scheme}://{rest}{'&' if '?' in rest else '?'}tls_ca={self.ca}"
+        self.renew()
+
+    def renew(self) -> str:
+        """Make another certificate, and return it."""
+        pair = self._authority.signs("proxy")
+        certificate = Path(pair.cert).read_text()
+        self.file.write_text(certificate + Path(pair.key).read_text())
+        return certificate
+
+    def rotate(self, process: subprocess.Popen[bytes], number: int, *, asks: bytes = b"") -> None:
+        """Have the proxy use another certificate; return when it does."""
+        certificate = self.renew()
+        process.send_signal(number)
+        until = time.monotonic() + PATIENCE
+        while not self._shows(certificate, asks):
+            assert time.monotonic() < until, "the proxy does not use the new certificate"
+            time.sleep(0.02)
+
+    def _shows(self, certificate: str, asks: bytes) -> bool:
+        context = ssl.create_default_context(cafile=self.ca)
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection:
+                if asks:
+                    connection.sendall(asks)
+                    assert connection.recv(1) == b"S"
+                with context.wrap_socket(connection, server_hostname="localhost") as secured:
+                    shown = secured.getpeercert(binary_form=True)
+        except ConnectionError:
+            return False  # it binds its port again
+        assert shown is not None
+        return ssl.DER_cert_to_PEM_cert(shown) == certificate
+
+
+SECURED = {
+    "redis": "rediss",
+    "etcd": "etcds",
+    "native": "tenures",
+    "ydb": "ydbs",
+    "dflockd": "dflockds",
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("engine", SECURED)
+async def test_an_engine_works_behind_a_proxy_that_ends_tls(engine: str, tmp_path: Path) -> None:
+    # A lock of dflockd's ends with its connection, which is used every 7 seconds.
+    idle = "20s" if engine == "dflockd" else "300ms"
+    with NETWORKED[engine]() as afar:
+        proxy = Terminator(tmp_path, SECURED[engine], afar.direct)
+        text = f"""
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client {idle}
+    timeout server {idle}
+listen store
+    bind 127.0.0.1:{proxy.port} ssl crt {proxy.file} alpn h2
+    server one 127.0.0.1:{proxy.behind}
+"""
+        with (
+            settings(text) as path,
+            a_program(proxy.port, "haproxy", "-W", "-f", path, "-q") as process,
+        ):
+            await is_handed_over(proxy.url, lambda: proxy.rotate(process, signal.SIGUSR2))
+
+
+@contextmanager
+def a_database() -> Iterator[PostgresServer]:
+    """A server of PostgreSQL that listens on a port."""
+    with postgresql.a_server("fsync=off") as server:
+        server.stop()
+        server.listen()
+        server.start()
+        rules = server.data / "pg_hba.conf"
+        rules.write_text("local all,replication all trust\nhost all all 127.0.0.1/32 trust\n")
+        server.execute("SELECT pg_reload_conf()")
+        yield server
+
+
+@pytest.mark.exhaustive
+async def test_postgresql_works_behind_a_proxy_that_ends_tls(tmp_path: Path) -> None:
+    with a_database() as server:
+        direct = f"postgresql://tenure@127.0.0.1:{server.port}/postgres"
+        proxy = Terminator(tmp_path, "postgresql", direct)
+        text = f"""
+foreground = yes
+pid =
+[store]
+protocol = pgsql
+accept = 127.0.0.1:{proxy.port}
+connect = 127.0.0.1:{proxy.behind}
+cert = {proxy.file}
+TIMEOUTidle = 1
+TIMEOUTclose = 0
+"""
+        with settings(text) as path, a_program(proxy.port, "stunnel", path) as process:
+            await is_handed_over(
+                proxy.url, lambda: proxy.rotate(process, signal.SIGHUP, asks=SSL_REQUEST)
+            )
+
+
+@pytest.mark.exhaustive
+async def test_postgresql_waits_while_a_balancer_leads_to_a_standby() -> None:
+    with a_database() as primary, postgresql.a_standby(primary, listens=True) as standby:
+        ports = [primary.port]
+        balancer = Network(lambda: ports[0])
+        balancer.start()
+        with clean_up_with(balancer.stop):
+            url = f"postgresql://tenure@127.0.0.1:{balancer.port}/postgres"
+            async with tenure.connect(url) as client, client.session(recovery_window=20) as session:
+                lease = await session.mutex("m").lock(timeout=PATIENCE)
+                ports[0] = standby.port
+                balancer.cut()
+                with pytest.raises(tenure.AcquireTimeout, match="read-only"):
+                    await session.mutex("another").lock(timeout=3)
+                ports[0] = primary.port
+                async with session.mutex("another").lock(timeout=PATIENCE):
+                    assert lease.held
+
+
 # It is refused, with the reason
 
 
@@ -185,6 +340,14 @@ async def test_a_node_of_a_redis_cluster_is_refused() -> None:
         pytest.raises(tenure.Unsupported, match="Redis Cluster, which is not supported"),
     ):
         await tenure.connect(server.url).list_nodes()
+
+
+@pytest.mark.exhaustive
+async def test_postgresql_is_refused_behind_a_balancer_that_leads_to_a_standby() -> None:
+    with a_database() as primary, postgresql.a_standby(primary, listens=True) as standby:
+        url = f"postgresql://tenure@127.0.0.1:{standby.port}/postgres"
+        with pytest.raises(tenure.EngineUnavailable, match=r"read-only.*[Nn]ame the primary"):
+            await tenure.connect(url).list_nodes()
 
 
 HTTP = (

@@ -27,6 +27,7 @@ from tenure.server.admission import Source, local_source, source_at
 from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.budget import Share, UnreadInput
 from tenure.server.context import Context
+from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.server.tls_input import slice_tls
 
@@ -41,6 +42,7 @@ _SHUTDOWN_TIME = 5.0  # seconds for the end of a TLS connection
 _TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
 _LINGERING = 32  # refused connections that wait for that
+_FIRST = 16  # bytes that show whether a client begins a TLS handshake
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x50"  # of TLS, fatal: internal_error
 
 
@@ -347,6 +349,9 @@ class Door:
             raise ConnectionAbortedError("no TLS handshake was begun in time") from None
         finally:
             self._loop.remove_reader(connection)
+        found = foreign(connection.recv(_FIRST, socket.MSG_PEEK))
+        if found is not None and found != "TLS":
+            raise ConnectionAbortedError(explain(found))
         await greeting.turn(_HANDSHAKE)
         if asyncio.current_task() in self._cut:
             raise ConnectionAbortedError("the server has ended it")  # an answer would be useless

@@ -175,6 +175,32 @@ def a_server(*settings: str) -> Iterator[PostgresServer]:
             yield server
 
 
+@contextmanager
+def a_standby(server: PostgresServer, *, listens: bool = False) -> Iterator[PostgresServer]:
+    """Run a standby of a server, which replicates asynchronously.
+
+    Args:
+        server: the primary; it is started again.
+        listens: the standby listens on a port of its own, beside its socket.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tenure-"))
+    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
+        standby = PostgresServer(folder)
+        if listens:
+            standby.listen()
+        server.stop()  # a copy needs no pg_basebackup of the same version
+        standby.run("cp", "--recursive", str(server.data), str(standby.data))
+        server.start()
+        standby.run("touch", str(standby.data / "standby.signal"))
+        with (standby.data / "postgresql.auto.conf").open("a") as settings:
+            settings.write(
+                f"primary_conninfo = 'host={server.folder} port={server.port} user=tenure'\n"
+            )
+        standby.start()
+        with clean_up_with(standby.end):
+            yield standby
+
+
 @functools.cache
 def shared() -> PostgresServer:
     """Return the server of all tests; it starts on first use and ends with the tests."""

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 import tenure
-from tests.clean_up import clean_up_with
 from tests.engines.postgresql.helpers import (
     PATIENCE,
     an_engine,
     until,
     until_detached_and_back,
 )
-from tests.engines.postgresql.servers import PostgresServer
+from tests.engines.postgresql.servers import PostgresServer, a_standby
 from tests.guarantees import POSTGRESQL, guarantee
 
 pytestmark = pytest.mark.exhaustive
@@ -28,23 +22,6 @@ _WINDOW = 5.0
 """Seconds; twice that is longer than a server takes to start on a busy machine."""
 _SOON = 3.0
 """Seconds within which the first waiter is granted after a quarantine, on a busy machine."""
-
-
-@contextmanager
-def _a_standby(server: PostgresServer) -> Iterator[PostgresServer]:
-    """Run a standby of a server, which replicates asynchronously."""
-    folder = Path(tempfile.mkdtemp(prefix="tenure-"))
-    with clean_up_with(lambda: shutil.rmtree(folder, ignore_errors=True)):
-        standby = PostgresServer(folder)
-        server.stop()  # a copy needs no pg_basebackup of the same version
-        standby.run("cp", "--recursive", str(server.data), str(standby.data))
-        server.start()
-        standby.run("touch", str(standby.data / "standby.signal"))
-        with (standby.data / "postgresql.auto.conf").open("a") as settings:
-            settings.write(f"primary_conninfo = 'host={server.folder} user=tenure'\n")
-        standby.start()
-        with clean_up_with(standby.end):
-            yield standby
 
 
 def _quarantine_left(server: PostgresServer) -> float:
@@ -99,7 +76,7 @@ async def test_a_crash_with_durability_process_grants_nothing_for_the_longest_wi
 async def test_a_client_moves_to_a_promoted_standby_which_begins_with_a_quarantine(
     server: PostgresServer,
 ) -> None:
-    with _a_standby(server) as standby:
+    with a_standby(server) as standby:
         url = f"postgresql://tenure@/postgres?host={server.folder},{standby.folder}"
         async with (
             tenure.connect(url) as client,
@@ -138,7 +115,7 @@ async def test_a_lease_that_the_promoted_standby_does_not_know_is_lost_before_th
 ) -> None:
     async with tenure.connect(server.url):
         pass
-    with _a_standby(server) as standby:
+    with a_standby(server) as standby:
         url = f"postgresql://tenure@/postgres?host={server.folder},{standby.folder}"
         async with (
             tenure.connect(url) as client,
@@ -160,7 +137,7 @@ async def test_a_lease_that_the_promoted_standby_does_not_know_is_lost_before_th
 
 
 async def test_a_synchronous_failover_needs_no_quarantine(server: PostgresServer) -> None:
-    with _a_standby(server) as standby:
+    with a_standby(server) as standby:
         url = f"postgresql://tenure@/postgres?host={server.folder},{standby.folder}"
         async with (
             tenure.connect(f"{url}&failover=synchronous") as client,

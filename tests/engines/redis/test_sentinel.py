@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 import tenure
 from tests.clean_up import clean_up_with
@@ -93,3 +97,63 @@ async def test_a_failover_that_forgets_a_lease_tells_its_holder_and_tokens_rise(
             another.mutex("m").lock(timeout=PATIENCE) as later,
         ):
             assert later.fencing_token > lease.fencing_token
+
+
+@contextmanager
+def in_a_partition(
+    pair: tuple[Server, Server, str],
+) -> Iterator[Callable[[], None]]:
+    """Yield what promotes the replica, while the master goes on and keeps its connections."""
+    _, replica, url = pair
+    with redis.Redis(port=urlsplit(url).port or 0, protocol=2) as sentinel:
+
+        def promote() -> None:
+            sentinel.sentinel_remove("jobs")
+            replica.tell("REPLICAOF", "NO", "ONE")
+            sentinel.sentinel_monitor("jobs", "127.0.0.1", replica.port, 1)
+
+        yield promote
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_client_leaves_a_master_that_goes_on_after_a_failover(
+    pair: tuple[Server, Server, str], protocol: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    master, replica, url = pair
+    await replicates(replica)
+    with in_a_partition(pair) as promote:
+        async with tenure.connect(f"{url}&protocol={protocol}") as client:
+            session = await client.session(recovery_window=PATIENCE)
+            lease = await session.mutex("m").lock(timeout=PATIENCE)
+            await until(lambda: _has_caught_up(master))
+            promote()
+            async with asyncio.timeout(PATIENCE), tenure.connect(url) as other:
+                waiting = asyncio.ensure_future(other.mutex("m").lock())
+                await is_waited_for(other, "m")  # on the new master, where the lease is known
+                await until(lambda: "name another master" in caplog.text)
+                assert lease.held
+                await lease.release()  # there as well, and not on the former master
+                async with await waiting as later:
+                    assert later.fencing_token > lease.fencing_token
+        assert master.tell("PING")
+
+
+async def test_a_client_keeps_its_master_while_no_sentinel_answers(
+    pair: tuple[Server, Server, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, url = pair
+    with redis.Redis(port=urlsplit(url).port or 0, protocol=2) as sentinel:
+        async with tenure.connect(url) as client:
+            lease = await client.mutex("m").lock(timeout=PATIENCE)
+            caplog.set_level(logging.DEBUG, "tenure")
+            sentinel.sentinel_remove("jobs")
+            await until(lambda: "the sentinels do not answer" in caplog.text)
+            async with client.mutex("another").lock(timeout=PATIENCE):
+                assert lease.held
+            assert "lost contact" not in caplog.text
+
+
+def _has_caught_up(master: Server) -> bool:
+    told = master.tell("INFO", "replication")
+    assert isinstance(told, dict)
+    return bool(told["slave0"]["offset"] == told["master_repl_offset"])

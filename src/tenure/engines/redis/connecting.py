@@ -1,7 +1,7 @@
 """Opening of a connection to the right server: address, greeting, identity, checks.
 
 With sentinels, each connection begins with a query of them. The server that they name must report
-itself as the master.
+itself as the master. Of two that different sentinels name, the one of the later failover counts.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
     "EARLIEST",
     "Info",
     "Loading",
+    "Sentinels",
     "Server",
     "connect",
     "connect_once",
@@ -60,6 +61,7 @@ _ADVICE: dict[type[OSError], str] = {
     PermissionError: "let this user use the socket ('unixsocketperm')",
 }
 
+_OTHERS = 0.2  # seconds for other sentinels to answer, after the first one
 _NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS"})
 
 
@@ -224,35 +226,107 @@ def _advice(address: RedisUrl, error: OSError) -> str:
     return f"; {advice}" if advice else on_connecting(error, "redis")
 
 
-async def master_of(address: RedisUrl) -> Place:
-    """Query the sentinels for the master; the first answer counts."""
-    troubles = []
-    for place in address.places:
+class Sentinels:
+    """Queries of the sentinels for the master, over connections that are kept."""
+
+    def __init__(self, address: RedisUrl) -> None:
+        """Start without connections."""
+        self._address = address
+        self._connections: dict[Place, RedisConnection] = {}
+
+    async def master(self) -> Place:
+        """Return the master that the sentinels name; after a failover, the one of the latest.
+
+        Sentinels that answer much later than the first one are not waited for.
+
+        Raises:
+            EngineUnavailable: no sentinel names one.
+        """
+        loop = asyncio.get_running_loop()
+        pending = {loop.create_task(self._query(place)) for place in self._address.places}
+        named: dict[int, Place] = {}
+        troubles: list[str] = []
         try:
-            connection = await connect_once(address, place, "", _ignore, _ignore)
-        except EngineUnavailable as error:
-            troubles.append(str(error))
-            continue
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending,
+                    timeout=_OTHERS if named else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    break
+                for query in done:
+                    try:
+                        epoch, place = query.result()
+                        named[epoch] = place
+                    except EngineUnavailable as error:
+                        troubles.append(str(error))
+        finally:
+            for query in pending:
+                query.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        if named:
+            return named[max(named)]
+        raise EngineUnavailable(
+            f"{self._address.url}: no sentinel names a master: {'; '.join(sorted(troubles))}"
+        )
+
+    def disconnect(self) -> None:
+        """Drop the connections. Safe to call twice."""
+        while self._connections:
+            self._connections.popitem()[1].drop("it is not needed")
+
+    async def _query(self, place: Place) -> tuple[int, Place]:
+        """Return the master that one sentinel names, and the number of the failover."""
+        address = self._address
+        connection = None
         try:
+            connection = await self._connected(place)
             async with in_time(address, place):
-                if address.sentinel_password:
+                found = await connection.execute("SENTINEL", "MASTER", address.service)
+                master = await connection.execute(
+                    "SENTINEL", "get-master-addr-by-name", address.service
+                )
+        except BaseException as error:
+            self._connections.pop(place, None)
+            if connection is not None:
+                connection.drop("it is not needed")
+            if not isinstance(error, Refusal):
+                raise
+            raise EngineUnavailable(
+                f"the sentinel at {shown(place)} has no service {address.service!r}"
+                if "No such master" in str(error)
+                else f"{shown(place)} is not a sentinel, or refuses this client: {error}"
+            ) from error
+        if master is None:
+            raise EngineUnavailable(
+                f"the sentinel at {shown(place)} has no service {address.service!r}"
+            )
+        facts = dict(zip(found[::2], found[1::2], strict=False))
+        return int(facts.get(b"config-epoch", 0)), (master[0].decode(), int(master[1]))
+
+    async def _connected(self, place: Place) -> RedisConnection:
+        address = self._address
+        connection = self._connections.get(place)
+        if connection is None or connection.over:
+            connection = await connect_once(address, place, "", _ignore, _ignore)
+            self._connections[place] = connection
+            if address.sentinel_password:
+                async with in_time(address, place):
                     await connection.execute(
                         "AUTH",
                         *filter(None, (address.sentinel_username, address.sentinel_password)),
                     )
-                found = await connection.execute(
-                    "SENTINEL", "get-master-addr-by-name", address.service
-                )
-            if found is not None:
-                return found[0].decode(), int(found[1])
-            troubles.append(f"the sentinel at {shown(place)} has no service {address.service!r}")
-        except EngineUnavailable as error:
-            troubles.append(str(error))
-        except Refusal as refusal:
-            troubles.append(f"{shown(place)} is not a sentinel, or refuses this client: {refusal}")
-        finally:
-            connection.drop("answered")
-    raise EngineUnavailable(f"{address.url}: no sentinel names a master: {'; '.join(troubles)}")
+        return connection
+
+
+async def master_of(address: RedisUrl) -> Place:
+    """Query the sentinels for the master, once."""
+    sentinels = Sentinels(address)
+    try:
+        return await sentinels.master()
+    finally:
+        sentinels.disconnect()
 
 
 def _ignore(*_: object) -> None:

@@ -9,6 +9,9 @@ The kit's `Reconnector` decides when to connect. Rules:
 * With RESP2, a second connection receives the pushes; when one ends, the other is closed. Commands
   then wait until subscriptions are confirmed. The second connection repeats a subscription
   periodically, because otherwise its end would not be noticed.
+* With sentinels, they are asked every `_LOOK` seconds whether the server is still the master: in a
+  partition a former one keeps its connections, and answers. Sentinels that do not answer prove
+  nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from tenure.background import Failures
 from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.commands.unsent import UnsentOperations
@@ -28,10 +32,12 @@ from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of
 from tenure.engines.redis.connecting import (
     Loading,
+    Sentinels,
     Server,
     connect,
     connect_once,
     greet,
+    shown,
     translated,
 )
 from tenure.engines.redis.connection import Batch, RedisConnection
@@ -43,6 +49,8 @@ __all__ = ["RedisReconnector", "RedisReconnectorOwner"]
 _log = logging.getLogger("tenure")
 
 _LONGEST_LOADING_PAUSE = 0.5
+_LOOK = 1.0
+"""Seconds between two queries of the sentinels."""
 
 _Pair = tuple[RedisConnection, RedisConnection]
 """The connections for commands and for pushes, usually the same."""
@@ -84,6 +92,10 @@ class RedisReconnector:
         self._receiver: RedisConnection | None = None
         self._waiting: deque[Command] = deque()
         self._unsent = UnsentOperations()  # after the waiting commands
+        self._server: Server | None = None  # of the latest connection
+        self._sentinels = Sentinels(address) if address.service else None
+        self._following: asyncio.Task[None] | None = None
+        self._failures = Failures(f"following the master of {address.url}", _log)
         self._gates = 0
         self._channels: dict[str, None] = {}
         self._progress = (0, 0)
@@ -109,15 +121,20 @@ class RedisReconnector:
         for failures in itertools.count():
             try:
                 await self._reconnector.open()
-                return
+                break
             except Loading as error:
                 level = logging.DEBUG if failures else logging.WARNING
                 _log.log(level, "waiting until the server has loaded its data: error=%s", error)
             await asyncio.sleep(backoff(failures, _LONGEST_LOADING_PAUSE))
+        if self._sentinels is not None:
+            self._following = asyncio.get_running_loop().create_task(self._follow(self._sentinels))
 
     async def aclose(self) -> None:
         """Disconnect. Safe to call twice."""
         try:
+            if self._following is not None:
+                self._following.cancel()
+                await asyncio.wait([self._following])
             await self._reconnector.aclose()
         finally:
             self._unsent.take_all()
@@ -186,6 +203,32 @@ class RedisReconnector:
             self._receiver.subscribe(next(iter(self._channels))).add_done_callback(_retrieve)
         return alive
 
+    async def _follow(self, sentinels: Sentinels) -> None:
+        """Leave a server when the sentinels name another master."""
+        try:
+            while True:
+                await asyncio.sleep(_LOOK)
+                with self._failures.contained():
+                    await self._look(sentinels)
+        finally:
+            sentinels.disconnect()
+
+    async def _look(self, sentinels: Sentinels) -> None:
+        server = self._server
+        try:
+            place = await sentinels.master()
+        except EngineUnavailable as error:
+            _log.debug("the sentinels do not answer: error=%s", error)
+            return
+        if server is not None and server is self._server and place != server.place:
+            _log.warning(
+                "the sentinels name another master: url=%s master=%s former=%s",
+                self._address.url,
+                shown(place),
+                shown(server.place),
+            )
+            self.drop(f"the sentinels name another master, {shown(place)}")
+
     # For the kit's reconnector
 
     async def connect(self, host: str) -> _Pair:
@@ -217,6 +260,7 @@ class RedisReconnector:
             if isinstance(error, OSError) and not isinstance(error, TenureError):
                 raise EngineUnavailable(f"{host}: {error}") from error
             raise
+        self._server = server
         return connection, made[-1]
 
     async def _prepare(

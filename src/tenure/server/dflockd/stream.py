@@ -250,7 +250,7 @@ class DflockdServerStream(asyncio.Protocol):
         """Close a connection whose client uses another protocol: nothing is carried out."""
         self._context.log(logging.WARNING, explain(found), peer=self.peer)
         self._busy = True
-        self.leave(answer(found, "dflockd's protocol"))
+        self.leave(ERROR if found == "PROXY" else answer(found, "dflockd's protocol"))
 
     # Carrying out
 

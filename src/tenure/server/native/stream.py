@@ -294,6 +294,9 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def _send_away(self, found: Foreign) -> None:
         """Close a connection whose client uses another protocol."""
         self._context.log(logging.WARNING, explain(found), peer=self.peer)
+        if found == "PROXY":
+            self.bye(EngineUnavailable(explain(found)))
+            return
         assert self._transport is not None
         self.stage = ConnectionStage.LEAVING
         self._deadline = self._now() + _FAREWELL

@@ -183,8 +183,9 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
 
     def bad_input(self, reason: str, data: bytes) -> None:
         """Log the input of a client that does not use HTTP/2."""
-        if foreign(data) == "TLS":
-            self.log(logging.WARNING, explain("TLS"))
+        found = foreign(data)
+        if found is not None and found != "HTTP":
+            self.log(logging.WARNING, explain(found))
         else:
             self.log(logging.WARNING, "not HTTP/2 as it should be", reason=reason)
 
