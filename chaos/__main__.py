@@ -20,35 +20,24 @@ from chaos.postgresql import PooledPostgresql, Postgresql
 from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
-from chaos.served import (
-    OverYdb,
-    Served,
-    ServedFromEtcd,
-    ServedFromPostgresql,
-    ServedFromRedis,
-)
+from chaos.served import OverYdb, Served, in_front_of
 from chaos.sqlite import Sqlite
 
 __all__ = ["ENGINES", "main"]
 
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine
-    for engine in (
-        Sqlite,
-        Served,
-        ServedFromPostgresql,
-        ServedFromRedis,
-        ServedFromEtcd,
-        OverYdb,
-        Dflockd,
-        Redis,
-        RedisInMemory,
-        RedisLossy,
-        Etcd,
-        Postgresql,
-        PooledPostgresql,
-    )
-}
+_STORES: tuple[type[Engine], ...] = (Postgresql, Redis, Etcd)
+_SERVERS: tuple[type[Served], ...] = (Served, OverYdb, Dflockd)
+_ALL: tuple[type[Engine], ...] = (
+    Sqlite,
+    *_STORES,
+    RedisInMemory,
+    RedisLossy,
+    PooledPostgresql,
+    *_SERVERS,
+    *(in_front_of(store, server) for server in _SERVERS for store in _STORES),
+)
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in _ALL}
 """The engines that chaos can be done to, by name."""
 
 

@@ -53,7 +53,9 @@ class Dflockd(Served):
         return f"tenure://127.0.0.1:{self._ports[1]}"
 
     def faults(self) -> Sequence[Fault]:
-        """Return the faults of the server, the network and administrators."""
+        """Return the faults of the server, the network and administrators; or the store's."""
+        if self._store is not None:
+            return super().faults()
         cuts = network_faults([self._network])
         return [
             *server_faults([self.server]),

@@ -14,16 +14,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from chaos.adapter import Engine, Fault, Scene
-from chaos.etcd import Etcd
 from chaos.network import Proxy, network_faults
-from chaos.postgresql import Postgresql
-from chaos.redis import Redis
 from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
 from tests.hostile.target import Listener, Target
 from tests.ports import free_port
 
-__all__ = ["OverYdb", "Served", "ServedFromEtcd", "ServedFromPostgresql", "ServedFromRedis"]
+__all__ = ["OverYdb", "Served", "in_front_of"]
 
 _FLOODS: dict[Listener, tuple[str, ...]] = {
     "tenure": ("native-pings", "native-renewals", "connecting-silent"),
@@ -128,28 +125,6 @@ class Served(Engine):
             await attacker.wait()
 
 
-class ServedFromPostgresql(Served):
-    """The same in front of a server of PostgreSQL."""
-
-    name = "tenure-postgresql"
-    behind = Postgresql
-
-
-class ServedFromRedis(Served):
-    """The same in front of a server of Redis."""
-
-    name = "tenure-redis"
-    behind = Redis
-
-
-class ServedFromEtcd(Served):
-    """The same in front of three members of etcd."""
-
-    name = "tenure-etcd"
-    lingers = 10.0
-    behind = Etcd
-
-
 class OverYdb(Served):
     """A server on an SQLite file, with YDB's API for the processes.
 
@@ -177,3 +152,14 @@ class OverYdb(Served):
         self.not_done["sessions that are resumed elsewhere"] = "YDB's API has none"
         self.not_done["two that write a document"] = "a lost answer leaves open whose change it was"
         await super().start()
+
+
+def in_front_of(store: type[Engine], server: type[Served]) -> type[Served]:
+    """Return the server in front of a store that has a server of its own."""
+    facts = {
+        "__doc__": f"{server.name} in front of {store.name}.",
+        "name": f"{server.name}-{store.name}",
+        "lingers": max(server.lingers, store.lingers),
+        "behind": store,
+    }
+    return type(f"{server.__name__}InFrontOf{store.__name__}", (server,), facts)

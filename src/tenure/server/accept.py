@@ -95,8 +95,7 @@ class Greeting:
         share = Share(self._context.budget, self.source, work, causes, stranger=True)
         if self._stage == "in":
             share.greeted()
-        else:
-            self._shares.append(share)
+        self._shares.append(share)
         return share
 
     async def turn(self, causes: float) -> None:
@@ -130,7 +129,6 @@ class Greeting:
             self._identity = identity
             for share in self._shares:
                 share.greeted()
-            self._shares.clear()
 
     def displace(self, error: LimitReached) -> None:
         """End the connection, because a newer one takes its slot."""
@@ -147,7 +145,7 @@ class Greeting:
         """Stop counting the lost connection. Safe to call twice."""
         was, self._stage = self._stage, "over"
         self.displaced = _nothing  # breaks a reference cycle
-        for share in self._shares:
+        for share in self._shares:  # their work refers to the transport, which refers to them
             share.close()
         self._shares.clear()
         self.unread.set(0)

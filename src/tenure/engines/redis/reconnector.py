@@ -9,7 +9,7 @@ The kit's `Reconnector` decides when to connect. Rules:
 * With RESP2, a second connection receives the pushes; when one ends, the other is closed. Commands
   then wait until subscriptions are confirmed. The second connection repeats a subscription
   periodically, because otherwise its end would not be noticed.
-* With sentinels, they are asked every `_LOOK` seconds whether the server is still the master: in a
+* With sentinels, a query every `_LOOK` seconds checks that the server is still the master: in a
   partition a former one keeps its connections, and answers. Sentinels that do not answer prove
   nothing.
 """
@@ -221,13 +221,11 @@ class RedisReconnector:
             _log.debug("the sentinels do not answer: error=%s", error)
             return
         if server is not None and server is self._server and place != server.place:
+            why = f"{shown(place)} instead of {shown(server.place)}"
             _log.warning(
-                "the sentinels name another master: url=%s master=%s former=%s",
-                self._address.url,
-                shown(place),
-                shown(server.place),
+                "the sentinels name another master: url=%s reason=%s", self._address.url, why
             )
-            self.drop(f"the sentinels name another master, {shown(place)}")
+            self.drop(f"the sentinels name another master: {why}")
 
     # For the kit's reconnector
 
