@@ -21,6 +21,7 @@ __all__ = [
     "rapid_resets",
     "session_pings",
     "settings",
+    "settings_of_a_client",
     "small_messages",
     "window_updates",
 ]
@@ -45,6 +46,7 @@ _CALL = [
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 ]
+_WHO = "/Ydb.Discovery.V1.DiscoveryService/WhoAmI"
 _BLOCK = Encoder().encode(_CALL)
 _AT_ONCE = 100  # calls in a write
 _SESSION_START = b"\x1a\x13\n\x0e/local/default\x18\x90N"  # of YDB's API, for 10 s
@@ -69,6 +71,13 @@ def _on(stream: int, frame: bytes) -> bytes:
 def settings(target: Target) -> None:
     """Send empty settings, each of which is acknowledged."""
     target.flood("ydb", _BEGIN, h2_frame(_SETTINGS, 0, 0))
+
+
+def settings_of_a_client(target: Target) -> None:
+    """Send empty settings after a call that is answered, so that the connection is no stranger's."""
+    who = _open(1, block=Encoder().encode([*_CALL[:2], (":path", _WHO), *_CALL[3:]]))
+    call = who + h2_frame(_DATA, _END_STREAM, 1, _message(b""))
+    target.flood("ydb", _BEGIN + call, h2_frame(_SETTINGS, 0, 0))
 
 
 def pings(target: Target) -> None:

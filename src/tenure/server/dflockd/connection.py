@@ -228,7 +228,8 @@ class DflockdServerConnection(DflockdServerStream):
 
         Returns ``None``, like a command without a reply yet.
         """
-        self._task = self.locks.start(self._do_first(work))
+        self._task = task = self.locks.start(self._do_first(work))
+        task.add_done_callback(lambda _: work.close())  # cancelled before it began
         return None
 
     async def _do_first(self, work: Coroutine[Any, Any, bytes]) -> None:

@@ -199,6 +199,12 @@ class Http2Protocol(H2Protocol):
             self._settle_reading()
 
     def _handle(self, data: bytes, at: int) -> None:
+        """Handle slices, as far as the share allows; what they cause is one write."""
+        self._handle_slices(data, at)
+        if self.is_open:
+            self.http2.flush()
+
+    def _handle_slices(self, data: bytes, at: int) -> None:
         start, end = at, len(data)
         while at < end and self.is_open and not self._deaf:
             if at > start and (self._blocked or self.undecided or self.share.used_up):
@@ -227,14 +233,10 @@ class Http2Protocol(H2Protocol):
                 raise BadFrame(ErrorCodes.ENHANCE_YOUR_CALM, reason)
 
     def _feed(self, data: bytes) -> None:
-        events = self.http2.feed(data)
-        self.http2.flush()
-        for event in events:
+        for event in self.http2.feed(data):
             if type(event) in self._known_events:
                 self.processor.process(event)
                 self.pings += type(event) is PingReceived
-        if self.is_open:
-            self.http2.flush()
 
     def _end_badly(self, reason: str, data: bytes) -> None:
         self.bad_input(reason, data)
