@@ -41,6 +41,8 @@ class Dflockd(Served):
     plain = True
     spares = frozenset({"evict", "end-session", "delete"})
     seen_at = _NODE
+    # Behind the proxy a dead client looks like one that has sent everything, until it is probed.
+    lingers = 10.0
 
     @property
     def url(self) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import VERSION, Attach, Enqueue, Hello, Ping, Renew, Withdraw
 from tests.hostile import connecting, http2, reads
-from tests.hostile.strangers import strangers
+from tests.hostile.strangers import TLS_KINDS, strangers
 from tests.hostile.target import LISTENERS, Target
 
 __all__ = ["ATTACKS", "Attack"]
@@ -173,8 +173,9 @@ ATTACKS: dict[str, Attack] = {
         Attack(connecting.client_hellos, tls=True, memory=256),
     )
 }
-for _listener in LISTENERS:
-    for _count in (300, 1500):
-        _title = f"strangers-{_listener}-{_count}"
-        _run = partial(strangers, listener=_listener, count=_count)
-        ATTACKS[_title] = Attack(_run, threads=1, tokens=True, memory=256, title=_title)
+for _listener, _count, _kind in itertools.product(LISTENERS, (300, 1500), ("", *TLS_KINDS)):
+    _title = f"strangers-{_listener}-{_count}" + f"-tls-{_kind}" * bool(_kind)
+    _run = partial(strangers, listener=_listener, count=_count, kind=_kind)
+    ATTACKS[_title] = Attack(
+        _run, threads=1, tls=bool(_kind), tokens=True, memory=256, title=_title
+    )

@@ -1,29 +1,28 @@
-"""Many connections of one machine that never authenticate, each with a megabyte of small input."""
+"""Many connections of one machine that never authenticate, in the clear and over TLS."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import random
 import selectors
 import socket
-
-from hpack import Encoder
+import ssl
+from typing import Any
 
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import VERSION, Hello, Ping
-from tests.hostile.target import H2_PREFACE, Listener, Target, h2_frame
+from tests.hostile.connecting import client_hello
+from tests.hostile.http2 import BEGIN, call_block
+from tests.hostile.target import Listener, Target, h2_frame
+
+__all__ = ["TLS_KINDS", "strangers"]
 
 _MOST = 1 << 20  # bytes on each connection
 _PIECE = 16 * 1024  # bytes of one write
 _TOKEN = "a-token-that-is-not-valid"
-_CALL = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/Ydb.Coordination.V1.CoordinationService/Session"),
-    (":authority", "here"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-    ("x-ydb-auth-ticket", _TOKEN),
-]
+_UPDATES = 256  # of keys, in one write
+_SESSION = "/Ydb.Coordination.V1.CoordinationService/Session"
 
 
 def _native() -> tuple[bytes, bytes]:
@@ -35,8 +34,8 @@ def _native() -> tuple[bytes, bytes]:
 
 
 def _ydb() -> tuple[bytes, bytes]:
-    call = h2_frame(1, 4, 1, Encoder().encode(_CALL))
-    return H2_PREFACE + h2_frame(4, 0, 0) + call, h2_frame(0, 0, 1, b"x")
+    block = call_block(_SESSION, ("x-ydb-auth-ticket", _TOKEN))
+    return BEGIN + h2_frame(1, 4, 1, block), h2_frame(0, 0, 1, b"x")
 
 
 _INPUT: dict[Listener, tuple[bytes, bytes]] = {
@@ -47,7 +46,9 @@ _INPUT: dict[Listener, tuple[bytes, bytes]] = {
 
 
 class _Stranger:
-    """One connection at a time, opened again when it was closed."""
+    """One connection at a time, opened again when closed, with a megabyte of small input."""
+
+    piece = _PIECE
 
     def __init__(
         self, target: Target, listener: Listener, selector: selectors.BaseSelector
@@ -58,15 +59,30 @@ class _Stranger:
         self._selector = selector
         self._sock: socket.socket | None = None
         self._at = 0
+        self._out = memoryview(b"")
 
     def open(self) -> None:
         self.close()
         self._at = 0
+        self._out = memoryview(b"")
+        self.begin()
         sock = socket.socket()
         sock.setblocking(False)
         sock.connect_ex(self._address)
         self._sock = sock
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+
+    def begin(self) -> None:
+        """Prepare the next connection."""
+
+    def more(self) -> bytes | memoryview:
+        """Return what to send next; nothing after the last of it."""
+        piece = self._input[self._at : self._at + _PIECE]
+        self._at += len(piece)
+        return piece
+
+    def received(self, data: bytes) -> None:
+        """Forget what the server sends."""
 
     def close(self) -> None:
         if self._sock is not None:
@@ -75,21 +91,118 @@ class _Stranger:
             self._sock = None
 
     def go_on(self, ready: int) -> None:
-        """Send more, and forget the answers. Raises `OSError` when it was cut off."""
+        """Send more. Raises `OSError` when it was cut off."""
         assert self._sock is not None
         with contextlib.suppress(BlockingIOError):
-            if ready & selectors.EVENT_READ and not self._sock.recv(1 << 16):
-                raise ConnectionResetError("the server has closed the connection")
-            if ready & selectors.EVENT_WRITE:
-                self._at += self._sock.send(self._input[self._at : self._at + _PIECE])
-        if self._at == len(self._input):
-            self._selector.modify(self._sock, selectors.EVENT_READ, self)
+            if ready & selectors.EVENT_READ:
+                data = self._sock.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError("the server has closed the connection")
+                self.received(data)
+            if not self._out:
+                self._out = memoryview(self.more())
+            if self._out:
+                self._out = self._out[self._sock.send(self._out[: self.piece]) :]
+        sends = selectors.EVENT_WRITE if self._out or self._at < len(self._input) else 0
+        self._selector.modify(self._sock, selectors.EVENT_READ | sends, self)
 
 
-def strangers(target: Target, listener: Listener, count: int) -> None:
+class _Unfinished(_Stranger):
+    """Begins a handshake, and leaves when the server has answered."""
+
+    tail = b""
+
+    def begin(self) -> None:
+        self._input = memoryview(client_hello() + self.tail)
+
+    def received(self, data: bytes) -> None:
+        raise ConnectionResetError("the server has paid for its half")
+
+
+class _Slow(_Unfinished):
+    """Begins a handshake, one byte in each packet."""
+
+    piece = 1
+
+
+class _Garbage(_Unfinished):
+    """Begins a handshake, and continues it with noise."""
+
+    tail = b"\x16\x03\x03\x40\x00" + random.Random(1).randbytes(16384)
+
+    def received(self, data: bytes) -> None:
+        """Wait until the server has closed it."""
+
+
+class _Secured(_Stranger):
+    """Completes the handshake, and sends a megabyte of small input."""
+
+    def __init__(
+        self, target: Target, listener: Listener, selector: selectors.BaseSelector
+    ) -> None:
+        super().__init__(target, listener, selector)
+        self._context = ssl.create_default_context(cafile=target.ca)
+        self._context.set_alpn_protocols(["h2"])
+
+    def begin(self) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: Any = self._context.wrap_bio(
+            self._incoming, self._outgoing, server_hostname="localhost"
+        )
+        self._done = False
+        self._shake()
+
+    def received(self, data: bytes) -> None:
+        if not self._done:
+            self._incoming.write(data)
+            self._shake()
+
+    def _shake(self) -> None:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+            self._done = True
+
+    def more(self) -> bytes | memoryview:
+        if self._done:
+            self.encrypt()
+        return self._outgoing.read()
+
+    def encrypt(self) -> None:
+        piece = super().more()
+        if piece:
+            self._tls.write(piece)
+
+
+class _KeyUpdates(_Secured):
+    """Completes the handshake, and changes its keys (TLS 1.3) without end."""
+
+    def begin(self) -> None:
+        super().begin()
+        address = id(self._tls._sslobj) + 3 * ctypes.sizeof(ctypes.c_void_p)
+        self._ssl = ctypes.c_void_p.from_address(address)  # the library's own object
+
+    def encrypt(self) -> None:
+        library = ctypes.CDLL(ssl._ssl.__file__)  # type: ignore[attr-defined]
+        for _ in range(_UPDATES):
+            library.SSL_key_update(self._ssl, 0)
+            library.SSL_do_handshake(self._ssl)
+
+
+TLS_KINDS: dict[str, type[_Stranger]] = {
+    "input": _Secured,
+    "key-updates": _KeyUpdates,
+    "unfinished": _Unfinished,
+    "slow": _Slow,
+    "garbage": _Garbage,
+}
+"""What strangers do at a listener with TLS."""
+
+
+def strangers(target: Target, listener: Listener, count: int, kind: str = "") -> None:
     """Keep so many connections at one listener, none of which shows a token that is valid."""
+    what = TLS_KINDS[kind] if kind else _Stranger
     with selectors.DefaultSelector() as selector:
-        everyone = [_Stranger(target, listener, selector) for _ in range(count)]
+        everyone = [what(target, listener, selector) for _ in range(count)]
         try:
             for each in everyone:
                 each.open()

@@ -59,6 +59,7 @@ class Greeting:
         source: the source that the connection counts for.
         deadline: time by which the client must have identified itself.
         unread: the connection's input that is not carried out.
+        cut_off: ends the connection at once.
         displaced: scheduled when the connection must yield its slot earlier; the protocol sets it
             in `connection_made`.
     """
@@ -69,6 +70,7 @@ class Greeting:
         "_identity",
         "_shares",
         "_stage",
+        "cut_off",
         "deadline",
         "displaced",
         "peer",
@@ -88,6 +90,7 @@ class Greeting:
         self.source = source or source_at(peer_host(peer) or peer)
         self.deadline = context.clock.now() + context.limits.greeting_time
         self.displaced: Callable[[LimitReached], None] = _nothing
+        self.cut_off: Callable[[], None] = _do_nothing
         context.admission.greet(self)
 
     def share(self, work: Callable[[], None], causes: float = 0.0) -> Share:
@@ -144,7 +147,7 @@ class Greeting:
     def over(self) -> None:
         """Stop counting the lost connection. Safe to call twice."""
         was, self._stage = self._stage, "over"
-        self.displaced = _nothing  # breaks a reference cycle
+        self.displaced, self.cut_off = _nothing, _do_nothing  # breaks reference cycles
         for share in self._shares:  # their work refers to the transport, which refers to them
             share.close()
         self._shares.clear()
@@ -157,6 +160,10 @@ class Greeting:
 
 def _nothing(_: LimitReached) -> None:
     """Do nothing: the connection has no protocol."""
+
+
+def _do_nothing() -> None:
+    """Do nothing: the connection has no transport."""
 
 
 class Door:
@@ -334,7 +341,7 @@ class Door:
                 ssl_handshake_timeout=self._time_left(greeting),
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
-            slice_tls(transport, greeting.share)
+            slice_tls(transport, greeting)
 
     async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
         """Wait until the client has begun a handshake, and its source is next."""
