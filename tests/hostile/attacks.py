@@ -151,7 +151,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(http2.settings, options=_ASYNCIO),
         Attack(http2.settings, tls=True),
         Attack(http2.settings_of_a_client),
-        Attack(http2.settings_of_a_client, tls=True),
+        Attack(http2.settings_of_a_client, tls=True, memory=64),
         Attack(http2.pings),
         Attack(http2.priorities),
         Attack(http2.window_updates),

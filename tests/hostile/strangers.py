@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 import selectors
 import socket
@@ -16,7 +17,7 @@ from tests.hostile.connecting import client_hello
 from tests.hostile.http2 import BEGIN, call_block
 from tests.hostile.target import Listener, Target, h2_frame
 
-__all__ = ["TLS_KINDS", "strangers"]
+__all__ = ["TLS_KINDS", "change_keys", "strangers"]
 
 _MOST = 1 << 20  # bytes on each connection
 _PIECE = 16 * 1024  # bytes of one write
@@ -107,13 +108,23 @@ class _Stranger:
         self._selector.modify(self._sock, selectors.EVENT_READ | sends, self)
 
 
+_HELLO = client_hello()
+
+
+@functools.cache
+def _trusting(authority: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
 class _Unfinished(_Stranger):
     """Begins a handshake, and leaves when the server has answered."""
 
     tail = b""
 
     def begin(self) -> None:
-        self._input = memoryview(client_hello() + self.tail)
+        self._input = memoryview(_HELLO + self.tail)
 
     def received(self, data: bytes) -> None:
         raise ConnectionResetError("the server has paid for its half")
@@ -141,8 +152,7 @@ class _Secured(_Stranger):
         self, target: Target, listener: Listener, selector: selectors.BaseSelector
     ) -> None:
         super().__init__(target, listener, selector)
-        self._context = ssl.create_default_context(cafile=target.ca)
-        self._context.set_alpn_protocols(["h2"])
+        self._context = _trusting(target.ca)
 
     def begin(self) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -173,19 +183,21 @@ class _Secured(_Stranger):
             self._tls.write(piece)
 
 
+def change_keys(client: Any, count: int) -> None:
+    """Change the keys of a client's connection (TLS 1.3), which `ssl` has no call for."""
+    library = ctypes.CDLL(ssl._ssl.__file__)  # type: ignore[attr-defined]
+    address = id(client._sslobj) + 3 * ctypes.sizeof(ctypes.c_void_p)
+    connection = ctypes.c_void_p.from_address(address)  # the library's own object
+    for _ in range(count):
+        assert library.SSL_key_update(connection, 0) == 1
+        assert library.SSL_do_handshake(connection) == 1
+
+
 class _KeyUpdates(_Secured):
     """Completes the handshake, and changes its keys (TLS 1.3) without end."""
 
-    def begin(self) -> None:
-        super().begin()
-        address = id(self._tls._sslobj) + 3 * ctypes.sizeof(ctypes.c_void_p)
-        self._ssl = ctypes.c_void_p.from_address(address)  # the library's own object
-
     def encrypt(self) -> None:
-        library = ctypes.CDLL(ssl._ssl.__file__)  # type: ignore[attr-defined]
-        for _ in range(_UPDATES):
-            library.SSL_key_update(self._ssl, 0)
-            library.SSL_do_handshake(self._ssl)
+        change_keys(self._tls, _UPDATES)
 
 
 TLS_KINDS: dict[str, type[_Stranger]] = {

@@ -15,10 +15,12 @@ from typing import cast
 
 import pytest
 
+from tenure.server import tls_input
 from tenure.server.accept import Greeting
 from tenure.server.budget import LoopBudget, Share
 from tenure.server.tls import TlsFiles, server_context
 from tenure.server.tls_input import slice_tls
+from tests.hostile.strangers import change_keys
 from tests.server.certificates import Authority
 
 RECORDS = 3000
@@ -95,6 +97,37 @@ async def test_tiny_records_are_read_a_few_at_a_time(tmp_path: Path, *, pauses: 
             await sending
     assert sum(receiver.sizes) == RECORDS
     assert max(receiver.sizes) <= 256
+
+
+async def test_records_that_only_change_keys_are_read_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_input, "_SECONDS", 0.0)  # one in a turn
+    authority = Authority(tmp_path)
+    pair = authority.signs("server")
+    budget = LoopBudget(time.perf_counter, logging.getLogger("tests.server.tls_input"))
+    receiver = Receiver(budget)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: receiver, "127.0.0.1", 0, ssl=server_context(TlsFiles(pair.cert, pair.key))
+    )
+    port = server.sockets[0].getsockname()[1]
+
+    def send() -> None:
+        context = ssl.create_default_context(cafile=authority.cert)
+        with (
+            socket.create_connection(("127.0.0.1", port), PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            change_keys(client, 50)
+            client.sendall(b"x" * RECORDS)
+            client.recv(1)  # until the end
+
+    async with asyncio.timeout(PATIENCE), server:
+        sending = asyncio.get_running_loop().run_in_executor(None, send)
+        await receiver.complete.wait()
+        receiver.transport.close()
+        await sending
+    assert budget.iteration >= 50
 
 
 class _Flag:
