@@ -15,8 +15,25 @@ import pytest
 from tenure import blocking
 from tenure.blocking import recipes
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
+from tests.engines.stores import stores
 
 HERE = re.escape(__file__)
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "sqlite",
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in ("redis", "postgresql", "etcd", "tenure-sqlite")
+        ),
+    ]
+)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty store of each engine whose queues can be described."""
+    with stores(request.param).empty() as url:
+        yield url
 
 
 @contextmanager

@@ -15,7 +15,8 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -27,10 +28,14 @@ from tenure.cli.app import invoke
 from tenure.cli.status import Status
 from tenure.engines.etcd.url import parse as parse_etcd
 from tenure.engines.redis.url import parse as parse_redis
+from tests.clean_up import clean_up_with
+from tests.engines.dflockd.servers import InThread
 from tests.engines.etcd import servers as etcd
 from tests.engines.postgresql import servers as postgresql
 from tests.engines.redis import servers as redis_servers
-from tests.engines.stores import a_file
+from tests.engines.stores import a_file, a_name_in_memory
+from tests.engines.ydb.behind import Server as YdbServer
+from tests.server.served import Served, served
 
 WINDOW = 1.5
 PATIENCE = 45.0
@@ -64,6 +69,7 @@ class Kind:
         granted_again: a new program may be granted before the holder is notified.
         unusable: the store has to be created again; until then every call fails.
         usual: it is tested in each run, and not at night alone.
+        through: the scheme of the server through which the programs use the store, if any.
     """
 
     engine: str
@@ -74,6 +80,12 @@ class Kind:
     granted_again: bool = False
     unusable: bool = False
     usual: bool = False
+    through: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name in the names of tests."""
+        return "-".join(each for each in (self.through, self.engine, self.what) if each)
 
 
 def sql(text: str) -> Callable[[Place], None]:
@@ -227,6 +239,17 @@ KINDS = (
     Kind("postgresql", "DROP SCHEMA", sql("DROP SCHEMA {S} CASCADE")),
 )
 
+BEHIND_A_SERVER = tuple(
+    replace(kind, through=scheme, usual=kind.engine == "sqlite" and kind.usual)
+    for scheme in ("tenure", "ydb")
+    for kind in KINDS
+    if kind.what in ("the session", "the request", "the queue", "the lease", "the epoch")
+    or kind.what in ("FLUSHALL", "all keys", "TRUNCATE of all tables")
+)
+"""Records that are deleted in the store of a server, whose clients must be notified."""
+
+ALL = KINDS + BEHIND_A_SERVER
+
 
 @contextmanager
 def a_store(engine: str) -> Iterator[str]:
@@ -243,6 +266,21 @@ def a_store(engine: str) -> Iterator[str]:
     else:
         with a_file() as url:
             yield url
+
+
+@contextmanager
+def a_server(scheme: str, store: str) -> Iterator[str]:
+    """Yield the URL by which programs reach the store: its own, or that of a server on it."""
+    if not scheme:
+        yield store
+    elif scheme == "tenure":
+        with served(store) as server:
+            yield server.address
+    else:
+        behind = YdbServer(store)
+        behind.start()
+        with clean_up_with(behind.stop):
+            yield behind.url
 
 
 @dataclass(frozen=True)
@@ -264,7 +302,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def a_scene(kind: Kind) -> AsyncIterator[Scene]:
-    with a_store(kind.engine) as url:
+    with a_store(kind.engine) as store, a_server(kind.through, store) as url:
         client, other = tenure.connect(url), tenure.connect(url)
         try:
             session = await client.session(recovery_window=WINDOW)
@@ -272,7 +310,7 @@ async def a_scene(kind: Kind) -> AsyncIterator[Scene]:
             second = await other.session(recovery_window=WINDOW)
             waiting = asyncio.ensure_future(second.mutex("m").lock())
             await until_queued(second)
-            kind.delete(Place(url, session.id, lease.fencing_token))
+            kind.delete(Place(store, session.id, lease.fencing_token))
             yield Scene(lease, waiting, url, other)
             waiting.cancel()
             await asyncio.wait([waiting])
@@ -294,7 +332,7 @@ def parameters(kinds: tuple[Kind, ...]) -> list[object]:
     return [
         pytest.param(
             each,
-            id=f"{each.engine}-{each.what}",
+            id=each.title,
             marks=() if each.usual else pytest.mark.exhaustive,
         )
         for each in kinds
@@ -312,7 +350,7 @@ def run_command(url: str, *words: str) -> tuple[int, str]:
         return invoke(words), said.getvalue()
 
 
-@pytest.mark.parametrize("kind", parameters(KINDS))
+@pytest.mark.parametrize("kind", parameters(ALL))
 async def test_a_record_that_is_deleted_is_lost_and_hangs_no_program(
     kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,7 +386,7 @@ async def test_a_record_that_is_deleted_is_lost_and_hangs_no_program(
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", parameters(KINDS))
+@pytest.mark.parametrize("kind", parameters(ALL))
 async def test_the_release_of_a_deleted_record_is_no_success(kind: Kind) -> None:
     async with a_scene(kind) as scene, asyncio.timeout(PATIENCE):
         if kind.unusable:  # the release is tried again
@@ -362,9 +400,7 @@ async def test_the_release_of_a_deleted_record_is_no_success(kind: Kind) -> None
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "kind", parameters(tuple(each for each in KINDS if not each.granted_again))
-)
+@pytest.mark.parametrize("kind", parameters(tuple(each for each in ALL if not each.granted_again)))
 async def test_a_new_program_grants_nothing_that_is_still_held(kind: Kind) -> None:
     async with a_scene(kind) as scene:
         with contextlib.suppress(tenure.TenureError):
@@ -422,3 +458,112 @@ async def test_a_slot_that_is_deleted_passes_on_and_the_other_one_is_kept(kind: 
                 await later.release()
                 await kept.release()
                 assert (await last.semaphore("gpu").describe()).held == 0
+
+
+@contextmanager
+def a_forgetful_server(scheme: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the URL of a server on a store in memory, and a call that restarts it without data."""
+    with contextlib.ExitStack() as servers, a_name_in_memory() as store:
+        if scheme == "tenure":
+            first = servers.enter_context(served(store))
+
+            def restart_tenure() -> None:
+                first.stop()
+                again = Served(store, url=first.address).start()
+                servers.callback(again.stop)
+
+            yield first.address, restart_tenure
+        elif scheme == "dflockd":
+            former = InThread(store).__enter__()
+            servers.callback(former.__exit__)
+
+            def restart_dflockd() -> None:
+                former.__exit__()
+                servers.enter_context(InThread(store, port=former.port))
+
+            yield former.url, restart_dflockd
+        else:
+            server = YdbServer(store)
+            server.start()
+            servers.callback(server.stop)
+
+            def restart_ydb() -> None:
+                server.stop()
+                server.start()
+
+            yield server.url, restart_ydb
+
+
+@pytest.mark.parametrize("scheme", ["tenure", "ydb", "dflockd"])
+async def test_a_server_that_is_restarted_without_its_data_has_lost_the_lease(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_forgetful_server(scheme) as (url, restart):
+        async with tenure.connect(url) as one, tenure.connect(url) as other:
+            holder = await one.session(recovery_window=WINDOW)
+            lease = await holder.mutex("m").lock()
+            waiter = await other.session(recovery_window=WINDOW)
+            waiting = await waiter.semaphore("m", ephemeral=True).enqueue(EPHEMERAL_LIMIT)
+            await asyncio.to_thread(restart)
+            async with asyncio.timeout(WINDOW + 1):
+                assert isinstance(await lease.wait_lost(), tenure.LeaseLost)
+            with pytest.raises(tenure.LeaseLost):
+                await lease.release()
+            async with asyncio.timeout(PATIENCE):
+                with contextlib.suppress(tenure.TenureError):
+                    await (await waiting.wait()).release()
+            for words in (["ls"], ["describe", "m"], ["doctor"]):
+                code, said = await asyncio.to_thread(run_command, url, *words)
+                assert code in set(Status), said
+                assert "Traceback" not in said
+            async with (
+                tenure.connect(url) as third,
+                third.session(recovery_window=WINDOW) as session,
+                session.mutex("m").lock(timeout=PATIENCE) as later,
+            ):
+                assert later.fencing_token > lease.fencing_token
+    assert "Traceback" not in caplog.text
+
+
+ADMINISTRATION: dict[str, Callable[[tenure.Client, Place], Any]] = {
+    "the node is dropped": lambda client, _: client.drop_node("/n", force=True),
+    "the session is ended": lambda client, place: client.end_session("/n", place.session),
+    "the request is evicted": lambda client, place: client.evict("/n", "s", place.token),
+    "the semaphore is deleted": lambda client, _: _delete(client),
+}
+
+
+async def _delete(client: tenure.Client) -> None:
+    async with client.session("/n") as session:
+        await session.semaphore("s").delete(force=True)
+
+
+@pytest.mark.parametrize("what", ADMINISTRATION)
+@pytest.mark.parametrize("scheme", ["tenure", "ydb"])
+async def test_what_an_administrator_ends_in_the_store_of_a_server_is_lost_at_once(
+    scheme: str, what: str
+) -> None:
+    with a_name_in_memory() as store, a_server(scheme, store) as url:
+        async with tenure.connect(store) as administrator:
+            await administrator.create_node("/n")
+            async with tenure.connect(url) as one, tenure.connect(url) as other:
+                holder = await one.session("/n", recovery_window=30)
+                await holder.semaphore("s").create(limit=1)
+                lease = await holder.semaphore("s").acquire()
+                waiter = await other.session("/n", recovery_window=30)
+                waiting = await waiter.semaphore("s").enqueue()
+                await ADMINISTRATION[what](
+                    administrator, Place(store, holder.id, lease.fencing_token)
+                )
+                async with asyncio.timeout(10):  # a third of the recovery window
+                    assert isinstance(await lease.wait_lost(), tenure.LeaseLost)
+                    with pytest.raises(tenure.LeaseLost):
+                        await lease.release()
+                    if what in ("the session is ended", "the request is evicted"):
+                        await (await waiting.wait()).release()
+                    else:
+                        with pytest.raises(tenure.TenureError):
+                            await waiting.wait()
+                for session in (holder, waiter):
+                    with contextlib.suppress(tenure.TenureError):
+                        await session.aclose()

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,17 +21,54 @@ import tenure
 from tenure import recipes
 from tenure._client.client import Client
 from tenure._client.client_core import ClientCore
+from tenure.clock import Clock, SystemClock
+from tenure.testing import VirtualClock
+from tenure.testing.clock import VirtualLoop
+from tests.engines.stores import BY_NAME
 from tests.primitives.helpers import World, is_held, turns
 
 HERE = re.escape(__file__)
+NIGHTLY = pytest.mark.exhaustive
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> World:
-    """A world on each engine that needs no server."""
-    if request.param == "memory":
-        return world
-    return World(world.clock, f"sqlite:///{tmp_path / 'dropped.db'}")
+NETWORKED = ("redis", "postgresql", "etcd", "tenure-sqlite")
+
+
+@pytest.fixture(
+    params=["memory", "sqlite", *(pytest.param(each, marks=NIGHTLY) for each in NETWORKED)]
+)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine whose queues can be described: with its own server, in real time."""
+    return str(request.param)
+
+
+@pytest.fixture
+def clock(request: pytest.FixtureRequest) -> Clock:
+    return SystemClock() if _networked(request) else VirtualClock()
+
+
+@pytest.fixture
+def loop_factory(
+    request: pytest.FixtureRequest, clock: Clock
+) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if _networked(request):
+        return None
+    assert isinstance(clock, VirtualClock)
+    return lambda: VirtualLoop(clock)
+
+
+def _networked(request: pytest.FixtureRequest) -> bool:
+    return "engine" in request.fixturenames and request.getfixturevalue("engine") in NETWORKED
+
+
+@pytest.fixture
+def store(engine: str, world: World) -> Iterator[World]:
+    """A world on each engine."""
+    if engine == "memory":
+        yield world
+    else:
+        with BY_NAME[engine].slow_stores.empty() as url:
+            yield World(world.clock, url)
 
 
 @contextmanager

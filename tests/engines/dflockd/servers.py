@@ -57,6 +57,7 @@ class InThread:
 
     Args:
         store: what it stands on; one of its own in memory, when left out.
+        port: a free one, when left out.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class InThread:
         *,
         authenticator: Authenticator | None = None,
         tls: ssl.SSLContext | None = None,
+        port: int = 0,
         **options: Any,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         self._store = store
         self._authenticator = Authenticator() if authenticator is None else authenticator
         self._tls = tls
