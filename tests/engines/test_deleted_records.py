@@ -28,6 +28,7 @@ from tenure.cli.app import invoke
 from tenure.cli.status import Status
 from tenure.engines.etcd.url import parse as parse_etcd
 from tenure.engines.redis.url import parse as parse_redis
+from tenure.model import EPHEMERAL_LIMIT
 from tests.clean_up import clean_up_with
 from tests.engines.dflockd.servers import InThread
 from tests.engines.etcd import servers as etcd
@@ -239,6 +240,8 @@ KINDS = (
     Kind("postgresql", "DROP SCHEMA", sql("DROP SCHEMA {S} CASCADE")),
 )
 
+NODES = ("the node", "the nodes", "all keys", "FLUSHALL")
+
 BEHIND_A_SERVER = tuple(
     replace(kind, through=scheme, usual=kind.engine == "sqlite" and kind.usual)
     for scheme in ("tenure", "ydb")
@@ -411,6 +414,21 @@ async def test_a_new_program_grants_nothing_that_is_still_held(kind: Kind) -> No
             ):
                 assert not scene.lease.held
                 assert not scene.waiting.done() or scene.waiting.exception() is not None
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, id=each.title) for each in KINDS if each.what in NODES]
+)
+async def test_a_running_program_finds_the_default_node_again(kind: Kind) -> None:
+    with a_store(kind.engine) as url:
+        async with tenure.connect(url) as client:
+            async with client.session(recovery_window=WINDOW) as former:
+                kind.delete(Place(url, former.id, 0))
+                with contextlib.suppress(tenure.SessionExpired):
+                    await former.aclose()
+            async with client.session(recovery_window=WINDOW) as session:
+                await (await session.mutex("m").lock(timeout=PATIENCE)).release()
+            assert (await client.describe_node("/default")).path == "/default"
 
 
 SLOTS = (

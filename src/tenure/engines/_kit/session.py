@@ -22,15 +22,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import ClassVar, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import wraps
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from tenure.core import refusals, rules
 from tenure.engines.contract import Attach, SessionDefaults, SessionEvents
-from tenure.errors import EngineError, SessionExpired, TenureError
-from tenure.model import Recovered
+from tenure.errors import EngineError, NodeNotFound, SessionExpired, TenureError
+from tenure.model import DEFAULT_NODE, NodeConfig, Recovered
 
-__all__ = ["ClosableSession", "PlainSession", "SessionBase", "close_sessions", "received"]
+__all__ = [
+    *("ClosableSession", "PlainSession", "SessionBase"),
+    *("close_sessions", "received", "restores_default"),
+]
 
 T = TypeVar("T")
 Session = TypeVar("Session", bound="SessionBase")
@@ -197,6 +201,34 @@ async def received(attaching: asyncio.Future[Session]) -> Session:
             attaching.add_done_callback(_abandon)
         raise
     return attaching.result()
+
+
+class _CreatesNodes(Protocol):
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None: ...
+
+
+E = TypeVar("E", bound=_CreatesNodes)
+
+
+def restores_default(
+    attach: Callable[[E, Attach, SessionEvents], Coroutine[Any, Any, Session]],
+) -> Callable[[E, Attach, SessionEvents], Coroutine[Any, Any, Session]]:
+    """Create the default node again when an attach finds that its record was deleted.
+
+    Opening an engine creates it. A server, or another program that runs for months, opens none.
+    """
+
+    @wraps(attach)
+    async def attach_again(engine: E, how: Attach, events: SessionEvents) -> Session:
+        try:
+            return await attach(engine, how, events)
+        except NodeNotFound:
+            if how.node != DEFAULT_NODE:
+                raise
+            await engine.create_node(DEFAULT_NODE, NodeConfig(), exist_ok=True)
+        return await attach(engine, how, events)
+
+    return attach_again
 
 
 def _abandon(attaching: asyncio.Future[Session]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from tenure.clock import Clock
-from tenure.engines._kit.session import close_sessions, received
+from tenure.engines._kit.session import close_sessions, received, restores_default
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.admin import EtcdNodes
@@ -213,6 +213,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
 
     # The contract
 
+    @restores_default
     async def attach(self, how: Attach, events: SessionEvents) -> EtcdSession:
         """Attach a session, or take one over."""
         self.check_open()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tenure.clock import Clock
+from tenure.engines._kit.session import restores_default
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.sqlite import nodes, participants, sessions
 from tenure.engines.sqlite.descriptions import SqliteDescriptions
@@ -177,6 +178,7 @@ class SqliteEngine(EngineDefaults):
         """Return the reason why the store currently grants nothing, if known."""
         return self.monitor.trouble(self.clock.now()) if self._open else None
 
+    @restores_default
     async def attach(self, how: Attach, events: SessionEvents) -> SqliteSession:
         """Attach a session, or take one over."""
         self._opened()

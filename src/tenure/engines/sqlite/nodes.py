@@ -82,6 +82,8 @@ def config_of(tx: Transaction, node: int) -> NodeConfig:
 def create_node(tx: Transaction, path: str, config: NodeConfig, exist_ok: bool) -> None:
     """Create a node; an existing one is not changed."""
     rules.check_path(path)
+    if path == DEFAULT_NODE and is_default_missing(tx):
+        restore_default(tx)  # it has an id of its own, which its sessions know
     if tx.execute("SELECT 1 FROM nodes WHERE path = ?", (path,)).fetchone() is not None:
         if not exist_ok:
             raise refusals.node_exists(path)

@@ -14,7 +14,7 @@ from tenure.engines._kit.commands.administration import CommandAdministration
 from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.replies import first_word, text
 from tenure.engines._kit.commands.session import CommandSession
-from tenure.engines._kit.session import received
+from tenure.engines._kit.session import received, restores_default
 from tenure.engines.contract import Attach, SessionEvents
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold
@@ -85,6 +85,7 @@ class CommandAttaching(CommandAdministration, Generic[S]):
 
     # Attaching
 
+    @restores_default
     async def attach(self, how: Attach, events: SessionEvents) -> S:
         """Attach a session, as defined by the contract."""
         self.check_open()
