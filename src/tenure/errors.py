@@ -84,9 +84,12 @@ class SelfDeadlock(Misuse):
 
     In `tenure.blocking` read *thread* for *task*; in the second case the program has no other
     thread. Where another task or thread exists, it may release the lease, and nothing is raised:
-    after a second the log names the lease that is waited for, and the line that acquired it. Pass
-    a timeout to the call itself: one around it, such as `asyncio.timeout`, is not known here. The
+    after a second the log names the lease that is waited for, and the line that acquired it. The
     task that `asyncio.wait_for` makes on Python 3.11 is another task, and so is a child task.
+
+    A timeout around the call, such as `asyncio.timeout`, does not prevent the error: pass the
+    timeout to the call itself. A release by a callback alone, such as one of `loop.call_later` or
+    of a signal handler, is not foreseen: release the lease in a task.
     """
 
 

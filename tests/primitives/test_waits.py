@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,64 @@ async def test_a_timeout_is_none(world: World) -> None:
         with pytest.raises(AcquireTimeout):
             await client.mutex("m").lock(timeout=5)
         await lease.release()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["in a variable", "in its block"])
+async def test_a_timeout_around_the_call_does_not_prevent_the_error(
+    world: World, clock: VirtualClock, inside: bool
+) -> None:
+    async with world.client() as client:
+        lease = await client.mutex("m").lock()
+        async with AsyncExitStack() as block:
+            if inside:
+                await block.enter_async_context(lease)
+            began = clock.now()
+            with pytest.raises(SelfDeadlock, match=rf"acquired at {HERE}:\d+"):
+                async with asyncio.timeout(60):
+                    await client.mutex("m").lock()
+            assert clock.now() - began < 3
+        if not inside:
+            await lease.release()
+        assert await world.queue("m") == []
+
+
+async def test_a_timeout_that_passes_before_the_error_is_a_timeout(world: World) -> None:
+    async with world.client() as client:
+        lease = await client.mutex("m").lock()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await client.mutex("m").lock()
+        await lease.release()
+
+
+async def test_wait_for_has_another_task_before_python_3_12(world: World) -> None:
+    expected = SelfDeadlock if sys.version_info >= (3, 12) else TimeoutError
+    async with world.client() as client:
+        lease = await client.mutex("m").lock()
+        with pytest.raises(expected):
+            await asyncio.wait_for(client.mutex("m").lock(), 60)
+        await lease.release()
+        assert await world.queue("m") == []
+
+
+@pytest.mark.parametrize(("seconds", "granted"), [(0.5, True), (5, False)])
+async def test_a_release_by_a_callback_is_not_foreseen(
+    world: World, seconds: float, granted: bool
+) -> None:
+    async with world.client() as client:
+        lease = await client.mutex("m").lock()
+        released: list[asyncio.Task[None]] = []
+        asyncio.get_running_loop().call_later(
+            seconds, lambda: released.append(asyncio.ensure_future(lease.release()))
+        )
+        if granted:
+            await (await client.mutex("m").lock()).release()
+        else:
+            with pytest.raises(SelfDeadlock):
+                await client.mutex("m").lock()
+            await asyncio.sleep(seconds)
+        await asyncio.gather(*released)
+        assert len(released) == 1
 
 
 async def test_another_task_may_release_it_and_so_it_is_logged(

@@ -11,6 +11,10 @@ Whether another task will release a lease cannot be known in general: a lease ma
 program is alone only if its event loop has no other task of the program, and the lease is of the
 same loop. The loop of
 `tenure.blocking` has no tasks of the program; then the program must have no other thread.
+
+A timeout around the call, such as `asyncio.timeout`, does not prevent the error: it would end the
+wait, but the error names the line that acquired the lease, which a `TimeoutError` does not. A
+release by a callback alone, such as one of `loop.call_later`, is not foreseen.
 """
 
 from __future__ import annotations

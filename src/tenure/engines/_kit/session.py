@@ -32,8 +32,12 @@ from tenure.errors import EngineError, NodeNotFound, SessionExpired, TenureError
 from tenure.model import DEFAULT_NODE, NodeConfig, Recovered
 
 __all__ = [
-    *("ClosableSession", "PlainSession", "SessionBase"),
-    *("close_sessions", "received", "restores_default"),
+    "ClosableSession",
+    "PlainSession",
+    "SessionBase",
+    "close_sessions",
+    "received",
+    "restores_default",
 ]
 
 T = TypeVar("T")
