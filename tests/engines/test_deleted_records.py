@@ -431,6 +431,40 @@ async def test_a_running_program_finds_the_default_node_again(kind: Kind) -> Non
             assert (await client.describe_node("/default")).path == "/default"
 
 
+@pytest.mark.parametrize(
+    "key", ["{P}base", pytest.param("{P}", marks=pytest.mark.exhaustive)], ids=["base", "all keys"]
+)
+async def test_tokens_rise_over_the_deletion_of_their_base_in_etcd(key: str) -> None:
+    with a_store("etcd") as url:
+        async with tenure.connect(url) as running:
+            lease = await running.mutex("m").lock()
+            tokens = [lease.fencing_token]
+            etcd_keys(key)(Place(url, 0, 0))
+            if key == "{P}base":
+                await lease.release()
+            else:
+                await lease.wait_lost()
+            async with tenure.connect(url) as later:
+                for client in (later, running, later, running):
+                    async with client.session() as session, session.mutex("m").lock() as lease:
+                        tokens.append(lease.fencing_token)
+        assert tokens == sorted(set(tokens))
+
+
+async def test_a_base_that_was_replaced_in_etcd_ends_the_sessions() -> None:
+    with a_store("etcd") as url:
+        async with tenure.connect(url) as client:
+            session = await client.session()
+            lease = await session.mutex("m").lock()
+            base = base64.b64encode(parse_etcd(url).prefix.encode() + b"base").decode()
+            value = base64.b64encode(b"%d" % (lease.fencing_token + 10**6)).decode()
+            etcd.shared().ask("kv/put", {"key": base, "value": value})
+            async with asyncio.timeout(PATIENCE):
+                assert "was replaced" in str(await lease.wait_lost())
+            async with client.session() as again, again.mutex("m").lock() as later:
+                assert later.fencing_token > lease.fencing_token + 10**6
+
+
 SLOTS = (
     Kind("sqlite", "the request", rows("DELETE FROM requests WHERE order_id = {token}")),
     Kind("sqlite", "the session", rows("DELETE FROM sessions WHERE id = {session}")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from tenure.clock import Clock
@@ -17,6 +17,7 @@ from tenure.engines._kit.session import close_sessions, received, restores_defau
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
 from tenure.engines.etcd import answers, wire
 from tenure.engines.etcd.admin import EtcdNodes
+from tenure.engines.etcd.answers import WatchEvent
 from tenure.engines.etcd.attaching import EtcdAttach
 from tenure.engines.etcd.errors import Lost, Refused, failure, pauses
 from tenure.engines.etcd.grpc import CallFailed, Code
@@ -41,6 +42,8 @@ _log = logging.getLogger("tenure")
 _LEAVING = 2.0
 """Seconds that closing waits for the tasks of the sessions."""
 _OLDEST = (3, 4)
+_RESTORING = 1.0
+"""Seconds for running programs to write the base again after its deletion."""
 
 
 class EtcdEngine(EtcdNodes, EngineDefaults):
@@ -84,15 +87,21 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         self.watching = Watching(self.members, self.keys.base, self.timeout, self._up, self._down)
         self.members.moved = self.watching.moved
         try:
-            await self._greet()
+            revision = await self._greet()
         except BaseException:
             await self.members.aclose()
             raise
         self.is_open = True
+        self.watching.add(self.keys.base, b"", revision + 1, self._base_changed, self._restore_base)
         self.watching.open()
 
-    async def _greet(self) -> None:
-        """Find a member that answers, and create the base and the default node if needed."""
+    async def _greet(self) -> int:
+        """Find a member that answers, and create the base and the default node if needed.
+
+        A base that is missing beside other keys was deleted: the programs that know it get time to
+        write it again, since another one would give lower tokens to some of them. Returns the
+        revision at which the base was read.
+        """
         address, attempts = self.address, pauses()
         hello = wire.txn(
             (wire.exists(self.keys.base), wire.exists(self.keys.node(DEFAULT_NODE))),
@@ -108,6 +117,10 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
                 wire.get(self.keys.base),
             ),
         )
+        look = wire.txn(
+            (wire.exists(self.keys.base),), (), (wire.get_all(self.keys.prefix, count_only=True),)
+        )
+        restored_by = self.clock.now() + _RESTORING
         until = self.clock.now() + address.connect_timeout
         while True:
             left = max(until - self.clock.now(), 0.1)
@@ -116,6 +129,10 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
                 version = answers.read_string(await self.members.call(wire.STATUS, b"", within), 2)
                 self._check_version(version)
                 await self._check_renewals(within)
+                looked = await self.txn(look, within)
+                if not looked.ok and looked.parts[0].count and self.clock.now() < restored_by:
+                    await asyncio.sleep(_RESTORING / 20)
+                    continue
                 answer = await self.txn(hello, within)
             except Lost as lost:
                 pause = next(attempts)
@@ -132,7 +149,22 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
                 kv = answer.parts[-1].first
                 assert kv is not None
                 self.base = int(kv.value)
-                return
+                return answer.revision
+
+    def _base_changed(self, events: Sequence[WatchEvent]) -> None:
+        last = events[-1]
+        if last.deleted:
+            self._restore_base()
+        elif (base := int(last.kv.value)) != self.base:
+            self.base = base
+            for session in list(self.sessions):
+                session.end("the base of the fencing tokens was replaced")
+
+    def _restore_base(self) -> None:
+        """Write the base again, unless there is one: the tokens of all programs rise from it."""
+        base = self.keys.base
+        put = wire.txn((wire.created_at(base, wire.ABSENT),), (wire.put(base, b"%d" % self.base),))
+        self.spawn(self.eventually(put, self.address.connect_timeout, "restore the base"))
 
     def _check_version(self, version: str) -> None:
         numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdigit())

@@ -98,6 +98,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         """Compute the keys of the whole store."""
         self._prefix = prefix
+        self.prefix = prefix.encode()
         self.base = f"{prefix}base".encode()
         self.serial = f"{prefix}serial".encode()
         self.nodes = f"{prefix}n/".encode()
