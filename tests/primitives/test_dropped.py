@@ -29,14 +29,14 @@ from tests.primitives.helpers import World, is_held, turns
 
 HERE = re.escape(__file__)
 NIGHTLY = pytest.mark.exhaustive
-
-
 NETWORKED = ("redis", "postgresql", "etcd", "tenure-sqlite")
 
 
-@pytest.fixture(
-    params=["memory", "sqlite", *(pytest.param(each, marks=NIGHTLY) for each in NETWORKED)]
-)
+ENGINES = ("memory", "sqlite", *(pytest.param(each, marks=NIGHTLY) for each in NETWORKED))
+AND_YDB = (*ENGINES, pytest.param("ydb", marks=NIGHTLY))
+
+
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine whose queues can be described: with its own server, in real time."""
     return str(request.param)
@@ -58,7 +58,10 @@ def loop_factory(
 
 
 def _networked(request: pytest.FixtureRequest) -> bool:
-    return "engine" in request.fixturenames and request.getfixturevalue("engine") in NETWORKED
+    return "engine" in request.fixturenames and request.getfixturevalue("engine") in (
+        *NETWORKED,
+        "ydb",
+    )
 
 
 @pytest.fixture
@@ -67,8 +70,9 @@ def store(engine: str, world: World) -> Iterator[World]:
     if engine == "memory":
         yield world
     else:
-        with BY_NAME[engine].slow_stores.empty() as url:
-            yield World(world.clock, url)
+        stores = BY_NAME[engine].slow_stores
+        with stores.empty() as url:
+            yield World(world.clock, url, stores.connector)
 
 
 @contextmanager
@@ -138,6 +142,7 @@ LEASES = [
 ]
 
 
+@pytest.mark.parametrize("engine", AND_YDB, indirect=True)
 @pytest.mark.parametrize("obtain", LEASES)
 async def test_a_lease_that_no_variable_refers_to_is_released(
     store: World, obtain: Callable[[Client], Awaitable[Any]]
@@ -161,6 +166,7 @@ async def test_a_lease_that_no_variable_refers_to_is_released(
     await store.close()
 
 
+@pytest.mark.parametrize("engine", AND_YDB, indirect=True)
 async def test_a_place_in_a_queue_is_withdrawn(store: World) -> None:
     async with store.client() as client, store.client() as other:
         pool = client.semaphore("m", ephemeral=True)
@@ -212,6 +218,7 @@ async def test_a_ticket_is_dropped_and_its_lease_kept(store: World) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("engine", AND_YDB, indirect=True)
 async def test_a_session_is_closed_with_everything_in_it(store: World) -> None:
     async with store.client() as client:
         session = await client.session()
