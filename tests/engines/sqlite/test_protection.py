@@ -341,6 +341,40 @@ async def test_no_backup_is_restored_while_a_program_works_with_former_files(
             restore(url, str(file))
 
 
+# Files that are truncated
+
+
+@pytest.mark.parametrize("names", [("store.db",), LOG[:1], ("store.db", LOG[0])], ids=" ".join)
+async def test_a_truncated_file_ends_the_sessions_and_is_named(
+    url: str, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        for name in names:
+            os.truncate(tmp_path / name, 0)
+        await one.ended()
+        assert f"{names[0]} was truncated while in use" in str(one.heard.end)
+        with pytest.raises(EngineError, match="shorter than its index says"):
+            async with opened(url) as other:
+                await attached(other)
+
+
+async def test_a_checkpoint_that_truncates_the_log_ends_no_session(
+    url: str, tmp_path: Path
+) -> None:
+    async with opened(url) as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        shell = sqlite3.connect(tmp_path / "store.db")
+        assert shell.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        shell.close()
+        assert (tmp_path / LOG[0]).stat().st_size == 0
+        engine.monitor._tick()
+        assert one.heard.end is None
+        assert (await one.enqueue(2, "y")).name == "GRANTED"
+
+
 # Systems without such locks
 
 

@@ -26,7 +26,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -96,15 +96,18 @@ class OpenFiles:
 
     Args:
         place: the store's files. All are there, because the engine has just opened them.
+        index_header: reads the header of the log's index; empty where that is not possible.
 
     Attributes:
         lost: the reason why the engine does not use them any more, or empty.
     """
 
-    def __init__(self, place: StoreFiles) -> None:
+    def __init__(self, place: StoreFiles, index_header: Callable[[], bytes]) -> None:
         """Note the identities of the files."""
         self.lost = ""
         self._path = place.path
+        self._log = place.log[0]
+        self._index_header = index_header
         self.identities = {place.path: place.identity}
         for each in (*place.log, place.turn):
             status = os.stat(each, follow_symlinks=False)
@@ -114,7 +117,7 @@ class OpenFiles:
         """Raise unless every file is still the one that was opened.
 
         Raises:
-            EngineError: a file was removed, replaced, or given a second name.
+            EngineError: a file was removed, replaced, truncated, or given a second name.
         """
         if self.lost:
             raise EngineError(self.lost)
@@ -127,6 +130,20 @@ class OpenFiles:
                 raise self._gone(path, "replaced")
             if status.st_nlink > 1 and path == self._path:
                 check_one_name(path, status)
+            if status.st_size == 0 and path == self._path:
+                raise self._gone(path, "truncated")
+            if status.st_size == 0 and path == self._log and self._has_index_frames():
+                raise self._gone(path, "truncated")
+
+    def _has_index_frames(self) -> bool:
+        """Return true if the log is empty, but its index has frames.
+
+        A checkpoint of another program clears the index before it truncates the log. A commit
+        writes the log before the index. So an unchanged header around a look at the log decides.
+        """
+        before = self._index_header()
+        empty = os.stat(self._log, follow_symlinks=False).st_size == 0
+        return empty and before == self._index_header() and any(before[16:20])
 
     def _gone(self, path: str, how: str) -> EngineError:
         return EngineError(

@@ -19,6 +19,7 @@ Objects are numbered, so that rows are small and the queue of a semaphore is con
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
 import time
@@ -392,7 +393,20 @@ _SHORTER = (
 def explain(error: sqlite3.Error, path: str) -> TenureError:
     """Return an error that explains SQLite's error, and says what to do about it."""
     text = _ERRORS.get(_code(error), "{path} cannot be used: {error}")
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ:
+    short_read = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_SHORT_READ
+    unreadable = _code(error) == sqlite3.SQLITE_NOTADB
+    if short_read or (
+        (unreadable or _code(error) in _BUSY) and _is_truncated(path, log=unreadable)
+    ):
         text = _SHORTER
     kind = AuthenticationFailed if _code(error) in _DENIED else EngineError
     return kind(text.format(path=path, error=error))
+
+
+def _is_truncated(path: str, *, log: bool) -> bool:
+    """Return true if the database, or its log if that counts, is empty, and the log is in use."""
+    try:
+        sizes = {os.stat(path).st_size, os.stat(f"{path}-wal").st_size if log else 1}
+        return 0 in sizes and os.stat(f"{path}-shm").st_size > 0
+    except OSError:  # a store without a log
+        return False

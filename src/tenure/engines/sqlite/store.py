@@ -78,7 +78,7 @@ class Store:
             with system_error(f"cannot protect the files of {self.place.path}"):
                 self._log_locks = LogLocks(self.place, supported=self.marks.supported)
                 undo.callback(self._log_locks.release)
-                self._files = OpenFiles(self.place)
+                self._files = OpenFiles(self.place, self._log_locks.index_header)
             share_side_files(self.place, address)
             self._checkpointer = Checkpointer(address, self._check_in_place)
             self.tx = self._transaction(connection)
