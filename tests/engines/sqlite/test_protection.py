@@ -375,6 +375,49 @@ async def test_a_checkpoint_that_truncates_the_log_ends_no_session(
         assert (await one.enqueue(2, "y")).name == "GRANTED"
 
 
+# Backup tools, names and modes
+
+
+async def test_a_reader_that_stays_and_a_copy_leave_the_leases_alone(
+    workers: Workers, tmp_path: Path
+) -> None:
+    async with workers(2) as (holder, other):
+        await holder.do("enqueue", hold=1, name="x")
+        reader = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM requests").fetchone()
+        reader.execute("SELECT count(*) FROM nodes").fetchone()
+        shutil.copytree(tmp_path, tmp_path / "copy", ignore=lambda *_: ["store.db.tenure", "copy"])
+        assert (await other.do("enqueue", hold=1, name="x"))[0] == "WAITING"
+        await holder.do("withdraw", hold=1)
+        await other.hear("granted", hold=1)
+        reader.close()
+
+
+async def test_a_vacuum_into_another_file_leaves_the_leases_alone(
+    workers: Workers, tmp_path: Path
+) -> None:
+    async with workers(2) as (holder, other):
+        await holder.do("enqueue", hold=1, name="x")
+        tool = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        tool.execute("VACUUM INTO ?", (str(tmp_path / "copy.db"),))
+        tool.close()
+        assert (await other.do("enqueue", hold=1, name="x"))[0] == "WAITING"
+        await holder.do("withdraw", hold=1)
+        await other.hear("granted", hold=1)
+
+
+async def test_a_renamed_folder_ends_the_sessions(tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    async with opened(f"sqlite:///{folder}/store.db") as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        folder.rename(tmp_path / "two")
+        await one.ended()
+        assert "while in use" in str(one.heard.end)
+
+
 # Systems without such locks
 
 
