@@ -48,7 +48,7 @@ FENCING = "Fence Fenced RedisFence SQLFence StaleToken".split()
 # Names in annotations that are Python's own, a module, or a type variable.
 EVERYWHERE = """
     Any Awaitable BaseException Callable ClassVar Coroutine Exception Final Generator Generic
-    J L Literal None Protocol Sequence T TypeVar
+    J L Literal Never None Protocol Sequence T TypeVar
 """.split()
 
 ENGINES_CALL = frozenset(vars(SessionEvents))

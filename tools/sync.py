@@ -242,7 +242,9 @@ def decorators(body: str) -> str:
 def arguments(member: Function) -> list[str]:
     """Return the arguments that pass a method's parameters on."""
     plain = [each.arg for each in member.args.args[1:]]
-    return plain + [f"{each.arg}={each.arg}" for each in member.args.kwonlyargs]
+    named = [f"{each.arg}={each.arg}" for each in member.args.kwonlyargs]
+    unknown = [f"**{member.args.kwarg.arg}"] if member.args.kwarg else []
+    return plain + named + unknown
 
 
 if __name__ == "__main__":

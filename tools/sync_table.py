@@ -179,18 +179,19 @@ from tenure.model import Leader, SemaphoreDescription
         + """
 from tenure._client import mutex as async_mutex
 from tenure._client import semaphore as async_semaphore
-from tenure.blocking.blocks import undo_acquire, abandon_ticket, optional
+from typing import Never
+from tenure.blocking.blocks import AcquirableBlock, undo_acquire, abandon_ticket, optional
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
-from tenure.blocking.wrapper import SyncWrapper, obtaining
+from tenure.blocking.wrapper import obtaining
 from tenure.model import MutexHolder, SemaphoreDescription
 """,
         (
-            Wrapper("Mutex", "_client.mutex", "SyncWrapper[async_mutex.Mutex]", (), _NAME),
+            Wrapper("Mutex", "_client.mutex", "AcquirableBlock[async_mutex.Mutex]", (), _NAME),
             Wrapper(
                 "Semaphore",
                 "_client.semaphore",
-                "SyncWrapper[async_semaphore.Semaphore]",
+                "AcquirableBlock[async_semaphore.Semaphore]",
                 (),
                 {"name": "str", "ephemeral": "bool"},
             ),
@@ -217,7 +218,7 @@ from tenure.model import Recovered
         "Sessions.",
         _COMMON
         + """
-from typing import Any
+from typing import Any, Never
 from tenure._client import session as async_session
 from tenure.blocking.blocks import undo_acquire, optional
 from tenure.blocking.wrapper import SyncWrapper, obtaining

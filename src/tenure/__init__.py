@@ -10,6 +10,7 @@ from types import ModuleType as _ModuleType
 
 from tenure._client.client import Client, connect, default_url
 from tenure._client.election import Election, Leadership
+from tenure._client.habits import missing_name as _missing_name
 from tenure._client.leading import Retry
 from tenure._client.lease import Lease
 from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
@@ -137,7 +138,7 @@ def __getattr__(name: str) -> _ModuleType | type:
     if name == "EventStream":
         stream: type = _import_module("tenure.events").EventStream
         return stream
-    raise AttributeError(f"module 'tenure' has no attribute {name!r}")
+    raise _missing_name(__name__, name)
 
 
 def __dir__() -> list[str]:

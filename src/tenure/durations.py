@@ -32,4 +32,10 @@ def seconds(value: Duration, what: str) -> float:
 
 def timeout_seconds(value: Duration | None) -> float | None:
     """Return a timeout in seconds; ``None`` waits for ever."""
-    return None if value is None else seconds(value, "a timeout")
+    if value is None:
+        return None
+    if isinstance(value, int | float) and value < 0:
+        raise InvalidArgument(
+            f"a timeout is zero or more seconds, not {value!r}; None, the default, waits for ever"
+        )
+    return seconds(value, "a timeout")

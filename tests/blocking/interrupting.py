@@ -243,10 +243,21 @@ def _close_client(client: blocking.Client) -> Prepared:
     return close
 
 
+def _with_mutex(client: blocking.Client) -> Prepared:
+    mutex = client.mutex("a")
+
+    def run() -> None:
+        with mutex:
+            pass
+
+    return run
+
+
 OPERATIONS: dict[str, Callable[[blocking.Client], Prepared]] = {
     "mutex.lock()": _lock,
     "mutex.try_lock()": _try_lock,
     "with mutex.lock()": _with_lock,
+    "with mutex": _with_mutex,
     "with lease": _with_lease,
     "with lease, whose body raises": _with_raising_body,
     "lease.release()": _release,

@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from tenure._client.attaching import SessionOptions, attach, attach_anchored
 from tenure._client.client_core import ClientCore
 from tenure._client.election import Leadership
+from tenure._client.habits import unknown_argument
 from tenure._client.handles import AsyncHandle, call_site
 from tenure._client.leading import Retry, lead
 from tenure._client.loss import OnLoss
@@ -68,12 +69,17 @@ def default_url() -> str:
 
 
 def connect(
-    url: str | None = None, *, clock: Clock | None = None, identify: bool | None = None
+    url: str | None = None,
+    *,
+    clock: Clock | None = None,
+    identify: bool | None = None,
+    **_unknown: Never,
 ) -> Client:
     """Return a client of the store at `url`.
 
-    ``async with tenure.connect(url) as client`` closes it at the end of the block. Otherwise it
-    connects on first use, and `Client.aclose` closes it.
+    ``async with tenure.connect(url) as client`` closes it at the end of the block. Otherwise
+    `Client.aclose` closes it: ``client = await tenure.connect(url)`` connects at once, and without
+    ``await`` it connects on first use.
 
     Example::
 
@@ -92,6 +98,8 @@ def connect(
         InvalidArgument: the URL is wrong.
         Unsupported: no engine is installed for its scheme.
     """
+    if _unknown:
+        raise unknown_argument("connect", _unknown)
     clock = clock if clock is not None else SystemClock()
     if identify is None:
         identify = identify_by_default()
@@ -151,6 +159,9 @@ class Client(Nodes, Primitives, AsyncHandle):
         return self._core.engine.guarantees
 
     # Opening and closing
+
+    def __await__(self) -> Generator[Any, Any, Client]:
+        return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Client:
         self._core.check_owner()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tenure import fork
-from tenure._client.contact import ANSWER_TIMEOUT, Contact
+from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop
 from tenure._client.keeper import Keeper, Kept
 from tenure._client.listeners import EventKind, Listeners
 from tenure._client.tasks import Tasks, failure_of
@@ -155,7 +155,8 @@ class ClientCore:
     def check_owner(self) -> None:
         """Raise `Misuse` in a forked child, or on another event loop."""
         self.check_process()
-        if self.loop is not None and self.loop is not asyncio.get_running_loop():
+        running = running_loop(self.url)
+        if self.loop is not None and self.loop is not running:
             raise Misuse(
                 f"the client of {self.url} belongs to another event loop; call "
                 "tenure.connect() in this one"

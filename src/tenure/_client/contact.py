@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 from tenure import fork
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
-from tenure.errors import EngineUnavailable, TenureError
+from tenure.errors import EngineUnavailable, Misuse, TenureError
 
-__all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of"]
+__all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of", "running_loop"]
 
 T = TypeVar("T")
 
@@ -146,10 +146,11 @@ class Contact:
 
         Raises:
             EngineUnavailable: there was no answer in time.
-            Misuse: the client belongs to another process.
+            Misuse: the client belongs to another process, or no event loop runs.
         """
         with contextlib.closing(reading):
             fork.check(self._born, f"the client of {self._engine.url}")
+            running_loop(self._engine.url)
             return await self._in_time(subject, reading)
 
     async def _in_time(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
@@ -168,6 +169,22 @@ class Contact:
 
     def _reason(self, cause: BaseException) -> str:
         return reason_of(cause).removeprefix(f"{self._engine.url}: ")
+
+
+def running_loop(url: str) -> asyncio.AbstractEventLoop:
+    """Return the running event loop.
+
+    Raises:
+        Misuse: none of asyncio's is running.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise Misuse(
+            f"the client of {url} needs asyncio's event loop, and none runs here: begin with "
+            "asyncio.run(). With trio, curio or no event loop use tenure.blocking, with trio in a "
+            "thread of trio.to_thread.run_sync()"
+        ) from None
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tenure._client.acquire import acquire
-from tenure._client.handles import Handle, call_site
+from tenure._client.handles import AsyncHandle, call_site
 from tenure._client.lease import Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
@@ -52,7 +52,7 @@ class Leadership(Lease):
         await self.release()
 
 
-class Election(Handle):
+class Election(AsyncHandle):
     """An election on a node.
 
     Example::

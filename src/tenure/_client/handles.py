@@ -25,6 +25,7 @@ import warnings
 from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from tenure._client.habits import missing_attribute, not_a_block
 from tenure.errors import Misuse
 
 __all__ = ["UNKNOWN", "AsyncHandle", "CallSite", "Handle", "call_site", "warn_dropped"]
@@ -128,6 +129,12 @@ class Handle:
             "URL to the other process and call connect() there"
         )
 
+    # Hidden from type checkers, so that they report the mistake themselves.
+    if not TYPE_CHECKING:  # pragma: no branch
+
+        def __getattr__(self, name):
+            raise missing_attribute(self, name, sync=not isinstance(self, AsyncHandle))
+
 
 class AsyncHandle(Handle):
     """Base of the asynchronous handles: rejects ``with``."""
@@ -142,6 +149,12 @@ class AsyncHandle(Handle):
                 f"{self!r} is entered with 'async with'; for 'with', in a program without an "
                 "event loop, import tenure.blocking"
             )
+
+        async def __aenter__(self):
+            raise not_a_block(self)
+
+        async def __aexit__(self, *_):
+            """Never called, since entering raises; Python looks it up first."""
 
         def __exit__(self, *_):
             """Never called, since entering raises; Python looks it up first."""

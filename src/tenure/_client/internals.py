@@ -12,11 +12,13 @@ from tenure._client.handles import call_site
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Coroutine
+    from types import TracebackType
 
     from tenure._client.client import Client
     from tenure._client.client_core import ClientCore
     from tenure._client.election import Election
-    from tenure._client.lease import Lease
+    from tenure._client.lease import Acquirable, Lease
     from tenure._client.mutex import Mutex
     from tenure._client.request import Request
     from tenure._client.semaphore import Semaphore
@@ -27,11 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Readable",
+    "abandon_entered",
     "check_enterable",
     "client_anchor",
     "client_core",
     "enter_lease",
+    "entered_lease",
     "lease_of",
+    "leave_entered",
     "leave_ticket",
     "note_lease_site",
     "note_session_site",
@@ -115,6 +120,31 @@ def leave_ticket(ticket: Ticket[Any]) -> None:
     scope = ticket._scope
     if scope is not None and scope.task is not None:
         scope.exit(None)
+
+
+def entered_lease(primitive: Acquirable, task: asyncio.Task[object]) -> Lease:
+    """Return the lease that a task entered last by entering the primitive itself."""
+    return primitive._entered(task)
+
+
+def leave_entered(
+    primitive: Acquirable,
+    lease: Lease,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> Coroutine[Any, Any, None]:
+    """Leave a primitive that was entered itself, with that lease."""
+    return primitive._leave(lease, kind, error, trace)
+
+
+def abandon_entered(primitive: Acquirable, lease: Lease) -> None:
+    """Undo entering a primitive itself."""
+    primitive._forget(lease)
+    scope = lease._request.scope
+    if scope is not None and scope.task is not None:
+        scope.exit(None)
+    lease._request.withdraw()
 
 
 def put_back(stream: Readable[T_contra], item: T_contra) -> None:

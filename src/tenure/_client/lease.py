@@ -10,13 +10,14 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from functools import partial
 from types import TracebackType
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tenure._client.blocks import finish_leaving, note_loss, start_leaving
 from tenure._client.guarding import guard
-from tenure._client.handles import UNKNOWN, AsyncHandle, call_site, warn_dropped
+from tenure._client.handles import UNKNOWN, AsyncHandle, CallSite, call_site, warn_dropped
 from tenure._client.request import Request
 from tenure._client.request_states import HELD, WAITING
 from tenure._client.scope import Scope
@@ -34,7 +35,7 @@ from tenure.errors import (
     Unsupported,
 )
 
-__all__ = ["Lease"]
+__all__ = ["Acquirable", "Lease"]
 
 
 class Lease(AsyncHandle):
@@ -366,3 +367,73 @@ class Lease(AsyncHandle):
             if error is None or cancelled:
                 raise request.why_not_held()
             note_loss(request, error)
+
+
+class Acquirable(AsyncHandle):
+    """Base of the primitives that are blocks themselves: ``async with mutex:``.
+
+    One object is entered by any number of tasks, and of threads of `tenure.blocking`, at once. Each
+    of them leaves the lease that it entered last.
+    """
+
+    if TYPE_CHECKING:
+        name: str
+
+        def _acquired(self, site: CallSite) -> Coroutine[Any, Any, Lease]:
+            """Acquire the lease of a block."""
+
+    _blocks: dict[asyncio.Task[object] | None, list[Lease]]
+
+    # Hidden from type checkers, so that they report the mistake themselves.
+    if not TYPE_CHECKING:  # pragma: no branch
+
+        def __call__(self, *_):
+            raise TypeError(
+                f"{self!r} is no decorator, and is not called: "
+                "write 'async with' inside the function"
+            )
+
+    async def __aenter__(self) -> Lease:
+        lease = await self._acquired(call_site())
+        lease._enter()  # noqa: SLF001  what entering its block would do
+        self._blocks.setdefault(asyncio.current_task(), []).append(lease)
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._leave(self._entered(asyncio.current_task()), kind, error, trace)
+
+    def _entered(self, task: asyncio.Task[object] | None) -> Lease:
+        """Return the lease that a task entered last; or the only one that there is.
+
+        Exit stacks and fixtures leave a block in another task than they have entered it in.
+        """
+        leases = self._blocks.get(task) or [each for some in self._blocks.values() for each in some]
+        if not leases or (task not in self._blocks and len(leases) > 1):
+            raise Misuse(
+                f"{self!r} is left by a task that is not inside; enter {self!r} in this task, or "
+                "keep the lease",
+                name=self.name,
+            )
+        return leases[-1]
+
+    def _forget(self, lease: Lease) -> None:
+        for task, leases in list(self._blocks.items()):
+            if lease in leases:
+                leases.remove(lease)
+                if not leases:
+                    del self._blocks[task]
+
+    async def _leave(
+        self,
+        lease: Lease,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._forget(lease)
+        await lease.__aexit__(kind, error, trace)

@@ -6,9 +6,12 @@ a waiter.
 
 from __future__ import annotations
 
+from typing import Never
+
 from tenure._client.acquire import acquire, try_acquire
-from tenure._client.handles import Handle, call_site
-from tenure._client.lease import Lease
+from tenure._client.habits import unknown_argument
+from tenure._client.handles import CallSite, call_site
+from tenure._client.lease import Acquirable, Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.options import RequestOptions
@@ -22,18 +25,24 @@ from tenure.model import EPHEMERAL_LIMIT, MutexHolder, SemaphoreDescription
 __all__ = ["Mutex"]
 
 
-class Mutex(Handle):
+class Mutex(Acquirable):
     """A mutex on a node. Not re-entrant.
 
     Example::
 
         mutex = session.mutex("nightly")
+        async with mutex as lease:
+            await work(lease.fencing_token)
+
         async with mutex.lock(timeout=5) as lease:
             await work(lease.fencing_token)
 
         if lease := await mutex.try_lock():
             async with lease:
                 await work(lease.fencing_token)
+
+    The mutex itself is the block of `lock` without arguments. Any number of tasks may enter one
+    object; each waits for its turn.
 
     A mutex and a service registry must not share a name: the store cannot distinguish them.
 
@@ -45,6 +54,7 @@ class Mutex(Handle):
         rules.check_name(name)
         self.name = name
         self._source = source
+        self._blocks = {}
         self._plain = RequestOptions("mutex", name, EPHEMERAL_LIMIT, handle=Lease, ephemeral=True)
 
     def __repr__(self) -> str:
@@ -57,6 +67,7 @@ class Mutex(Handle):
         timeout: Duration | None = None,
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Once[Lease]:
         """Lock the mutex: ``async with mutex.lock() as lease``, or ``await`` it.
 
@@ -76,6 +87,8 @@ class Mutex(Handle):
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
+        if _unknown:
+            raise unknown_argument("lock", _unknown)
         options = self._plain
         if data != b"" or on_loss is not None or stop_time != 0.0:
             options = self._options(data, on_loss, stop_time)
@@ -88,6 +101,7 @@ class Mutex(Handle):
         data: bytes = b"",
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Lease | None:
         """Lock the mutex if it is free and has no waiters; else ``None``.
 
@@ -95,6 +109,8 @@ class Mutex(Handle):
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
+        if _unknown:
+            raise unknown_argument("try_lock", _unknown)
         options = self._options(data, on_loss, stop_time)
         return await try_acquire(self._source, options, 0.0, call_site())
 
@@ -174,6 +190,9 @@ class Mutex(Handle):
             program=owner.program,
             description=owner.session_description,
         )
+
+    async def _acquired(self, site: CallSite) -> Lease:
+        return await acquire(self._source, self._plain, None, site)
 
     def _options(
         self, data: bytes, on_loss: OnLoss | None, stop_time: Duration

@@ -27,6 +27,9 @@ class _Block(Protocol):
 
 B = TypeVar("B", bound=_Block | None)
 
+_OF_A_LEASE = frozenset({"check", "fencing_token", "held", "release", "slot", "slots", "update"})
+"""Names that a program asks of the result of a call that it has not awaited."""
+
 
 class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
     """A coroutine that is also a context manager; either way it runs once.
@@ -51,6 +54,15 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
         return f"<{self._what}{', to be awaited or entered' if self._function else ''}>"
 
     if not TYPE_CHECKING:  # pragma: no branch
+
+        def __getattr__(self, name):
+            if name.startswith("_") or name not in _OF_A_LEASE:
+                raise AttributeError(name, name=name, obj=self)
+            raise AttributeError(
+                f"{self._what} has not been awaited: write 'await' before the call",
+                name=name,
+                obj=self,
+            )
 
         def __enter__(self):
             # The error says what was wrong with the call; a warning would repeat it.

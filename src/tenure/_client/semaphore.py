@@ -6,11 +6,12 @@ tokens, and exists while it has an owner or a waiter. It serves to list owners w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from tenure._client.acquire import acquire, join, try_acquire
-from tenure._client.handles import CallSite, Handle, call_site
-from tenure._client.lease import Lease
+from tenure._client.habits import unknown_argument
+from tenure._client.handles import CallSite, call_site
+from tenure._client.lease import Acquirable, Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.options import RequestOptions
@@ -19,16 +20,17 @@ from tenure._client.ticket import Ticket, recover
 from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import InvalidArgument
+from tenure.errors import InvalidArgument, SemaphoreExists
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
+    from tenure._client.contact import Contact
     from tenure._client.session_core import SessionCore
 
 __all__ = ["Semaphore"]
 
 
-class Semaphore(Handle):
+class Semaphore(Acquirable):
     """A counting semaphore on a node.
 
     Example::
@@ -38,8 +40,14 @@ class Semaphore(Handle):
         async with gpus.acquire(2, data=b"worker-a") as lease:
             await work(devices=await lease.slots())
 
-    A lasting semaphore must be created before use, and exists until it is deleted. Its limit never
-    changes; its data (at most 1 MiB) can be replaced and watched.
+        async with session.semaphore("gpu", limit=4) as lease:  # created when missing; one token
+            await work(devices=await lease.slots())
+
+    A lasting semaphore is created before use, by `create` or with ``limit=``, and exists until it
+    is deleted. Its limit never changes; its data (at most 1 MiB) can be replaced and watched.
+
+    The semaphore itself is the block of `acquire` without arguments. Any number of tasks may enter
+    one object; each waits for its turn.
 
     An ephemeral one needs no set-up: it appears with its first request and disappears with its
     last, and without requests it is described as empty. Its limit is 2^64-1. A request for all
@@ -52,11 +60,23 @@ class Semaphore(Handle):
             name is of the other kind, `InvalidArgument` is raised.
     """
 
-    def __init__(self, source: SessionSource, name: str, *, ephemeral: bool = False) -> None:
+    def __init__(
+        self,
+        source: SessionSource,
+        name: str,
+        *,
+        ephemeral: bool = False,
+        limit: int | None = None,
+    ) -> None:
         rules.check_name(name)
         self.name = name
         self.ephemeral = ephemeral
-        self._source = source
+        self._blocks = {}
+        self._existing = self._source = source
+        if limit is not None:
+            self._check_lasting("has no limit")
+            rules.check_limit(limit, source.node, name)
+            self._source = _CreatingSource(source, name, limit)
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r}{' (ephemeral)' if self.ephemeral else ''}>"
@@ -80,7 +100,7 @@ class Semaphore(Handle):
                 ephemeral semaphore.
         """
         self._check_lasting("needs no creation: its first request makes it")
-        session = await self._source.obtain()
+        session = await self._existing.obtain()
         await session.race(
             session.engine.create_semaphore(self.name, limit, data, exist_ok=exist_ok)
         )
@@ -107,8 +127,10 @@ class Semaphore(Handle):
             SemaphoreNotFound: the semaphore does not exist.
             SemaphoreBusy: it has owners or waiters, and `force` is false.
         """
-        session = await self._source.obtain()
+        session = await self._existing.obtain()
         await session.race(session.engine.delete_semaphore(self.name, force=force))
+        if isinstance(self._source, _CreatingSource):
+            self._source.created = False
 
     async def describe(
         self, *, owners: bool = False, waiters: bool = False
@@ -143,6 +165,7 @@ class Semaphore(Handle):
         timeout: Duration | None = None,
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Once[Lease]:
         """Acquire `count` tokens: ``async with pool.acquire(2) as lease``, or ``await`` it.
 
@@ -164,6 +187,8 @@ class Semaphore(Handle):
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
         """
+        if _unknown:
+            raise unknown_argument("acquire", _unknown)
         options = self._options(count, data, on_loss, stop_time)
         limit = timeout_seconds(timeout)
         return Once(options, acquire, self._source, options, limit, call_site())
@@ -175,6 +200,7 @@ class Semaphore(Handle):
         data: bytes = b"",
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Lease | None:
         """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
 
@@ -182,6 +208,8 @@ class Semaphore(Handle):
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
                 failure.
         """
+        if _unknown:
+            raise unknown_argument("try_acquire", _unknown)
         options = self._options(count, data, on_loss, stop_time)
         return await try_acquire(self._source, options, 0.0, call_site())
 
@@ -237,9 +265,18 @@ class Semaphore(Handle):
                 name=self.name,
             )
 
+    async def _acquired(self, site: CallSite) -> Lease:
+        return await acquire(self._source, self._options(1, b"", None, 0.0), None, site)
+
     def _options(
         self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
     ) -> RequestOptions[Lease]:
+        if count is True or count is False:
+            raise InvalidArgument(
+                f"a count is a number of tokens, not {count!r}; try_acquire() does not wait",
+                node=self.node,
+                name=self.name,
+            )
         return RequestOptions(
             "semaphore",
             self.name,
@@ -249,6 +286,67 @@ class Semaphore(Handle):
             ephemeral=self.ephemeral,
             on_loss=on_loss,
             stop_time=stop_time,
+        )
+
+
+class _CreatingSource:
+    """Source of a session in which a semaphore exists: it is created at its first use.
+
+    Attributes:
+        created: whether it was created, or was found with the limit.
+    """
+
+    def __init__(self, source: SessionSource, name: str, limit: int) -> None:
+        self._source = source
+        self._name = name
+        self._limit = limit
+        self.created = False
+
+    @property
+    def node(self) -> str:
+        return self._source.node
+
+    @property
+    def recovery_window(self) -> float:
+        return self._source.recovery_window
+
+    @property
+    def contact(self) -> Contact:
+        return self._source.contact
+
+    def ready(self) -> SessionCore | None:
+        session = self._source.ready()
+        return session if self.created else None
+
+    def current(self) -> SessionCore | None:
+        return self._source.current()
+
+    async def obtain(self) -> SessionCore:
+        """Return the session, after creating the semaphore.
+
+        Raises:
+            SemaphoreExists: it exists, with another limit.
+        """
+        session = await self._source.obtain()
+        if not self.created:
+            name, limit = self._name, self._limit
+            creating = session.engine.create_semaphore(name, limit, b"", exist_ok=True)
+            try:
+                await session.race(creating)
+            except SemaphoreExists as error:
+                raise self._other_limit(error.limit) from None
+            self.created = True
+        return session
+
+    def _other_limit(self, limit: int | None) -> SemaphoreExists:
+        exists = "exists with another limit" if limit is None else f"has the limit {limit}"
+        return SemaphoreExists(
+            f"semaphore {self._name!r} on {self.node} {exists}, not {self._limit}. A limit never "
+            "changes: use the same one everywhere, or delete() the semaphore while it is not in "
+            "use, and it is created anew",
+            node=self.node,
+            name=self._name,
+            limit=limit,
         )
 
 

@@ -5,10 +5,11 @@ The session's state is in `session_core`, and `session_states` has the diagram.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from tenure._client.acquire import as_it_is
 from tenure._client.election import Election
+from tenure._client.habits import unknown_argument
 from tenure._client.handles import call_site
 from tenure._client.loss import OnLoss
 from tenure._client.mutex import Mutex
@@ -33,18 +34,32 @@ class Primitives:
         def _source(self) -> SessionSource:
             """Return the session of the primitives."""
 
-    def mutex(self, name: str) -> Mutex:
+    def mutex(self, name: str, **_unknown: Never) -> Mutex:
         """Return the mutex of that name, on the session's node; a client's is on ``/default``."""
+        if _unknown:
+            raise unknown_argument("mutex", _unknown)
         return Mutex(self._source(), name)
 
-    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
+    def semaphore(
+        self,
+        name: str,
+        *,
+        limit: int | None = None,
+        ephemeral: bool = False,
+        **_unknown: Never,
+    ) -> Semaphore:
         """Return the semaphore of that name, on the session's node; a client's is on ``/default``.
 
         Args:
             name: the name of the semaphore.
+            limit: its number of tokens. It is created at the first use, if it is missing; one that
+                exists with another limit is an error then (`SemaphoreExists`). Without a limit,
+                `Semaphore.create` creates it.
             ephemeral: it exists while it has requests, and needs no creation.
         """
-        return Semaphore(self._source(), name, ephemeral=ephemeral)
+        if _unknown:
+            raise unknown_argument("semaphore", _unknown)
+        return Semaphore(self._source(), name, ephemeral=ephemeral, limit=limit)
 
     def election(self, name: str) -> Election:
         """Return the election of that name on the session's node; a client's is on ``/default``."""

@@ -13,7 +13,10 @@ Read in this order: `portal` passes calls of threads to the event loop, which `l
 hand-written parts of the wrappers. ``make sync`` generates the other modules.
 """
 
+from typing import NoReturn as _NoReturn
+
 from tenure._client.client import default_url
+from tenure._client.habits import missing_name as _missing_name
 from tenure._client.leading import Retry
 from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
 from tenure._client.session_states import SessionState
@@ -124,3 +127,7 @@ __all__ = [
 ]
 
 _publish(__name__, __all__, globals())
+
+
+def __getattr__(name: str) -> _NoReturn:
+    raise _missing_name(__name__, name)

@@ -9,16 +9,19 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from tenure._client import lease as async_lease
 from tenure._client import session_handle as async_session
 from tenure._client import ticket as async_ticket
 from tenure._client.guarding import guard_in_thread
 from tenure._client.internals import (
+    abandon_entered,
     check_enterable,
     enter_lease,
+    entered_lease,
     lease_of,
+    leave_entered,
     leave_ticket,
     note_lease_site,
     note_session_site,
@@ -28,11 +31,15 @@ from tenure._client.internals import (
 )
 from tenure.blocking.covered import covered
 from tenure.blocking.portal import Portal
-from tenure.blocking.wrapper import SyncWrapper, insist, obtaining, releasing
+from tenure.blocking.wrapper import SyncWrapper, insist, obtaining, releasing, wrap
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import LeaseLost, TenureError
 
+if TYPE_CHECKING:
+    from tenure.blocking.lease import Lease
+
 __all__ = [
+    "AcquirableBlock",
     "LeaseBlock",
     "SessionBlock",
     "Stream",
@@ -44,7 +51,7 @@ __all__ = [
     "undo_acquire",
 ]
 
-A = TypeVar("A")
+A = TypeVar("A", bound=async_lease.Acquirable)
 L = TypeVar("L")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -188,6 +195,39 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
     ) -> None:
         """Release the lease, or raise `LeaseLost`."""
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
+
+
+class AcquirableBlock(SyncWrapper[A]):
+    """Entering and leaving a primitive itself, which acquires a lease of it."""
+
+    __slots__ = ()
+
+    # Hidden from type checkers, so that they report the mistake themselves.
+    if not TYPE_CHECKING:
+
+        def __call__(self, *_):
+            """Raise a `TypeError`: a primitive is no decorator."""
+            raise TypeError(
+                f"{self!r} is no decorator, and is not called: write 'with' inside the function"
+            )
+
+    @obtaining
+    def __enter__(self) -> Lease:
+        """Acquire a lease, and enter it. Any number of threads may be inside at once, in turn."""
+        portal, wrapped = self._portal, self._wrapped
+        given: Lease = portal.obtain(wrap, partial(abandon_entered, wrapped), wrapped.__aenter__)
+        return given
+
+    @releasing
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the lease that this thread acquired last, or raise `LeaseLost`."""
+        lease = entered_lease(self._wrapped, self._portal.task())
+        self._portal.leave(partial(leave_entered, self._wrapped, lease), kind, error, trace)
 
 
 class TicketBlock(SyncWrapper["async_ticket.Ticket[Any]"], Generic[L]):

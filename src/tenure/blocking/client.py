@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Never, TypeVar
 
 from tenure._client import client as async_client
 from tenure._client.client import DEFAULT_WINDOW
 from tenure._client.client_core import ClientCore
+from tenure._client.habits import unknown_argument
 from tenure._client.internals import client_anchor, client_core
 from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
@@ -36,7 +37,11 @@ T = TypeVar("T")
 
 
 def connect(
-    url: str | None = None, *, clock: Clock | None = None, identify: bool | None = None
+    url: str | None = None,
+    *,
+    clock: Clock | None = None,
+    identify: bool | None = None,
+    **_unknown: Never,
 ) -> Client:
     """Return a client of the store at `url`, for threads.
 
@@ -63,6 +68,8 @@ def connect(
             eventlet, or by gevent after the first use.
         Misuse: it is called by a callback on the background thread.
     """
+    if _unknown:
+        raise unknown_argument("connect", _unknown)
     portal = the_portal()
     portal.check_caller()
     wrapped = async_client.connect(url, clock=clock, identify=identify)

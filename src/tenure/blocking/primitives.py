@@ -3,31 +3,39 @@
 
 from __future__ import annotations
 
+from typing import Never
+
 from tenure._client import mutex as async_mutex
 from tenure._client import semaphore as async_semaphore
 from tenure._client.loss import OnLoss
-from tenure.blocking.blocks import abandon_ticket, optional, undo_acquire
+from tenure.blocking.blocks import AcquirableBlock, abandon_ticket, optional, undo_acquire
 from tenure.blocking.lease import Lease, Ticket
 from tenure.blocking.streams import Watch
-from tenure.blocking.wrapper import SyncWrapper, obtaining
+from tenure.blocking.wrapper import obtaining
 from tenure.durations import Duration
 from tenure.model import MutexHolder, SemaphoreDescription
 
 __all__ = ["Mutex", "Semaphore"]
 
 
-class Mutex(SyncWrapper[async_mutex.Mutex]):
+class Mutex(AcquirableBlock[async_mutex.Mutex]):
     """A mutex on a node. Not re-entrant.
 
     Example::
 
         mutex = session.mutex("nightly")
+        with mutex as lease:
+            work(lease.fencing_token)
+
         with mutex.lock(timeout=5) as lease:
             work(lease.fencing_token)
 
         if lease := mutex.try_lock():
             with lease:
                 work(lease.fencing_token)
+
+    The mutex itself is the block of `lock` without arguments. Any number of threads may enter one
+    object; each waits for its turn.
 
     A mutex and a service registry must not share a name: the store cannot distinguish them.
     """
@@ -47,6 +55,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         timeout: Duration | None = None,
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Lease:
         """Lock the mutex: ``with mutex.lock() as lease``.
 
@@ -74,11 +83,17 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             timeout=timeout,
             on_loss=on_loss,
             stop_time=stop_time,
+            **_unknown,
         )
 
     @obtaining
     def try_lock(
-        self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+        self,
+        *,
+        data: bytes = b"",
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Lease | None:
         """Lock the mutex if it is free and has no waiters; else ``None``.
 
@@ -93,6 +108,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
             data=data,
             on_loss=on_loss,
             stop_time=stop_time,
+            **_unknown,
         )
 
     def recover(
@@ -142,7 +158,7 @@ class Mutex(SyncWrapper[async_mutex.Mutex]):
         return self._portal.call(self._wrapped.inspect)
 
 
-class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
+class Semaphore(AcquirableBlock[async_semaphore.Semaphore]):
     """A counting semaphore on a node.
 
     Example::
@@ -152,8 +168,15 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         with gpus.acquire(2, data=b"worker-a") as lease:
             work(devices=lease.slots())
 
-    A lasting semaphore must be created before use, and exists until it is deleted. Its limit never
-    changes; its data (at most 1 MiB) can be replaced and watched.
+        with session.semaphore("gpu", limit=4) as lease:  # created when missing; one token
+            work(devices=lease.slots())
+
+    A lasting semaphore is created before use, by `create` or with ``limit=``, and exists until it
+    is deleted. Its limit never changes; its data (at most 1 MiB) can be replaced and watched.
+
+    The semaphore itself is the block of `acquire` without arguments. Any number of threads may
+    enter
+    one object; each waits for its turn.
 
     An ephemeral one needs no set-up: it appears with its first request and disappears with its
     last, and without requests it is described as empty. Its limit is 2^64-1. A request for all
@@ -241,6 +264,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         timeout: Duration | None = None,
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Lease:
         """Acquire `count` tokens: ``with pool.acquire(2) as lease``.
 
@@ -271,6 +295,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
             timeout=timeout,
             on_loss=on_loss,
             stop_time=stop_time,
+            **_unknown,
         )
 
     @obtaining
@@ -281,6 +306,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
         data: bytes = b"",
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
+        **_unknown: Never,
     ) -> Lease | None:
         """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
 
@@ -296,6 +322,7 @@ class Semaphore(SyncWrapper[async_semaphore.Semaphore]):
             data=data,
             on_loss=on_loss,
             stop_time=stop_time,
+            **_unknown,
         )
 
     @obtaining

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from tenure._client import session as async_session
 from tenure._client.loss import OnLoss
@@ -25,18 +25,26 @@ class Primitives(SyncWrapper[Any]):
 
     _wrapped: async_session.Primitives
 
-    def mutex(self, name: str) -> Mutex:
+    def mutex(self, name: str, **_unknown: Never) -> Mutex:
         """Return the mutex of that name, on the session's node; a client's is on ``/default``."""
-        return Mutex(self._portal, self._wrapped.mutex(name))
+        return Mutex(self._portal, self._wrapped.mutex(name, **_unknown))
 
-    def semaphore(self, name: str, *, ephemeral: bool = False) -> Semaphore:
+    def semaphore(
+        self, name: str, *, limit: int | None = None, ephemeral: bool = False, **_unknown: Never
+    ) -> Semaphore:
         """Return the semaphore of that name, on the session's node; a client's is on ``/default``.
 
         Args:
             name: the name of the semaphore.
+            limit: its number of tokens. It is created at the first use, if it is missing; one that
+                exists with another limit is an error then (`SemaphoreExists`). Without a limit,
+                `Semaphore.create` creates it.
             ephemeral: it exists while it has requests, and needs no creation.
         """
-        return Semaphore(self._portal, self._wrapped.semaphore(name, ephemeral=ephemeral))
+        return Semaphore(
+            self._portal,
+            self._wrapped.semaphore(name, limit=limit, ephemeral=ephemeral, **_unknown),
+        )
 
     def election(self, name: str) -> Election:
         """Return the election of that name on the session's node; a client's is on ``/default``."""

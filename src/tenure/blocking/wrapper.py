@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from tenure._client.habits import not_a_block
 from tenure._client.handles import Handle
 from tenure.blocking.covered import covered, covered_to_the_end
 from tenure.blocking.portal import Portal, has_settled
@@ -132,6 +133,13 @@ class SyncWrapper(Handle, Generic[T]):
 
     # Hidden from type checkers, so that they report the mistake themselves.
     if not TYPE_CHECKING:
+
+        def __enter__(self):
+            """Raise `Misuse`: a method of it returns the block."""
+            raise not_a_block(self)
+
+        def __exit__(self, *_):
+            """Never called, since entering raises; Python looks it up first."""
 
         async def __aenter__(self):
             """Raise `Misuse`: a sync wrapper is not entered with ``async with``."""
