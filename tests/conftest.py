@@ -26,6 +26,7 @@ import inspect
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -157,3 +158,12 @@ def loop_factory(clock: VirtualClock) -> LoopFactory:
     from tenure.testing import VirtualLoop
 
     return lambda: VirtualLoop(clock)
+
+
+@pytest.fixture(autouse=True)
+def own_memory() -> Iterator[None]:
+    """Each test begins with an empty ``memory://``, whatever the one before has left open."""
+    yield
+    memory = sys.modules.get("tenure.engines.memory.engine")
+    if memory is not None:
+        memory.forget()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 import tenure
+from tenure import blocking
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach
 from tenure.engines.memory import MemoryEngine, connect
 from tenure.errors import EngineUnavailable, InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
+from tenure.testing.clock import VirtualClock
 from tenure.testing.recorder import Recorder
 from tests.guarantees import MEMORY, guarantee
 
@@ -27,15 +32,108 @@ async def test_connections_of_one_name_share_a_store_and_others_do_not() -> None
         tenure.connect("memory://shared") as one,
         tenure.connect("memory://shared") as two,
         tenure.connect("memory://other") as other,
-        tenure.connect("memory://") as private,
-        tenure.connect("memory://") as another,
+        tenure.connect("memory://") as nameless,
         one.mutex("x").lock(),
     ):
         assert await two.mutex("x").try_lock() is None
-        for stranger in (other, private, another):
+        for stranger in (other, nameless):
             lease = await stranger.mutex("x").try_lock()
             assert lease is not None
             await lease.release()
+
+
+async def test_without_a_name_it_is_one_store_for_the_process() -> None:
+    async with (
+        tenure.connect("memory://") as one,
+        tenure.connect("memory://") as two,
+        one.mutex("x").lock(),
+    ):
+        assert await two.mutex("x").try_lock() is None
+        with blocking_in_a_thread("memory://") as is_free:
+            assert not await asyncio.to_thread(is_free, "x")
+            assert await asyncio.to_thread(is_free, "y")
+
+
+@contextmanager
+def blocking_in_a_thread(url: str) -> Iterator[Callable[[str], bool]]:
+    """Give a function that asks, in any thread, whether a mutex is free."""
+
+    def is_free(name: str) -> bool:
+        with blocking.connect(url) as client:
+            return not client.mutex(name).locked()
+
+    yield is_free
+
+
+async def test_with_a_clock_of_its_own_it_is_the_store_of_that_clock() -> None:
+    one, two = VirtualClock(), VirtualClock()
+    async with (
+        tenure.connect("memory://", clock=one) as client,
+        tenure.connect("memory://", clock=one) as same,
+        tenure.connect("memory://", clock=two) as other,
+        tenure.connect("memory://") as real,
+    ):
+        await client.create_node("/here")
+        assert "/here" in await same.list_nodes()
+        assert "/here" not in await other.list_nodes()
+        assert "/here" not in await real.list_nodes()
+
+
+async def test_loops_of_several_threads_take_turns_without_a_name_too() -> None:
+    tokens: list[int] = []
+    inside = threading.Lock()
+
+    async def contend() -> None:
+        async with tenure.connect("memory://") as client:
+            for _ in range(25):
+                async with client.mutex("x") as lease:
+                    assert inside.acquire(blocking=False)
+                    tokens.append(lease.fencing_token)
+                    await asyncio.sleep(0)
+                    inside.release()
+
+    async with tenure.connect("memory://"):
+        joins = [in_another_thread(lambda: asyncio.run(contend())) for _ in range(4)]
+        for join in joins:
+            await asyncio.to_thread(join)
+    assert len(tokens) == 100
+    assert tokens == sorted(tokens)
+
+
+async def test_a_lease_of_a_loop_that_is_closed_expires() -> None:
+    left: list[tenure.Client] = []
+
+    async def leave() -> None:
+        client = tenure.connect("memory://")
+        left.append(client)
+        session = await client.session(recovery_window=1)
+        left.append(await session.mutex("x").lock())  # type: ignore[arg-type]
+
+    async with tenure.connect("memory://") as client:
+        await asyncio.to_thread(in_another_thread(lambda: asyncio.run(leave())))
+        async with client.mutex("x").lock(timeout=30):
+            assert not left[1].held  # type: ignore[attr-defined]
+
+
+PROGRAM = """
+import os, sys
+from tenure import blocking
+
+held = blocking.connect("memory://").mutex("x").lock()
+child = os.fork()
+if child == 0:
+    with blocking.connect("memory://") as client:
+        os._exit(0 if client.mutex("x").try_lock() is not None else 1)
+_, status = os.waitpid(child, 0)
+with blocking.connect("memory://") as client:
+    assert client.mutex("x").try_lock() is None
+held.release()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_begins_with_an_empty_store() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], check=True, timeout=60)
 
 
 async def test_a_named_store_lasts_as_long_as_anything_has_it_open() -> None:

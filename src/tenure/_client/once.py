@@ -28,7 +28,7 @@ class _Block(Protocol):
 B = TypeVar("B", bound=_Block | None)
 
 _OF_A_LEASE = frozenset({"check", "fencing_token", "held", "release", "slot", "slots", "update"})
-"""Names that a program asks of the result of a call that it has not awaited."""
+"""Attributes of a lease that programs read from a call that they have not awaited."""
 
 
 class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):

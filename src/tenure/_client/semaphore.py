@@ -343,7 +343,7 @@ class _CreatingSource:
         return SemaphoreExists(
             f"semaphore {self._name!r} on {self.node} {exists}, not {self._limit}. A limit never "
             "changes: use the same one everywhere, or delete() the semaphore while it is not in "
-            "use, and it is created anew",
+            "use, and the next use creates it",
             node=self.node,
             name=self._name,
             limit=limit,

@@ -1,10 +1,13 @@
 """``memory://``: the core with a clock, in one process; the reference for every other engine.
 
-With ``memory://`` each connection has its own store; ``memory://name`` is shared by all connections
-of the process with that name, on any loop or thread, and exists until the last of them is closed.
+``memory://`` is one store for the process, and ``memory://name`` is another one. All connections of
+the process with that URL share it, on any loop or thread, and it exists until the last of them is
+closed. A forked child begins with empty stores.
 
 Rules:
 
+* Connections to ``memory://`` with a clock of their own, as in tests, share a store with those of
+  the same clock alone, since its deadlines are times of that clock.
 * One lock guards the core. It is held for one command, never across an await.
 * Events of a command are delivered on the loops of their connections, in order, with one callback
   per iteration of the loop. They are never delivered from inside the command.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer, Failures
-from tenure.clock import Clock
+from tenure.clock import Clock, SystemClock
 from tenure.core import refusals, rules
 from tenure.core.node import StoredRequest
 from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
@@ -40,14 +41,28 @@ _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Re
 _TAKEN_OVER = -1  # kind of a push that is not an effect of the core: (session, _TAKEN_OVER, error)
 
 
-_named: dict[str, Shared] = {}
-_naming = threading.Lock()
+_Key = tuple[str, int | None]
+
+_stores: dict[_Key, Shared] = {}
+_opening = threading.Lock()
 
 
-def forget(name: str) -> None:
+def forget(name: str = "") -> None:
     """Make the next open of that name create a new store, even if engines were never closed."""
-    with _naming:
-        _named.pop(name, None)
+    with _opening:
+        for key in [key for key in _stores if key[0] == name]:
+            del _stores[key]
+
+
+def _forget_parents() -> None:
+    """In a forked child: the stores, and the leases in them, are the parent's."""
+    global _opening  # noqa: PLW0603  another thread may have held it
+    _opening = threading.Lock()
+    _stores.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)
 
 
 class MemoryEngine(EngineDefaults):
@@ -59,7 +74,8 @@ class MemoryEngine(EngineDefaults):
         """Prepare the connection; `open` finds or creates the store."""
         self.url = f"memory://{name}"
         self.clock = clock
-        self._name = name
+        # Times of a clock for tests mean nothing in a store that others use.
+        self._key: _Key = (name, None if name or isinstance(clock, SystemClock) else id(clock))
         self._shared: Shared | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.sessions: set[MemorySession] = set()
@@ -76,12 +92,10 @@ class MemoryEngine(EngineDefaults):
         self._timer = BackgroundTimer(loop, now, self._tick, self._failures)
         self._delivery = BackgroundQueue(loop, now, self._deliver, self._failures)
         self._pushes = self._delivery.items
-        with _naming:
-            shared = _named.get(self._name) if self._name else None
+        with _opening:
+            shared = _stores.get(self._key)
             if shared is None:
-                shared = Shared(self._name)
-                if self._name:
-                    _named[self._name] = shared
+                shared = _stores[self._key] = Shared()
             shared.engines.add(self)
         self._shared = shared
 
@@ -93,10 +107,10 @@ class MemoryEngine(EngineDefaults):
         for session in list(self.sessions):
             if session.state.attached:
                 await session.close()
-        with _naming:
+        with _opening:
             shared.engines.discard(self)
-            if not shared.engines and _named.get(self._name) is shared:
-                del _named[self._name]
+            if not shared.engines and _stores.get(self._key) is shared:
+                del _stores[self._key]
         if self._timer is not None:
             self._timer.cancel()
         self._shared = None

@@ -55,17 +55,12 @@ class _Engine(Protocol):
 
 
 class Shared:
-    """A store, the lock that guards it, and the connected engines.
+    """A store, the lock that guards it, and the connected engines."""
 
-    A store without a name is used on one loop only, except that sessions are renewed from any
-    thread. So its requests join and leave their queues without the lock: `guard` is ``None``.
-    """
-
-    def __init__(self, name: str) -> None:
-        """Start with an empty store; only a named one is shared, and needs the lock."""
+    def __init__(self) -> None:
+        """Start with an empty store."""
         self.store = Store()
         self.lock = threading.Lock()
-        self.guard = self.lock if name else None
         self.engines: set[_Engine] = set()
 
 
@@ -102,7 +97,6 @@ class MemorySession(SessionDefaults):
         self._shared = shared
         self._store = shared.store
         self._lock = shared.lock
-        self._guard = shared.guard
         self._now = engine.clock.now
         self._wall = engine.clock.wall
 
@@ -243,10 +237,9 @@ class MemorySession(SessionDefaults):
         ephemeral: bool,
     ) -> Enqueued:
         """Add a request at the end of a queue."""
-        engine, store, guard = self.engine, self._store, self._guard
+        engine, store, lock = self.engine, self._store, self._lock
         now, wall = self._now, self._wall
-        if guard is not None:
-            guard.acquire()
+        lock.acquire()
         try:
             if self.superseded:
                 raise rules.taken_over(self.node)
@@ -265,8 +258,7 @@ class MemorySession(SessionDefaults):
                 engine.set_timer(store)
             return Enqueued(Place.WAITING, order_id)
         finally:
-            if guard is not None:
-                guard.release()
+            lock.release()
 
     def alter(
         self,
@@ -285,9 +277,8 @@ class MemorySession(SessionDefaults):
 
     def withdraw(self, request_id: int) -> Withdrawn:
         """Take a request out of its queue."""
-        store, guard, now = self._store, self._guard, self._now
-        if guard is not None:
-            guard.acquire()
+        store, lock, now = self._store, self._lock, self._now
+        lock.acquire()
         try:
             if self.superseded or not store.withdraw(self.state, request_id, now()):
                 self._alive()
@@ -296,8 +287,7 @@ class MemorySession(SessionDefaults):
                 return _LEFT
             granted = self.engine.settle_grants(store)
         finally:
-            if guard is not None:
-                guard.release()
+            lock.release()
         for session, request in granted:
             try:
                 session.events.granted(request.request_id, request.order_id)
