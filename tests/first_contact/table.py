@@ -121,9 +121,7 @@ TABLE = (
     Typed("redis-py", "client.mutex('a', timeout=10)", "give it to lock()", error=TypeError),
     Typed("etcd3", "client.mutex('a', ttl=60)", _RENEWED, error=TypeError),
     Typed("python-redis-lock", "client.mutex('a', expire=60)", _RENEWED, error=TypeError),
-    Typed(
-        "python-redis-lock", "client.mutex('a', auto_renewal=True)", _RENEWED, error=TypeError
-    ),
+    Typed("python-redis-lock", "client.mutex('a', auto_renewal=True)", _RENEWED, error=TypeError),
     Typed("python-redis-lock", "client.mutex('a', id='me')", "data=", error=TypeError),
     Typed("redis-py", "client.mutex('a', thread_local=False)", "any task", error=TypeError),
     Typed("asyncio", "client.semaphore('s', value=4)", "limit=", error=TypeError),

@@ -31,7 +31,7 @@ def program(text: str, *, sync: bool) -> dict[str, object]:
     """Return a namespace with the function `typed` of that body."""
     namespace: dict[str, object] = {}
     head = f"{'' if sync else 'async '}def typed(tenure, client, url, lease):"
-    exec(f"{head}\n{indent(text, '    ')}\n", namespace)  # noqa: S102  as users type it
+    exec(f"{head}\n{indent(text, '    ')}\n", namespace)
     return namespace
 
 
@@ -84,10 +84,10 @@ def test_the_table_has_the_first_fifty_things_of_users_of_each_library() -> None
 
 def test_python_suggests_what_no_habit_explains() -> None:
     with blocking.connect("memory://habits") as client:
-        with pytest.raises(AttributeError, match="'Client' object has no attribute 'mutexx'") as e:
+        with pytest.raises(AttributeError, match=r"'Client' object has no attribute 'mutexx'") as e:
             client.mutexx("a")  # type: ignore[attr-defined]
         assert (e.value.name, e.value.obj) == ("mutexx", client)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'$"):
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'nonsense'$"):
             client.mutex("a", nonsense=1)  # type: ignore[arg-type]
-    with pytest.raises(AttributeError, match="^module 'tenure' has no attribute 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"^module 'tenure' has no attribute 'nonsense'$"):
         _ = tenure.nonsense

@@ -62,10 +62,14 @@ async def test_an_error_of_the_body_and_a_loss_are_those_of_a_lease(world: World
         with pytest.raises(ZeroDivisionError):
             async with mutex:
                 _ = 1 / 0
-        with pytest.raises(LeaseLost):
+
+        async def lose() -> None:
             async with mutex as lease:
                 await other.evict("/default", "m", lease.fencing_token)
                 await asyncio.Event().wait()
+
+        with pytest.raises(LeaseLost):
+            await lose()
         assert not await mutex.locked()
 
 
@@ -161,9 +165,13 @@ async def test_a_count_that_is_a_truth_value_is_refused(world: World) -> None:
 
 
 async def test_a_session_makes_them_too(world: World) -> None:
-    async with world.client() as client, client.session() as session:
-        async with session.mutex("m"), session.semaphore("pool", limit=1) as lease:
-            assert lease.session is session
+    async with (
+        world.client() as client,
+        client.session() as session,
+        session.mutex("m"),
+        session.semaphore("pool", limit=1) as lease,
+    ):
+        assert lease.session is session
 
 
 # Clients

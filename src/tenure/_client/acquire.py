@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from tenure._client.contact import shortened
 from tenure._client.contention import contention
 from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.options import RequestOptions
@@ -23,7 +24,7 @@ from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
-from tenure.errors import AcquireTimeout, SelfDeadlock
+from tenure.errors import AcquireTimeout, SelfDeadlock, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
 __all__ = ["acquire", "as_it_is", "join", "settled", "try_acquire"]
@@ -40,27 +41,31 @@ async def acquire(
         AcquireTimeout: not granted in time; with timeout 0, not free. When the store is the reason,
             the message says so and ``__cause__`` is the failure.
     """
-    session = source.ready()
-    request = None if session is None else _send(session, options, timeout, site)
-    if request is None or request.state is not HELD:
-        if timeout is not None:
-            request = await _in_time(source, options, timeout, site, request)
-        else:
-            request = request or _send(await source.obtain(), options, None, site)
-            # Only a task that is inside a block can be in a deadlock with itself at once.
-            request.patient = next(entered_scopes(asyncio.current_task()), None) is None
-            try:
-                await settled(request, for_ever=True)
-            except BaseException as error:
-                request.withdraw_because(error)
-                raise
-            if not request.held:
-                request = _outcome(request, timeout, Probe(request, 0.0))
-        if request is None:
-            assert timeout is not None
-            holders = await contention(source.current(), options.name)
-            raise _not_acquired(options, source.node, timeout, f"; {holders}")
-    return options.handle(request)
+    try:
+        session = source.ready()
+        request = None if session is None else _send(session, options, timeout, site)
+        if request is None or request.state is not HELD:
+            if timeout is not None:
+                request = await _in_time(source, options, timeout, site, request)
+            else:
+                request = request or _send(await source.obtain(), options, None, site)
+                # Only a task that is inside a block can be in a deadlock with itself at once.
+                request.patient = next(entered_scopes(asyncio.current_task()), None) is None
+                try:
+                    await settled(request, for_ever=True)
+                except BaseException as error:
+                    request.withdraw_because(error)
+                    raise
+                if not request.held:
+                    request = _outcome(request, timeout, Probe(request, 0.0))
+            if request is None:
+                assert timeout is not None
+                holders = await contention(source.current(), options.name)
+                own = _own(source, options, holders)
+                raise _not_acquired(options, source.node, timeout, f"; {holders}{own}")
+        return options.handle(request)
+    except TenureError as error:
+        raise shortened(error)  # noqa: B904  the same error
 
 
 async def try_acquire(
@@ -75,27 +80,33 @@ async def try_acquire(
         AcquireTimeout: the store did not answer within the client's `answer_timeout`, or grants
             nothing; ``__cause__`` is the failure.
     """
-    session = source.ready()
-    request = None if session is None else _send(session, options, timeout, site)
-    if request is None or request.state is not HELD:
-        request = await _in_time(source, options, timeout, site, request)
-    return None if request is None else options.handle(request)
+    try:
+        session = source.ready()
+        request = None if session is None else _send(session, options, timeout, site)
+        if request is None or request.state is not HELD:
+            request = await _in_time(source, options, timeout, site, request)
+        return None if request is None else options.handle(request)
+    except TenureError as error:
+        raise shortened(error)  # noqa: B904  the same error
 
 
 async def join(
     source: SessionSource, options: RequestOptions[object], site: CallSite | None
 ) -> Request:
     """Join the queue, and return the request, waiting or already granted."""
-    request = _send(source.ready() or await source.obtain(), options, None, site)
     try:
-        while request.state is SENT:
-            await request.change()
-    except BaseException as error:
-        request.withdraw_because(error)
-        raise
-    if request.state is WAITING or request.held:
-        return request
-    raise request.why_not_held()
+        request = _send(source.ready() or await source.obtain(), options, None, site)
+        try:
+            while request.state is SENT:
+                await request.change()
+        except BaseException as error:
+            request.withdraw_because(error)
+            raise
+        if request.state is WAITING or request.held:
+            return request
+        raise request.why_not_held()
+    except TenureError as error:
+        raise shortened(error)  # noqa: B904  the same error
 
 
 def as_it_is(request: Request) -> Request:
@@ -235,6 +246,19 @@ def _emit_timeout(request: Request) -> None:
     session = request.session
     waited = session.now() - request.sent_at
     session.emit("TimedOut", request.name, waited)
+
+
+def _own(source: SessionSource, options: RequestOptions[object], holders: str) -> str:
+    """Return a clause that says that the caller holds it itself, if it is inside its block."""
+    session = source.current()
+    for owner in _entered():
+        same_name = (owner.name, owner.node) == (options.name, source.node)
+        if owner.held and same_name and session is not None:
+            if session_of(owner).client.url == session.client.url:
+                site = str(owner.site or UNKNOWN)
+                acquired = "" if site in holders else f", acquired at {site}"
+                return f"; the calling task or thread holds it itself{acquired}"
+    return ""
 
 
 def _entered() -> Iterator[Request]:

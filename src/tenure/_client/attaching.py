@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tenure._client.client_core import ClientCore
+from tenure._client.contact import shortened
 from tenure._client.handles import CallSite, call_site
 from tenure._client.loss import OnLoss, check_policy
 from tenure._client.once import Once
@@ -24,7 +25,7 @@ from tenure._client.tasks import failure_of
 from tenure.core import rules
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Attach
-from tenure.errors import EngineUnavailable, InvalidArgument, Unsupported
+from tenure.errors import EngineUnavailable, InvalidArgument, TenureError, Unsupported
 from tenure.identity import described
 from tenure.model import DEFAULT_NODE
 
@@ -101,7 +102,10 @@ async def attach_anchored(
         options: the arguments of `Client.session`.
         site: the program's call; ``None`` for a session that the program never gets.
     """
-    core = await _attach_core(anchor.core, options)
+    try:
+        core = await _attach_core(anchor.core, options)
+    except TenureError as error:
+        raise shortened(error)  # noqa: B904  the same error
     if site is not None and core.debug:
         site = call_site(debug=True, otherwise=site)
     return Session(SessionAnchor(core, anchor, site))

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tenure import fork
-from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop
+from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop, shortened
 from tenure._client.keeper import Keeper, Kept
 from tenure._client.listeners import EventKind, Listeners
 from tenure._client.tasks import Tasks, failure_of
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
-from tenure.errors import Misuse, SessionClosed
+from tenure.errors import Misuse, SessionClosed, TenureError
 from tenure.identity import ANONYMOUS, Identity, this_program
 from tenure.model import Capabilities
 
@@ -131,7 +131,10 @@ class ClientCore:
         opening = self._opening
         if opening is None or (opening.done() and failure_of(opening) is not None):
             opening = self._opening = self.tasks.begin(self.engine.open())
-        await self.outcome(opening)
+        try:
+            await self.outcome(opening)
+        except TenureError as error:
+            raise shortened(error)  # noqa: B904  the same error
         if self.closed:  # meanwhile: nothing would end what begins now
             raise self.closed_error()
         return self.engine

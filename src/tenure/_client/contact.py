@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 from tenure import fork
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
-from tenure.errors import EngineUnavailable, Misuse, TenureError
+from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
 
-__all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of", "running_loop"]
+__all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of", "running_loop", "shortened"]
 
 T = TypeVar("T")
 
@@ -151,7 +151,10 @@ class Contact:
         with contextlib.closing(reading):
             fork.check(self._born, f"the client of {self._engine.url}")
             running_loop(self._engine.url)
-            return await self._in_time(subject, reading)
+            try:
+                return await self._in_time(subject, reading)
+            except TenureError as error:
+                raise shortened(error)  # noqa: B904  the same error
 
     async def _in_time(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
         timeout = self.answer_timeout
@@ -169,6 +172,26 @@ class Contact:
 
     def _reason(self, cause: BaseException) -> str:
         return reason_of(cause).removeprefix(f"{self._engine.url}: ")
+
+
+def shortened(error: TenureError) -> TenureError:
+    """Return the error without the frames that it came through, which say nothing to a program.
+
+    Neither do those of its causes, or a cause between two that the message repeats. The error of a
+    store that failed keeps them.
+    """
+    error.__traceback__ = None
+    if type(error) is EngineError:
+        return error
+    effect: BaseException = error
+    while (cause := effect.__cause__) is not None:
+        cause.__traceback__ = None
+        cause.__suppress_context__ = True
+        if cause.__cause__ is not None and reason_of(cause) in str(error):
+            effect.__cause__ = cause.__cause__
+        else:
+            effect = cause
+    return error
 
 
 def running_loop(url: str) -> asyncio.AbstractEventLoop:

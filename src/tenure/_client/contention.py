@@ -14,7 +14,7 @@ from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
 from tenure.errors import SemaphoreNotFound, TenureError
 from tenure.identity import holder_name
-from tenure.model import SemaphoreDescription
+from tenure.model import RequestDescription, SemaphoreDescription
 
 if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
@@ -63,11 +63,18 @@ def _sentence(session: SessionCore, described: SemaphoreDescription) -> str:
     if not described.owners:
         return f"it is free now{behind}"
     owner, *others = described.owners
-    holder = "this session" if owner.session_id == session.id else holder_name(owner)
+    holder = _this_session(session, owner) if owner.session_id == session.id else holder_name(owner)
     since = "" if owner.since is None else f", for {_duration(owner.since)}"
     more = f", and {len(others)} more" if others else ""
     level = f" ({described.held} of {described.limit})" if 1 < described.limit <= EXACT else ""
     return f"held by {holder}{since}{more}{level}{behind}"
+
+
+def _this_session(session: SessionCore, owner: RequestDescription) -> str:
+    for request in session.held_requests():
+        if request.order_id == owner.order_id and request.site is not None:
+            return f"this session, acquired at {request.site}"
+    return "this session"
 
 
 def _duration(seconds: float) -> str:

@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from tenure import fork
 from tenure._client import session_states as states
 from tenure._client.client_core import ClientCore
+from tenure._client.contact import shortened
 from tenure._client.listeners import EventKind
 from tenure._client.proof import Proof
 from tenure._client.scope import Scope
 from tenure._client.session_states import LIVING, REPORTED, SessionPhase, SessionState
 from tenure.engines.contract import Attach, EngineSession
-from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired
+from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
 
 if TYPE_CHECKING:
     from tenure._client.request import Request
@@ -299,6 +300,8 @@ class SessionLife(ABC):
                 raise self.error() from None
             if isinstance(error, SessionExpired):
                 raise self.expired(error) from None
+            if isinstance(error, TenureError):
+                shortened(error)
             raise
         finally:
             self._racing.pop(scope, None)

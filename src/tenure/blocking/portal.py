@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tenure import fork, greenlets
+from tenure._client.contact import shortened
 from tenure._client.scope import note_failure
 from tenure.background import BackgroundQueue, Failures
 from tenure.blocking.callers import check_event_loop, check_threads
@@ -37,7 +38,7 @@ from tenure.blocking.loop_thread import Loop, LoopRunner
 from tenure.blocking.notifier import Notifier
 from tenure.blocking.worker import Call, WorkerTask, loss_around
 from tenure.blocking.workers import WorkerTasks
-from tenure.errors import Misuse, SessionClosed, Unsupported
+from tenure.errors import Misuse, SessionClosed, TenureError, Unsupported
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -275,6 +276,8 @@ class Portal:
                     mine.unclaimed.append(call)
             mine.free.append(worker)
             if call.error is not None:
+                if isinstance(call.error, TenureError):
+                    shortened(call.error)  # of the loop's frames
                 raise call.error
             return given
         except BaseException as error:
