@@ -65,9 +65,14 @@ def test_threads_hold_a_semaphore_at_once_and_leave_their_own(client: blocking.C
 
 def test_a_loss_is_raised_at_the_end(client: blocking.Client, eye: blocking.Client) -> None:
     mutex = client.mutex("m")
-    with pytest.raises(LeaseLost), mutex as lease:
-        eye.evict("/default", "m", lease.fencing_token)
-        lease.wait_lost(30)
+
+    def lose() -> None:
+        with mutex as lease:
+            eye.evict("/default", "m", lease.fencing_token)
+            lease.wait_lost(30)
+
+    with pytest.raises(LeaseLost):
+        lose()
     with mutex:
         pass
 

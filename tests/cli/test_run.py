@@ -26,6 +26,18 @@ def test_the_commands_exit_code_is_passed_on(tenure: Tenure, code: int) -> None:
     assert (done.returncode, done.stderr) == (code, "")
 
 
+def test_a_store_that_is_made_without_being_named_is_named_once(tenure: Tenure) -> None:
+    unnamed = {"TENURE_URL": "", "XDG_STATE_HOME": str(tenure.folder / "state")}
+    first = tenure(*LOCK, "--", "true", **unnamed)
+    assert first.returncode == 0
+    assert f"this makes sqlite:///{tenure.folder}/state/tenure/tenure.db" in first.stderr
+    assert "this host alone" in first.stderr
+    assert "TENURE_URL" in first.stderr
+    assert tenure(*LOCK, "--", "true", **unnamed).stderr == ""
+    url = f"sqlite:///{tenure.folder}/other.db"
+    assert tenure("--url", url, *LOCK, "--", "true", **unnamed).stderr == ""
+
+
 @pytest.mark.parametrize("name", ["TERM", "KILL", "SEGV"])
 def test_a_command_that_a_signal_ends_counts_as_in_a_shell(tenure: Tenure, name: str) -> None:
     done = tenure(*LOCK, "--", "sh", "-c", f"ulimit -c 0; kill -{name} $$")

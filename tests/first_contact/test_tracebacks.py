@@ -92,7 +92,7 @@ async def test_a_store_that_refuses(refused: str) -> None:
 
     for connecting in (entered, used, lambda: asyncio.to_thread(in_a_thread)):
         with pytest.raises((TenureError, OSError)) as error:
-            await connecting()  # type: ignore[no-untyped-call]
+            await connecting()
         check(error.value)
         if "://127" in refused:
             assert isinstance(error.value, EngineUnavailable)

@@ -253,12 +253,16 @@ def _own(source: SessionSource, options: RequestOptions[object], holders: str) -
     session = source.current()
     for owner in _entered():
         same_name = (owner.name, owner.node) == (options.name, source.node)
-        if owner.held and same_name and session is not None:
-            if session_of(owner).client.url == session.client.url:
-                site = str(owner.site or UNKNOWN)
-                acquired = "" if site in holders else f", acquired at {site}"
-                return f"; the calling task or thread holds it itself{acquired}"
+        same = same_name and session is not None and _url_of(owner) == session.client.url
+        if same and owner.held:
+            site = str(owner.site or UNKNOWN)
+            acquired = "" if site in holders else f", acquired at {site}"
+            return f"; the calling task or thread holds it itself{acquired}"
     return ""
+
+
+def _url_of(request: Request) -> str:
+    return session_of(request).client.url
 
 
 def _entered() -> Iterator[Request]:

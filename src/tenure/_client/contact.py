@@ -177,20 +177,16 @@ class Contact:
 def shortened(error: TenureError) -> TenureError:
     """Return the error without the frames that it came through, which say nothing to a program.
 
-    Neither do those of its causes, or a cause between two that the message repeats. The error of a
-    store that failed keeps them.
+    Neither do those of its causes. The error of a store that failed keeps them.
     """
     error.__traceback__ = None
     if type(error) is EngineError:
         return error
-    effect: BaseException = error
-    while (cause := effect.__cause__) is not None:
+    cause = error.__cause__
+    while cause is not None:
         cause.__traceback__ = None
         cause.__suppress_context__ = True
-        if cause.__cause__ is not None and reason_of(cause) in str(error):
-            effect.__cause__ = cause.__cause__
-        else:
-            effect = cause
+        cause = cause.__cause__
     return error
 
 

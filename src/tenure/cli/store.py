@@ -22,6 +22,7 @@ __all__ = [
     "given_url",
     "open_store",
     "shown_url",
+    "warn_of_new_store",
 ]
 
 
@@ -83,6 +84,20 @@ async def open_store(
             yield client
         except (tenure.NodeNotFound, tenure.SemaphoreNotFound) as error:
             raise Mistake(Status.REFUSED, await _suggest(client, error, lasting)) from error
+
+
+def warn_of_new_store() -> None:
+    """Name the store that a command is about to create, if the user has named none."""
+    if given_url() is not None or os.environ.get("TENURE_URL"):
+        return
+    try:
+        check_there(chosen_url())
+    except NoStoreYet:
+        click.echo(
+            f"tenure: no store was named, so this makes {shown_url()}, which this user of this "
+            "host alone uses; to share locks, name one in TENURE_URL or after --url",
+            err=True,
+        )
 
 
 def check_there(url: str) -> None:

@@ -19,6 +19,7 @@ from tenure.cli.options import (
     url_option,
 )
 from tenure.cli.status import Status, table
+from tenure.cli.store import warn_of_new_store
 from tenure.core import rules
 
 __all__ = ["DEFAULT_WINDOW", "check_executable", "run"]
@@ -164,6 +165,7 @@ def run(
     kind, name = _what(lock=lock, semaphore=semaphore, elect=elect)
     job = Job(kind=kind, name=name, command=command, **_checked(kind, options))
     check_executable(command[0])
+    warn_of_new_store()
     return run_async(Holder(job).run())
 
 
