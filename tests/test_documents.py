@@ -262,6 +262,28 @@ def test_what_a_document_shows_for_tasks_it_shows_for_threads(path: Path) -> Non
     assert unmirrored(read(path)) == []
 
 
+def tables(path: Path) -> list[str]:
+    """The rows of its tables, with links as from the documentation's folder."""
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    in_the_checkout = re.compile(r", \[\S+\]\([A-Z]+\.md\)")
+    shown = [in_the_checkout.sub("", row).replace("](docs/", "](") for row in rows]
+    return [row for row in shown if "](SECURITY.md)" not in row]
+
+
+def test_the_landing_page_lists_what_the_readme_lists() -> None:
+    index = tables(ROOT / "docs" / "index.md")
+    assert len(index) > 40
+    assert index == tables(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs" / "index.md"])
+def test_a_newcomer_sees_how_to_install_and_a_program_in_the_first_sixty_words(path: Path) -> None:
+    words = path.read_text(encoding="utf-8").split()[:60]
+    assert "install" in words
+    assert "client.mutex(\"nightly\")" in words
+    assert "asyncio.run(main())" in words
+
+
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
     with a_postgres() as url:
