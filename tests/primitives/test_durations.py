@@ -36,5 +36,6 @@ def test_what_is_no_number_is_none(value: object) -> None:
 def test_a_timeout_may_be_none() -> None:
     assert timeout_seconds(None) is None
     assert timeout_seconds(timedelta(seconds=2)) == 2.0
-    with pytest.raises(InvalidArgument, match=r"^a timeout is zero or more seconds, not -1; None, the default, waits for ever$"):
+    text = r"^a timeout is zero or more seconds, not -1; None, the default, waits for ever$"
+    with pytest.raises(InvalidArgument, match=text):
         timeout_seconds(-1)
