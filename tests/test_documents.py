@@ -280,7 +280,7 @@ def test_the_landing_page_lists_what_the_readme_lists() -> None:
 def test_a_newcomer_sees_how_to_install_and_a_program_in_the_first_sixty_words(path: Path) -> None:
     words = path.read_text(encoding="utf-8").split()[:60]
     assert "install" in words
-    assert "client.mutex(\"nightly\")" in words
+    assert 'client.mutex("nightly")' in words
     assert "asyncio.run(main())" in words
 
 
