@@ -8,7 +8,15 @@ import contextlib
 import pytest
 
 import tenure
-from tenure.errors import InvalidArgument, LeaseLost, Misuse, SelfDeadlock, SemaphoreExists
+from tenure._client.internals import source_of
+from tenure.errors import (
+    AcquireTimeout,
+    InvalidArgument,
+    LeaseLost,
+    Misuse,
+    SelfDeadlock,
+    SemaphoreExists,
+)
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
 
@@ -155,6 +163,21 @@ async def test_a_limit_that_is_none_is_refused_when_it_is_given(world: World, li
             client.semaphore("pool", limit=limit)
         with pytest.raises(InvalidArgument, match="ephemeral"):
             client.semaphore("pool", limit=2, ephemeral=True)
+
+
+async def test_a_timeout_of_one_with_a_limit_names_the_holder(world: World) -> None:
+    async with world.client() as client:
+        pool = client.semaphore("pool", limit=1)
+        assert source_of(pool).recovery_window == client_window(client)
+        async with pool, client.mutex("other"):
+            with pytest.raises(AcquireTimeout) as error:
+                await pool.acquire(timeout=1)
+            assert "this session, acquired at" in str(error.value)
+            assert "the calling task or thread holds it itself" in str(error.value)
+
+
+def client_window(client: tenure.Client) -> float:
+    return source_of(client.mutex("any")).recovery_window
 
 
 async def test_a_count_that_is_a_truth_value_is_refused(world: World) -> None:

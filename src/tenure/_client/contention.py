@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tenure._client.handles import UNKNOWN
 from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
 from tenure.errors import SemaphoreNotFound, TenureError
@@ -71,10 +72,9 @@ def _sentence(session: SessionCore, described: SemaphoreDescription) -> str:
 
 
 def _this_session(session: SessionCore, owner: RequestDescription) -> str:
-    for request in session.held_requests():
-        if request.order_id == owner.order_id and request.site is not None:
-            return f"this session, acquired at {request.site}"
-    return "this session"
+    requests = session.held_requests()
+    sites = [each.site or UNKNOWN for each in requests if each.order_id == owner.order_id]
+    return f"this session, acquired at {sites[0]}" if sites else "this session"
 
 
 def _duration(seconds: float) -> str:
