@@ -152,6 +152,13 @@ TABLE = (
         "try_lock() does not wait",
         error=TypeError,
     ),
+    Typed("threading", "await client.mutex('a').try_lock(timeout=5)", "lock()", error=TypeError),
+    Typed(
+        "threading",
+        "await client.semaphore('s', limit=4).try_acquire(timeout=5)",
+        "give it to acquire()",
+        error=TypeError,
+    ),
     Typed(
         "redis-py", "await client.mutex('a').lock(blocking_timeout=5)", "timeout=", error=TypeError
     ),

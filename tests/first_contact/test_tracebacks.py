@@ -100,6 +100,7 @@ async def test_a_store_that_refuses(refused: str) -> None:
 
 async def test_a_nested_lock_with_a_timeout_names_the_caller_and_the_line(url: str) -> None:
     async with tenure.connect(url) as client, tenure.connect(url) as other:
+        assert not await other.mutex("a").locked()  # attaches its session
         async with client.mutex("a"):
             for mutex in (client.mutex("a"), other.mutex("a")):
                 with pytest.raises(AcquireTimeout) as error:

@@ -222,3 +222,12 @@ def test_without_an_event_loop_of_asyncio_the_first_call_says_so() -> None:
 def run_without_a_loop(coroutine: object) -> None:
     """Run to the first wait, as an event loop that is not asyncio's would."""
     coroutine.send(None)  # type: ignore[attr-defined]
+
+
+async def test_what_is_not_awaited_has_no_attributes_but_those_of_coroutines(world: World) -> None:
+    async with world.client() as client:
+        locking = client.mutex("m").lock()
+        assert not hasattr(locking, "nonsense")
+        with pytest.raises(AttributeError, match="write 'await' before the call"):
+            _ = locking.fencing_token  # type: ignore[attr-defined]
+        locking.close()
