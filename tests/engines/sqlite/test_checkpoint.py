@@ -77,7 +77,7 @@ async def test_a_commit_stands_when_no_thread_can_be_started_for_the_checkpoint(
         engine.store._checkpointer.close()  # one that attaching has started would copy more
         before = os.path.getsize(path)
         with monkeypatch.context() as patch:
-            patch.setattr("tenure.engines.sqlite.checkpoint.threading.Thread.start", fails)
+            patch.setattr("tenure.greenlets.threading.Thread.start", fails)
             for number in range(10):
                 await one.session.create_semaphore(f"a-{number}", 1, b"x" * 1000, exist_ok=False)
         assert os.path.getsize(path) == before
