@@ -271,7 +271,7 @@ class Semaphore(Acquirable):
     def _options(
         self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
     ) -> RequestOptions[Lease]:
-        if count is True or count is False:
+        if count is False:  # a habit: do not block
             raise InvalidArgument(
                 f"a count is a number of tokens, not {count!r}; try_acquire() does not wait",
                 node=self.node,

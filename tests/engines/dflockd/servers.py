@@ -62,7 +62,7 @@ class InThread:
 
     def __init__(
         self,
-        store: str = "memory://",
+        store: str = "",
         *,
         authenticator: Authenticator | None = None,
         tls: ssl.SSLContext | None = None,
@@ -70,7 +70,7 @@ class InThread:
         **options: Any,
     ) -> None:
         self.port = port or free_port()
-        self._store = store
+        self._store = store or f"memory://{self.port}"
         self._authenticator = Authenticator() if authenticator is None else authenticator
         self._tls = tls
         self._options = DflockdOptions(**options)
