@@ -135,7 +135,8 @@ class Client(Nodes, Primitives, AsyncHandle):
         self._core = ClientCore(engine, clock, identify=identify, answer_timeout=answer_timeout)
         site = call_site(debug=_in_debug_mode())
         self._anchor = ClientAnchor(self._core, site)
-        self._implicit = ImplicitSession(self._anchor, DEFAULT_WINDOW)
+        window = min(DEFAULT_WINDOW, engine.capabilities.longest_window)
+        self._implicit = ImplicitSession(self._anchor, window)
 
     def __repr__(self) -> str:
         return f"<Client {self.url}{' (closed)' if self._core.closed else ''}>"

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import pytest
 import tenure
 from tenure.engines.redis.connecting import Info
 from tenure.engines.redis.namespace import (
+    FIRST_CALL,
     ROLL_CALL,
     Report,
     Verdict,
@@ -157,6 +159,148 @@ async def test_a_try_given_up_in_a_roll_call_leaves_nothing(settled: str) -> Non
                 await session.mutex("m").try_lock()
         async with session.mutex("m").lock(timeout=PATIENCE):
             pass
+
+
+# New, on a server that keeps its data
+
+SNAPSHOTS = ("--save", "3600 1 300 100 60 10000")
+LOG = ("--appendonly", "yes")
+keeping = pytest.mark.parametrize("options", [SNAPSHOTS, LOG, SNAPSHOTS + LOG])
+
+
+@keeping
+async def test_a_new_server_that_keeps_its_data_grants_soon_after_its_start(
+    options: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_server(*options) as server:
+        at = time.monotonic()
+        wait, _ = await announced(f"redis+unix://{server.socket}", caplog)
+        assert wait <= FIRST_CALL
+        await granted(f"redis+unix://{server.socket}?prefix=other")
+        assert time.monotonic() - at < FIRST_CALL + 2
+        # From then on it grants at once, in new namespaces, too.
+        await asyncio.gather(
+            *(granted(f"redis+unix://{server.socket}?prefix=more-{n}") for n in range(4))
+        )
+        assert time.monotonic() - at < FIRST_CALL + 4
+
+
+@pytest.mark.exhaustive
+@keeping
+async def test_the_first_programs_of_a_new_server_agree(options: tuple[str, ...]) -> None:
+    for _ in range(5):
+        with a_server(*options) as server:
+            url = f"redis+unix://{server.socket}"
+            async with asyncio.timeout(FIRST_CALL + 5):
+                await asyncio.gather(*(granted(url) for _ in range(12)))
+
+
+def kill(server: Server) -> None:
+    server.kill()
+
+
+def flush_and_stop(server: Server) -> None:
+    server.tell("FLUSHALL")
+    server.stop()
+
+
+def flush_database_and_stop(server: Server) -> None:
+    server.tell("FLUSHDB")
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "lose"),
+    [
+        (SNAPSHOTS, kill),
+        (SNAPSHOTS, flush_and_stop),
+        (SNAPSHOTS, flush_database_and_stop),
+        (LOG, flush_and_stop),
+    ],
+)
+async def test_a_server_that_starts_again_without_the_data_is_not_taken_for_a_new_one(
+    options: tuple[str, ...], lose: Callable[[Server], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_server(*options) as server:
+        async with tenure.connect(plain(server)):
+            pass
+        lose(server)
+        server.start()
+        for prefix in ("tenure", "second"):
+            wait, why = await announced(plain(server, f"prefix={prefix}"), caplog)
+            assert WINDOW - 2 - uptime(server) < wait <= WINDOW
+            assert "its server started less than the longest recovery window ago" in why
+
+
+async def test_a_server_with_a_log_that_is_killed_keeps_its_leases() -> None:
+    with a_server(*LOG) as server:
+        async with a_cut_off_holder(server) as lease:
+            server.kill()
+            server.start()
+            async with (
+                tenure.connect(plain(server)) as other,
+                other.session(recovery_window=WINDOW) as session,
+            ):
+                assert await session.mutex("m").try_lock() is None
+                assert lease.held
+
+
+@pytest.mark.parametrize(
+    "options",
+    [SNAPSHOTS, pytest.param((), marks=pytest.mark.exhaustive)],
+)
+async def test_a_server_killed_under_a_holder_grants_nothing_before_its_window_is_over(
+    options: tuple[str, ...],
+) -> None:
+    with a_server(*options) as server:
+        async with a_cut_off_holder(server) as lease:
+            server.kill()
+            server.start()
+            async with (
+                tenure.connect(plain(server)) as other,
+                other.session(recovery_window=WINDOW) as session,
+                session.mutex("m").lock(timeout=PATIENCE) as later,
+            ):
+                assert not lease.held
+                assert later.fencing_token > lease.fencing_token
+
+
+async def test_files_that_cannot_be_written_prove_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with a_server(*SNAPSHOTS, "--enable-protected-configs", "local") as server:
+        nowhere = server.folder / "files"
+        nowhere.mkdir()
+        server.tell("CONFIG", "SET", "dir", str(nowhere))
+        nowhere.rmdir()
+        wait, why = await announced(plain(server), caplog)
+        assert WINDOW - 2 - uptime(server) < wait <= WINDOW
+        assert "its server started less" in why
+        assert server.tell("SET", "users", "data")  # a failed SAVE does not stop the user's writes
+
+
+@pytest.mark.parametrize("denied", ["-save", "-config|get", "-function"])
+async def test_an_account_that_may_not_leave_a_trace_waits(
+    denied: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = f"weak on >word ~* &* +@all {denied}".split()
+    with a_server(*SNAPSHOTS, "--user", *user) as server:
+        wait, _ = await announced(plain(server, "username=weak", "password=word"), caplog)
+        assert WINDOW - 2 - uptime(server) < wait <= WINDOW
+
+
+async def test_a_trace_that_was_removed_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with a_server(*SNAPSHOTS) as server:
+        server.tell("FUNCTION", "FLUSH")
+        wait, _ = await announced(plain(server), caplog)
+        assert WINDOW - 2 - uptime(server) < wait <= WINDOW
+
+
+async def test_a_short_longest_window_is_that_of_the_implicit_session_too(server: Server) -> None:
+    url = f"redis+unix://{server.socket}?max_window=2"
+    async with tenure.connect(url) as client:
+        lease = await client.mutex("m").lock(timeout=PATIENCE)
+        (session,) = await client.list_sessions("/default")
+        assert session.recovery_window == 2
+        assert lease.held
 
 
 # Lost
@@ -439,6 +583,14 @@ ADDRESS = parse("redis://localhost")
         (report(1000.0, cmdstat_config="calls=9,usec=3"), Verdict(30.0, "reset")),
         (report(1000.0, **{"cmdstat_config|resetstat": "calls=1"}), Verdict(30.0, "reset")),
         (report(1000.0, **{"cmdstat_script|flush": "nonsense"}), Verdict(30.0, "flushed")),
+        (report(2.0)._replace(began_empty=True), Verdict(FIRST_CALL - 2.0, "empty")),
+        (report(20.0)._replace(began_empty=True), Verdict(0.0, "empty")),
+        (report(1000.0)._replace(began_empty=True), Verdict(ROLL_CALL, "new")),
+        (report(None)._replace(began_empty=True, apart=3600.0), Verdict(FIRST_CALL, "empty")),
+        (
+            report(2.0, master_replid2="ab" * 20)._replace(began_empty=True),
+            Verdict(30.0, "promoted"),
+        ),
     ],
 )
 def test_each_piece_of_evidence_has_its_wait(found: Report, verdict: Verdict) -> None:

@@ -17,6 +17,13 @@ from tests.test_documents import ROOT
 PAGE = (ROOT / "docs" / "engines" / "redis.md").read_text(encoding="utf-8")
 
 
+def denied(server: Server) -> set[str]:
+    """The commands that accounts tried to use and may not."""
+    log = server.tell("ACL", "LOG")
+    assert isinstance(log, list)
+    return {each["object"] for each in log}
+
+
 def account() -> list[str]:
     """The words of the page's command that follow the name of the account."""
     found = re.search(r"ACL SETUSER app (.*?)\n```", PAGE, re.DOTALL)
@@ -69,7 +76,7 @@ async def test_the_account_of_the_page_may_do_everything_and_nothing_else(
                 assert (await anext(states)).data == b"new"
         await pool.delete()
         await client.drop_node("/jobs")
-    assert server.tell("ACL", "LOG") == []
+    assert denied(server) <= {"config|get"}  # optional, see the page
     for words in (("FLUSHALL",), ("KEYS", "*"), ("SCRIPT", "FLUSH"), ("SET", "key", "value")):
         refusal = str(server.tell("ACL", "DRYRUN", "app", *words))
         assert "no permissions" in refusal
@@ -81,7 +88,7 @@ async def test_the_account_of_the_page_may_confirm_grants_by_replicas(server: Se
     async with tenure.connect(url) as client:
         with pytest.raises(tenure.EngineError, match="0 of min_replicas=1 replicas confirmed"):
             await client.mutex("m").lock()
-    assert server.tell("ACL", "LOG") == []
+    assert denied(server) <= {"config|get"}  # optional, see the page
 
 
 @pytest.mark.parametrize(

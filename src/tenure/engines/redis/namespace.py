@@ -7,6 +7,10 @@ or less if the server proves that no such holder can exist; docs/engines/redis.m
 The evidence is the server's report about itself, and a *witness*: a script that each program loads
 into the server before it attaches a session. A witness survives the data (``FLUSHALL``, ``SWAPDB``,
 a resynchronisation) and ends with the process, or by ``SCRIPT FLUSH``, which the server counts.
+
+A *trace* outlives the process: a library of functions that the first program of a server leaves in
+the server's files, before anything is granted. A server that keeps its data, began without any, and
+has no trace from before has lost nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from tenure.engines.redis.url import RedisUrl
 from tenure.errors import InvalidArgument
 
 __all__ = [
+    "FIRST_CALL",
     "REASONS",
     "ROLL_CALL",
     "Greeting",
@@ -42,6 +47,9 @@ __all__ = [
 ROLL_CALL = 4.0
 """Seconds for connected programs to reconnect, and to report the loss of data."""
 
+FIRST_CALL = 2.5
+"""The same for a server that began empty, from its start: longer than a reconnector's pause."""
+
 _LEVELS = (2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, MAX_WINDOW)
 """Longest recovery windows that a witness can represent, in seconds."""
 
@@ -50,12 +58,19 @@ _APART = 5.0
 used."""
 
 _PROMOTING = ("replicaof", "slaveof", "failover")
+_TRACE = "tenure_trace"
+_RUN = re.compile(rb"run=(\w*) empty=(\d) saves=(\d+)")
+_UNTRACING = ("function|flush", "function|delete", "function|restore")
+_SMALL = 16 * 2**20
+"""Bytes of memory up to which a snapshot takes milliseconds, so that a trace is saved at once."""
+
 _MALLOC_UPTIME = re.compile(r"^uptime:\s*(\d+)", re.MULTILINE)
 
 
 REASONS = {
     "fresh": "",
     "new": "its programs may still have to reconnect",
+    "empty": "its server has just started without data, and programs may still have to reconnect",
     "lost": "its data was lost, and former holders may still consider their leases held",
     "restarted": "its server started less than the longest recovery window ago, perhaps without "
     "its data",
@@ -74,6 +89,8 @@ REASONS = {
 
 _CERTAIN = frozenset({"lost", "moved"})
 """Reasons by which the data is known to be lost."""
+_SHORT = frozenset({"new", "empty"})
+"""Reasons for a wait of a few seconds."""
 
 
 class Witnesses:
@@ -128,11 +145,17 @@ class Report(NamedTuple):
         uptime: seconds since the start of the process by a monotonic clock; ``None`` if the server
             does not report it.
         apart: difference in seconds between the clocks of the server and this client.
+        kept: whether the server keeps its data when its process ends; ``None`` if unknown.
+        trace: the library that an earlier program left, or ``None``.
+        began_empty: whether it keeps its data, and neither data nor a trace was there at its start.
     """
 
     info: Info | None
     uptime: float | None
     apart: float
+    kept: bool | None = None
+    trace: bytes | None = None
+    began_empty: bool = False
 
 
 class Greeting(NamedTuple):
@@ -186,6 +209,8 @@ async def greet_namespace(
         )
         # Collected after that; otherwise a SCRIPT FLUSH in between would be missed.
         report = await collect(connection)
+        if not await _leave_trace(connection, report):
+            report = report._replace(began_empty=False)
         if known:
             verdict = Verdict(max(address.max_window, witnessed), "lost")
         else:
@@ -230,7 +255,70 @@ async def collect(connection: RedisConnection) -> Report:
         uptime = _elapsed(await connection.execute("MEMORY", "MALLOC-STATS"))
     except Refusal:
         uptime = None  # another allocator or a restricted account: the wall clock is used
-    return Report(info, uptime, apart)
+    return await _examine_files(connection, Report(info, uptime, apart))
+
+
+async def _examine_files(connection: RedisConnection, report: Report) -> Report:
+    """Add what is known of the server's files."""
+    info = report.info
+    assert info is not None
+    kept: bool | None = info.get("aof_enabled") == "1"
+    try:
+        if not kept:
+            kept = bool(_pairs(await connection.execute("CONFIG", "GET", "save")).get(b"save"))
+        libraries = await connection.execute("FUNCTION", "LIST", "LIBRARYNAME", _TRACE, "WITHCODE")
+    except Refusal:  # a restricted account, or a version without functions
+        return report._replace(kept=kept or None)
+    trace = _pairs(libraries[0])[b"library_code"] if libraries else None
+    empty = kept and _began_empty(info, trace)
+    return report._replace(kept=kept, trace=trace, began_empty=empty)
+
+
+def _pairs(reply: Any) -> dict[bytes, Any]:
+    """Return a map of a reply, which RESP2 encodes as a list."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _began_empty(info: Info, trace: bytes | None) -> bool:
+    if any(_calls_of(info).get(each) for each in _UNTRACING):
+        return False
+    if trace is not None:  # of this run, it says what was found when the first program came
+        found = _RUN.search(trace)
+        return found is not None and found[1].decode() == info.get("run_id") and found[2] == b"1"
+    sizes = ["rdb_last_load_keys_loaded", "rdb_last_load_keys_expired"]
+    if info.get("aof_enabled") == "1":
+        sizes.append("aof_base_size")
+    return all(info.get(each) == "0" for each in sizes)
+
+
+async def _leave_trace(connection: RedisConnection, report: Report) -> bool:
+    """Have the server's files show that it was used; return false if they may not show it."""
+    info, trace = report.info, report.trace
+    if info is None or not report.kept:
+        return False
+    run, saves = info.get("run_id", ""), int(info.get("rdb_saves", 0))
+    try:
+        if trace is None:
+            found = f"run={run} empty={int(report.began_empty)} saves={saves}"
+            body = f"redis.register_function('{_TRACE}', function() return '{found}' end)"
+            code = f"#!lua name={_TRACE}\n-- Left by tenure, see docs/engines/redis.md.\n{body}\n"
+            try:
+                await connection.execute("FUNCTION", "LOAD", code)
+            except Refusal as refusal:
+                if "already exists" not in str(refusal):
+                    raise
+        elif (found_run := _RUN.search(trace)) is None or found_run[1].decode() != run:
+            return True  # it was in the files
+        elif saves > int(found_run[3]):
+            return True
+        if info.get("aof_enabled") == "1":
+            return info.get("aof_last_write_status") == "ok"
+        if int(info.get("used_memory", _SMALL + 1)) > _SMALL:
+            return False
+        await connection.execute("SAVE")
+    except Refusal:
+        return False  # a restricted account, or files that cannot be written
+    return True
 
 
 def _elapsed(stats: Any) -> float | None:
@@ -257,6 +345,8 @@ def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
     if doubt:
         return Verdict(longest, doubt)
     uptime = _uptime(report)
+    if report.began_empty and (uptime is None or uptime < longest):
+        return Verdict(max(FIRST_CALL - max(uptime or 0.0, 0.0), 0.0), "empty")
     if uptime is None:
         return Verdict(longest, "clock")
     left = longest - max(uptime, 0.0)
@@ -270,11 +360,7 @@ def _doubt(address: RedisUrl, report: Report) -> str:
     info = report.info
     if info is None or not {"uptime_in_seconds", "master_replid2"} <= info.keys():
         return "unknown"
-    calls = {
-        name.removeprefix("cmdstat_"): _calls(value)
-        for name, value in info.items()
-        if name.startswith("cmdstat_")
-    }
+    calls = _calls_of(info)
     if not calls:
         return "unknown"
     if info["master_replid2"].strip("0") or any(calls.get(each) for each in _PROMOTING):
@@ -285,6 +371,15 @@ def _doubt(address: RedisUrl, report: Report) -> str:
     if calls.get("script|flush") or calls.get("script"):
         return "flushed"
     return ""
+
+
+def _calls_of(info: Info) -> dict[str, int]:
+    """Return how often each command was called."""
+    return {
+        name.removeprefix("cmdstat_"): _calls(value)
+        for name, value in info.items()
+        if name.startswith("cmdstat_")
+    }
 
 
 def _calls(statistics: str) -> int:
@@ -325,6 +420,6 @@ class NamespaceQuarantine(Quarantine):
         """Return a clause that says until when, and why, nothing is granted."""
         why = REASONS.get(self.reason, REASONS["lost"])
         new = ""
-        if self._may_be_new and self.reason not in _CERTAIN and self.reason != "new":
+        if self._may_be_new and self.reason not in _CERTAIN | _SHORT:
             new = "; if no program has ever used it, ?fresh=true ends the wait"
         return f"nothing is granted in namespace {self._name!r} {self.rest}: {why}{new}"
