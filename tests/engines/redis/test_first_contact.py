@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -263,6 +264,23 @@ async def test_a_server_killed_under_a_holder_grants_nothing_before_its_window_i
             ):
                 assert not lease.held
                 assert later.fencing_token > lease.fencing_token
+
+
+@pytest.mark.exhaustive
+async def test_a_holder_reports_that_the_files_of_its_server_were_removed() -> None:
+    with a_server(*LOG) as server:
+        async with tenure.connect(plain(server)) as holder:
+            session = await holder.session(recovery_window=WINDOW)
+            lease = await session.mutex("m").lock(timeout=PATIENCE)
+            server.kill()
+            shutil.rmtree(server.folder / "appendonlydir")
+            server.start()
+            async with (
+                tenure.connect(plain(server)) as other,
+                other.session(recovery_window=WINDOW) as later,
+                later.mutex("m").lock(timeout=PATIENCE),
+            ):
+                assert not lease.held
 
 
 async def test_files_that_cannot_be_written_prove_nothing(caplog: pytest.LogCaptureFixture) -> None:

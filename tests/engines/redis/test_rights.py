@@ -21,7 +21,8 @@ def denied(server: Server) -> set[str]:
     """The commands that accounts tried to use and may not."""
     log = server.tell("ACL", "LOG")
     assert isinstance(log, list)
-    return {each["object"] for each in log}
+    entries = [{str(key, "ascii"): value for key, value in each.items()} for each in log]
+    return {str(each["object"], "utf-8") for each in entries}
 
 
 def account() -> list[str]:
