@@ -615,6 +615,23 @@ def test_each_piece_of_evidence_has_its_wait(found: Report, verdict: Verdict) ->
     assert judge(ADDRESS, 0.0, found) == verdict
 
 
+@pytest.mark.parametrize(
+    ("url", "wait"),
+    [
+        ("redis://localhost", (0.5, "empty")),
+        ("redis://127.0.0.1:6380", (0.5, "empty")),
+        ("redis+unix:///run/redis.sock", (0.5, "empty")),
+        ("redis://redis", (28.0, "restarted")),
+        ("redis://10.0.0.7", (28.0, "restarted")),
+    ],
+)
+def test_a_server_elsewhere_may_stand_in_for_one_whose_files_are_gone(
+    url: str, wait: tuple[float, str]
+) -> None:
+    empty = report(2.0)._replace(began_empty=True, kept=True)
+    assert judge(parse(url), 0.0, empty) == Verdict(*wait)
+
+
 def test_a_witness_outweighs_what_the_caller_says() -> None:
     fresh = replace(ADDRESS, fresh=True)
     assert judge(fresh, 60.0, report(1000.0)) == Verdict(60.0, "lost")

@@ -345,12 +345,22 @@ def judge(address: RedisUrl, witnessed: float, report: Report) -> Verdict:
     if doubt:
         return Verdict(longest, doubt)
     uptime = _uptime(report)
-    if report.began_empty and (uptime is None or uptime < longest):
+    if report.began_empty and _is_here(address) and (uptime is None or uptime < longest):
         return Verdict(max(FIRST_CALL - max(uptime or 0.0, 0.0), 0.0), "empty")
     if uptime is None:
         return Verdict(longest, "clock")
     left = longest - max(uptime, 0.0)
     return Verdict(left, "restarted") if left > ROLL_CALL else Verdict(ROLL_CALL, "new")
+
+
+def _is_here(address: RedisUrl) -> bool:
+    """Return whether the server is on this host.
+
+    One elsewhere may be a new container in the place of one without a volume. Then its former
+    clients learn late that their connections are dead.
+    """
+    hosts = [each if isinstance(each, str) else each[0] for each in address.places]
+    return all(each in ("localhost", "::1") or each.startswith(("/", "127.")) for each in hosts)
 
 
 def _doubt(address: RedisUrl, report: Report) -> str:
