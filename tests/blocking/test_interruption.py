@@ -301,6 +301,7 @@ def test_an_exception_that_is_set_in_a_waiting_thread_ends_its_wait(
         assert waiting(eye, "a") == 0
 
 
+@pytest.mark.exhaustive
 @guarantee("cancelled", "nothing leaks", on=MEMORY)
 def test_exceptions_that_are_set_in_a_working_thread_leave_nothing_behind(
     client: blocking.Client, eye: blocking.Client, monkeypatch: pytest.MonkeyPatch
