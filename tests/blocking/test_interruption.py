@@ -153,7 +153,7 @@ def test_ctrl_c_during_lock_leaves_the_queue(client: blocking.Client, eye: block
         pytest.raises(KeyboardInterrupt),
     ):
         client.mutex("a").lock()
-    assert waiting(eye, "a") == 0
+    until(lambda: waiting(eye, "a") == 0)
     blocker.release()
     client.mutex("a").lock(timeout=5).release()
 
@@ -195,7 +195,7 @@ def test_interruptions_at_any_moment_of_a_call_leave_nothing_behind(
         with alarms.going_off():
             while True:
                 mutex.lock(timeout=5).release()
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
 
 
 def no_loop_is_left() -> bool:
@@ -257,22 +257,22 @@ def test_ctrl_c_as_a_release_begins_does_not_stop_it(
 ) -> None:
     lease = client.mutex("a").lock()
     pressed_before(lease.release)
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
     lease = client.mutex("a").lock().__enter__()
     pressed_before(partial(lease.__exit__, None, None, None))
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
     lease = client.mutex("a").lock()
     pressed_before(lease.__enter__)
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
     pool = client.semaphore("b")
     pool.create(limit=1)
     ticket = pool.enqueue()
     pressed_before(ticket.__enter__)
-    assert is_free(eye, "b")
+    until(lambda: is_free(eye, "b"))
     session = client.session()
     lease = session.mutex("a").lock()
     pressed_before(session.close)
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
     assert not lease.held
 
 
@@ -280,7 +280,7 @@ def test_ctrl_c_as_the_client_closes_does_not_stop_it(url: str, eye: blocking.Cl
     client = blocking.connect(url)
     lease = client.mutex("a").lock()
     pressed_before(client.close)
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
     assert not lease.held
 
 
@@ -298,7 +298,7 @@ def test_an_exception_that_is_set_in_a_waiting_thread_ends_its_wait(
         raise_in(thread, Alarm)
         with pytest.raises(Alarm):
             thread.result()
-        assert waiting(eye, "a") == 0
+        until(lambda: waiting(eye, "a") == 0)
 
 
 @pytest.mark.exhaustive
@@ -327,7 +327,7 @@ def test_exceptions_that_are_set_in_a_working_thread_leave_nothing_behind(
                 raise_in(thread, Alarm)
         with pytest.raises(Alarm):
             thread.result()
-        assert is_free(eye, "a")
+        until(lambda: is_free(eye, "a"))
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -368,7 +368,7 @@ def test_a_signal_that_does_not_end_the_systems_wait_ends_the_call(
         with pytest.raises(Alarm):
             client.mutex("a").lock(timeout=60)
         sender.result()
-        assert waiting(eye, "a") == 0
+        until(lambda: waiting(eye, "a") == 0)
 
 
 def test_one_more_interruption_does_not_end_the_giving_back(
@@ -445,7 +445,7 @@ def test_what_was_granted_in_the_moment_of_the_interruption_is_given_back(
             obtain(client)
 
     Thread(get).result()
-    assert is_free(eye, "a")
+    until(lambda: is_free(eye, "a"))
 
 
 def test_a_session_attached_in_the_moment_of_the_interruption_is_closed(
@@ -525,7 +525,7 @@ def test_a_ticket_entered_in_the_moment_of_the_interruption_is_withdrawn(
             raise AssertionError("the block must not begin")
 
     Thread(enter).result()
-    assert is_free(eye, "pool")
+    until(lambda: is_free(eye, "pool"))
 
 
 def test_a_handler_may_itself_use_the_library(
