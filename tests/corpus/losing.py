@@ -64,9 +64,9 @@ def _renews_nothing(self: Keeper, sessions: list[Any]) -> float:
 )
 async def a_loop_stuck_in_one_call_keeps_its_lease(scene: Scene) -> None:
     async with scene.client() as client:
-        session = await client.session(recovery_window=2, max_stall=60)
+        session = await client.session(recovery_window=4, max_stall=60)
         async with session.mutex("x").lock() as lease:
-            until = time.monotonic() + 3
+            until = time.monotonic() + 5
             while time.monotonic() < until and lease.held:
                 time.sleep(0.1)  # noqa: ASYNC251  the loop is to be stalled
             assert lease.held

@@ -125,6 +125,6 @@ def test_the_leases_of_a_program_that_sigterm_ends_pass_on_at_once(kind: str, en
     with BY_NAME[engine].make().empty() as url:
         ends_by_sigterm(PROGRAMS[kind], url)
         with blocking.connect(url) as client:
-            with client.mutex("a").lock(timeout=5), client.mutex("b").lock(timeout=5):
+            with client.mutex("a").lock(timeout=20), client.mutex("b").lock(timeout=20):
                 pass
             assert len(client.list_sessions()) == 1
