@@ -187,11 +187,13 @@ from tenure.blocking.wrapper import obtaining
 from tenure.model import MutexHolder, SemaphoreDescription
 """,
         (
-            Wrapper("Mutex", "_client.mutex", "AcquirableBlock[async_mutex.Mutex]", (), _NAME),
+            Wrapper(
+                "Mutex", "_client.mutex", "AcquirableBlock[async_mutex.Mutex, Lease]", (), _NAME
+            ),
             Wrapper(
                 "Semaphore",
                 "_client.semaphore",
-                "AcquirableBlock[async_semaphore.Semaphore]",
+                "AcquirableBlock[async_semaphore.Semaphore, Lease]",
                 (),
                 {"name": "str", "ephemeral": "bool"},
             ),

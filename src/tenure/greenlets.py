@@ -6,8 +6,8 @@ a greenlet that computes for seconds would stop everything else in its thread.
 
 Rules:
 
-* gevent's locks work between threads. Its events, conditions and queues do not: what waits in a
-  thread of tenure is from here, and blocks that thread alone.
+* gevent's locks work between threads. Its events, conditions and queues do not. So a thread of
+  tenure waits with those of this module, which block that thread alone.
 * A greenlet waits in its hub (`wait_readable`), so that the other greenlets go on.
 * Each such thread destroys the hub that gevent has made for it, if any, when it ends.
 """
@@ -182,8 +182,8 @@ class _NativeThread:
     def _run(self) -> None:
         try:
             self._target()
-        finally:
             import_module("gevent").get_hub().destroy(destroy_loop=True)
+        finally:
             self._runs.release()
 
 

@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,7 +15,6 @@ from typing import cast
 import pytest
 
 from tenure.server import tls_input
-from tenure.server.accept import Greeting
 from tenure.server.budget import LoopBudget, Share
 from tenure.server.tls import TlsFiles, server_context
 from tenure.server.tls_input import slice_tls
@@ -25,14 +23,6 @@ from tests.server.certificates import Authority
 
 RECORDS = 3000
 PATIENCE = 60.0
-
-
-class Client:
-    """What a connection's entry has for its TLS."""
-
-    def __init__(self, budget: LoopBudget) -> None:
-        self.share = partial(Share, budget, "a client")
-        self.cut_off: Callable[[], None] = asyncio.Event().set
 
 
 class Receiver(asyncio.Protocol):
@@ -45,7 +35,7 @@ class Receiver(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        slice_tls(self.transport, cast("Greeting", Client(self._budget)))
+        slice_tls(self.transport, partial(Share, self._budget, "a client"), self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self.sizes.append(len(data))

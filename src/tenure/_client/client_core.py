@@ -24,7 +24,7 @@ from tenure import fork
 from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop, shortened
 from tenure._client.keeper import Keeper, Kept
 from tenure._client.listeners import EventKind, Listeners
-from tenure._client.tasks import Tasks, failure_of
+from tenure._client.tasks import Tasks, failure_of, persist
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import Misuse, SessionClosed, TenureError
@@ -231,9 +231,9 @@ class ClientCore:
         failures: list[Exception] = []
         try:
             if self.loop is not None:
-                await self.tasks.cancel_beginnings()
+                await persist(self.tasks.cancel_beginnings)
                 self._end_sessions()  # attached during the wait
-                failures += await self.tasks.wait_for_endings()
+                failures += await persist(self.tasks.wait_for_endings)
         finally:
             self.listeners.close()
             if self.loop is not None:

@@ -37,6 +37,7 @@ from tenure._client.listeners import EventKind
 from tenure._client.proof import Proof
 from tenure._client.scope import Scope
 from tenure._client.session_states import LIVING, REPORTED, SessionPhase, SessionState
+from tenure._client.tasks import persist
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
 
@@ -369,14 +370,17 @@ class SessionLife(ABC):
             self.scope.trigger()
         self._leaving = self.client.tasks.complete(self._leave())
 
+    async def _leave_in_time(self, limit: float) -> None:
+        async with asyncio.timeout(limit):
+            left = self.phase is SessionPhase.LEFT
+            await (self.engine.detach() if left else self.engine.close())
+
     async def _leave(self) -> None:
         try:
             # The store ends the session by itself after its window, so a program waits no longer
             # than for any answer. The engine keeps trying until it is closed.
             limit = min(self.recovery_window, self.contact.answer_timeout)
-            async with asyncio.timeout(limit):
-                left = self.phase is SessionPhase.LEFT
-                await (self.engine.detach() if left else self.engine.close())
+            await persist(partial(self._leave_in_time, limit))
         except Exception as error:
             failure = EngineError(
                 f"the store did not confirm the end of the session on {self.node} "

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from tenure import fork
 from tenure._client.client_core import ClientCore
+from tenure._client.tasks import persist
 from tenure.errors import InvalidArgument, Misuse
 
 __all__ = ["CLOSE_TIMEOUT", "close_in_time", "close_on_loop", "release_on"]
@@ -117,9 +118,13 @@ def _install(number: int) -> _Signal | None:
 
 async def close_in_time(client: ClientCore) -> None:
     """Close a client, for `CLOSE_TIMEOUT` at most; a failure is logged."""
-    try:
+
+    async def close() -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT):
             await client.aclose()
+
+    try:
+        await persist(close)
     except Exception as failure:
         _log.warning("could not close at a signal: url=%s error=%r", client.url, failure)
 

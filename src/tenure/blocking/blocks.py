@@ -35,9 +35,6 @@ from tenure.blocking.wrapper import SyncWrapper, insist, obtaining, releasing, w
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import LeaseLost, TenureError
 
-if TYPE_CHECKING:
-    from tenure.blocking.lease import Lease
-
 __all__ = [
     "AcquirableBlock",
     "LeaseBlock",
@@ -197,7 +194,7 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
         self._portal.leave(self._wrapped.__aexit__, kind, error, trace)
 
 
-class AcquirableBlock(SyncWrapper[A]):
+class AcquirableBlock(SyncWrapper[A], Generic[A, L]):
     """Entering and leaving a primitive itself, which acquires a lease of it."""
 
     __slots__ = ()
@@ -212,10 +209,10 @@ class AcquirableBlock(SyncWrapper[A]):
             )
 
     @obtaining
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> L:
         """Acquire a lease, and enter it. Any number of threads may be inside at once, in turn."""
         portal, wrapped = self._portal, self._wrapped
-        given: Lease = portal.obtain(wrap, partial(abandon_entered, wrapped), wrapped.__aenter__)
+        given: L = portal.obtain(wrap, partial(abandon_entered, wrapped), wrapped.__aenter__)
         return given
 
     @releasing

@@ -18,7 +18,7 @@ from tenure.model import MutexHolder, SemaphoreDescription
 __all__ = ["Mutex", "Semaphore"]
 
 
-class Mutex(AcquirableBlock[async_mutex.Mutex]):
+class Mutex(AcquirableBlock[async_mutex.Mutex, Lease]):
     """A mutex on a node. Not re-entrant.
 
     Example::
@@ -158,7 +158,7 @@ class Mutex(AcquirableBlock[async_mutex.Mutex]):
         return self._portal.call(self._wrapped.inspect)
 
 
-class Semaphore(AcquirableBlock[async_semaphore.Semaphore]):
+class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
     """A counting semaphore on a node.
 
     Example::

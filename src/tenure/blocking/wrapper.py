@@ -112,6 +112,7 @@ class SyncWrapper(Handle, Generic[T]):
 
     def __init_subclass__(cls) -> None:
         """Register the wrapper class under the name that it shares with the wrapped class."""
+        super().__init_subclass__()
         _classes.setdefault(cls.__name__, cls)
 
     def __init__(self, portal: Portal, wrapped: T) -> None:

@@ -59,7 +59,7 @@ class Greeting:
         source: the source that the connection counts for.
         deadline: time by which the client must have identified itself.
         unread: the connection's input that is not carried out.
-        cut_off: ends the connection at once.
+        abort: ends the connection at once, if it has a transport.
         displaced: scheduled when the connection must yield its slot earlier; the protocol sets it
             in `connection_made`.
     """
@@ -70,7 +70,7 @@ class Greeting:
         "_identity",
         "_shares",
         "_stage",
-        "cut_off",
+        "abort",
         "deadline",
         "displaced",
         "peer",
@@ -90,7 +90,7 @@ class Greeting:
         self.source = source or source_at(peer_host(peer) or peer)
         self.deadline = context.clock.now() + context.limits.greeting_time
         self.displaced: Callable[[LimitReached], None] = _nothing
-        self.cut_off: Callable[[], None] = _do_nothing
+        self.abort: Callable[[], None] = _do_nothing
         context.admission.greet(self)
 
     def share(self, work: Callable[[], None], causes: float = 0.0) -> Share:
@@ -144,10 +144,14 @@ class Greeting:
         assert self._error is not None
         self.displaced(self._error)
 
+    def cut_off(self) -> None:
+        """End the connection at once."""
+        self.abort()
+
     def over(self) -> None:
         """Stop counting the lost connection. Safe to call twice."""
         was, self._stage = self._stage, "over"
-        self.displaced, self.cut_off = _nothing, _do_nothing  # breaks reference cycles
+        self.displaced, self.abort = _nothing, _do_nothing  # breaks reference cycles
         for share in self._shares:  # their work refers to the transport, which refers to them
             share.close()
         self._shares.clear()
@@ -341,7 +345,8 @@ class Door:
                 ssl_handshake_timeout=self._time_left(greeting),
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
-            slice_tls(transport, greeting)
+            greeting.abort = transport.abort
+            slice_tls(transport, greeting.share, greeting.cut_off)
 
     async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
         """Wait until the client has begun a handshake, and its source is next."""

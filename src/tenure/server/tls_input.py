@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from tenure.server.budget import FORGOTTEN, Share
 
-if TYPE_CHECKING:
-    from tenure.server.accept import Greeting
-
 __all__ = ["SlicedTls", "slice_tls"]
+
+NewShare: TypeAlias = Callable[[Callable[[], None], float], Share]
+CutOff: TypeAlias = Callable[[], None]
 
 _HEADER = 5  # bytes of a record's header
 _LONGEST = _HEADER + 16384 + 2048  # bytes of a record
@@ -43,7 +44,7 @@ class SlicedTls(ssl.SSLObject):
     _left = 0
     _ends = 0.0  # of the slice, once it has had a record without data
     _share: Share | None = None
-    _greeting: Greeting | None = None
+    _cut_off: CutOff | None = None
 
     @classmethod
     def _create(cls, incoming: ssl.MemoryBIO, *args: Any, **more: Any) -> SlicedTls:
@@ -128,19 +129,18 @@ class SlicedTls(ssl.SSLObject):
 
     def _wait(self) -> None:
         """Read on in the connection's turn."""
-        share, greeting = self._share, self._greeting
-        if share is None or greeting is None:
+        share, cut_off = self._share, self._cut_off
+        if share is None or cut_off is None:
             return
         if share.stranger and self._received.pending > FORGOTTEN:
-            asyncio.get_running_loop().call_soon(greeting.cut_off)
+            asyncio.get_running_loop().call_soon(cut_off)
         else:
             share.queue()
 
-    def bind(self, transport: asyncio.Transport, greeting: Greeting) -> None:
+    def bind(self, transport: asyncio.Transport, new_share: NewShare, cut_off: CutOff) -> None:
         """Read in the turns of the connection from now on."""
-        greeting.cut_off = transport.abort
-        self._greeting = greeting
-        self._share = greeting.share(partial(self._go_on, transport), _SECONDS)
+        self._cut_off = cut_off
+        self._share = new_share(partial(self._go_on, transport), _SECONDS)
         self._share.queue()
 
     def _go_on(self, transport: asyncio.Transport) -> None:
@@ -156,8 +156,14 @@ class SlicedTls(ssl.SSLObject):
             transport.resume_reading()
 
 
-def slice_tls(transport: asyncio.Transport, greeting: Greeting) -> None:
-    """Bound what a transport with TLS decrypts in an iteration of the loop."""
+def slice_tls(transport: asyncio.Transport, new_share: NewShare, cut_off: CutOff) -> None:
+    """Bound what a transport with TLS decrypts in an iteration of the loop.
+
+    Args:
+        transport: the transport.
+        new_share: returns a share of the loop for the connection, for some work and its seconds.
+        cut_off: ends the connection at once.
+    """
     tls = transport.get_extra_info("ssl_object")
     if isinstance(tls, SlicedTls):
-        tls.bind(transport, greeting)
+        tls.bind(transport, new_share, cut_off)

@@ -194,20 +194,30 @@ class EtcdSession(EtcdRequests):
             self._ending = self.engine.spawn(self._finished(detach=detach))
 
     async def _finished(self, *, detach: bool) -> None:
-        await self.operations.finish(self.timeout)
-        if not self.over:
-            self._forget()
-            if (detach or self.resumable) and not await self._mark_detached():
-                return
-            if not detach:
-                await self.engine.revoke(self.id, self.window)
+        try:
+            await self.operations.finish(self.timeout)
+            await self._leave_store(self.window, detach=detach)
+        except asyncio.CancelledError:
+            # `asyncio.run` cancels all tasks at its end. A call that was cut off may not have been
+            # carried out, so it is repeated: else the next program would wait for the window.
+            await self._leave_store(self.timeout, detach=detach)
 
-    async def _mark_detached(self) -> bool:
+    async def _leave_store(self, within: float, *, detach: bool) -> None:
+        """Detach or revoke what the store has not ended itself. Safe to repeat."""
+        if self.why_over is not None:
+            return
+        self._forget()
+        if (detach or self.resumable) and not await self._mark_detached(within):
+            return
+        if not detach:
+            await self.engine.revoke(self.id, within)
+
+    async def _mark_detached(self, within: float) -> bool:
         """Mark the session as detached; false if another client has attached it meanwhile."""
         engine = self.engine
         detached = replace(self.record, attached=False)
         then = (wire.put(self.key, detached.value(), self.id), wire.delete(self.claim))
-        until = engine.clock.now() + self.window
+        until = engine.clock.now() + within
         pause = pauses()
         while engine.clock.now() < until:
             try:
