@@ -143,6 +143,8 @@ def shape(function: Callable[..., object], kind: type | None = None) -> list[tup
     ]
     result = gives(str(signature.return_annotation))
     selves = {base.__name__ for base in kind.__mro__} if kind is not None else set()
+    if result == "L":  # the variable of a base class that several wrappers share
+        result = "Lease"
     return [*parameters, ("->", "Self" if result.partition("[")[0] in selves else result)]
 
 
