@@ -11,11 +11,13 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 import tenure
 from tenure.engines.redis.connecting import Info
+from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.namespace import (
     FIRST_CALL,
     ROLL_CALL,
@@ -23,6 +25,7 @@ from tenure.engines.redis.namespace import (
     Verdict,
     Witnesses,
     judge,
+    leave_trace,
 )
 from tenure.engines.redis.url import parse
 from tests.engines.redis.helpers import PATIENCE, replicates, until
@@ -234,7 +237,8 @@ async def test_a_server_that_starts_again_without_the_data_is_not_taken_for_a_ne
 
 
 async def test_a_server_with_a_log_that_is_killed_keeps_its_leases() -> None:
-    with a_server(*LOG) as server:
+    # Without this, Redis may reply up to two seconds before it writes the log.
+    with a_server(*LOG, "--appendfsync", "always") as server:
         async with a_cut_off_holder(server) as lease:
             server.kill()
             server.start()
@@ -613,6 +617,27 @@ ADDRESS = parse("redis://localhost")
 )
 def test_each_piece_of_evidence_has_its_wait(found: Report, verdict: Verdict) -> None:
     assert judge(ADDRESS, 0.0, found) == verdict
+
+
+class Answers:
+    """A connection to a server whose report says this of its log."""
+
+    def __init__(self, **info: str) -> None:
+        self._info = info
+
+    async def execute(self, *words: str) -> bytes:
+        assert words[0] in {"FUNCTION", "INFO"}
+        return "".join(f"{name}:{value}\r\n" for name, value in self._info.items()).encode()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "status", "left"),
+    [("0", "ok", True), ("117", "ok", False), ("0", "err", False)],
+)
+async def test_a_trace_counts_once_the_log_has_it(waiting: str, status: str, left: bool) -> None:
+    empty = report(2.0, aof_enabled="1")._replace(began_empty=True, kept=True)
+    server = Answers(aof_buffer_length=waiting, aof_last_write_status=status)
+    assert await leave_trace(cast("RedisConnection", server), empty) is left
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ __all__ = [
     "collect",
     "greet_namespace",
     "judge",
+    "leave_trace",
 ]
 
 ROLL_CALL = 4.0
@@ -209,7 +210,7 @@ async def greet_namespace(
         )
         # Collected after that; otherwise a SCRIPT FLUSH in between would be missed.
         report = await collect(connection)
-        if not await _leave_trace(connection, report):
+        if not await leave_trace(connection, report):
             report = report._replace(began_empty=False)
         if known:
             verdict = Verdict(max(address.max_window, witnessed), "lost")
@@ -291,7 +292,7 @@ def _began_empty(info: Info, trace: bytes | None) -> bool:
     return all(info.get(each) == "0" for each in sizes)
 
 
-async def _leave_trace(connection: RedisConnection, report: Report) -> bool:
+async def leave_trace(connection: RedisConnection, report: Report) -> bool:
     """Have the server's files show that it was used; return false if they may not show it."""
     info, trace = report.info, report.trace
     if info is None or not report.kept:
@@ -312,7 +313,10 @@ async def _leave_trace(connection: RedisConnection, report: Report) -> bool:
         elif saves > int(found_run[3]):
             return True
         if info.get("aof_enabled") == "1":
-            return info.get("aof_last_write_status") == "ok"
+            # While the disk is busy, Redis may reply up to two seconds before it writes the log.
+            now = parse_info(await connection.execute("INFO", "persistence"))
+            written = now.get("aof_buffer_length") == "0"
+            return written and now.get("aof_last_write_status") == "ok"
         if int(info.get("used_memory", _SMALL + 1)) > _SMALL:
             return False
         await connection.execute("SAVE")
