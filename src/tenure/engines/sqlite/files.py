@@ -148,7 +148,8 @@ class OpenFiles:
     def _gone(self, path: str, how: str) -> EngineError:
         return EngineError(
             f"{path} was {how} while in use: leases are not protected any more. Stop all programs "
-            "of a store before touching its files. Connect again"
+            "of a store before touching its files. End every program that uses "
+            f"{self._path}, then connect again"
         )
 
 
