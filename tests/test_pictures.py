@@ -23,11 +23,14 @@ def test_the_pictures_are_drawn_from_a_run(tmp_path: Path) -> None:
     top = texts_of(tmp_path / "top.svg").replace("\N{NO-BREAK SPACE}", " ")
     assert "6 owners, 3 waiting" in top
     assert "nightly" in top
+    takeover = texts_of(tmp_path / "takeover.svg")
+    assert takeover.count("holds, with token") == 3
+    assert "LeaseLost: its block was cancelled" in takeover
 
 
 def test_every_picture_of_the_readme_is_there() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", readme)
-    assert pictures == ["docs/pictures/demo.svg", "docs/pictures/top.svg"]
+    assert pictures == [f"docs/pictures/{each}.svg" for each in ("takeover", "demo", "top")]
     for each in pictures:
         ET.parse(ROOT / each)

@@ -2,6 +2,7 @@
 
 - demo.svg: the timelines of `tenure demo`, from the history that its processes record.
 - top.svg: the screen of `tenure top`, on a terminal, over a store that real processes use.
+- takeover.svg: three processes, and the shell that kills and stops them, as it happened.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import termios
+import threading
+import time
 from collections.abc import Iterator
 from html import escape
 from io import StringIO
@@ -53,6 +57,31 @@ PROGRAMS = (
     "run --semaphore gpu --limit 2 --data training -- sleep 600",
     "run --elect scheduler --data 10.0.0.7:80 -- sleep 600",
 )
+
+# The program of the recording. `print` shows what a reader of the picture sees.
+JOB = """\
+import asyncio, tenure
+
+async def main():
+    async with tenure.connect("sqlite:///jobs.db") as client:
+        async with client.session(recovery_window=2) as session:
+            print("waits", flush=True)
+            try:
+                async with session.mutex("nightly") as lease:
+                    print(f"holds, with token {lease.fencing_token}", flush=True)
+                    await asyncio.sleep(600)
+            except tenure.LeaseLost:
+                print("LeaseLost: its block was cancelled", flush=True)
+
+asyncio.run(main())
+"""
+PANE, LINE, PANE_LINES = 410, 17, 6
+RECORDING_STYLE = """\
+.pane { fill: #161b22; stroke: #30363d }
+text { font: 12.5px monospace; fill: #e6edf3; white-space: pre }
+.title { fill: #9198a1 } .act { fill: #ff7b72 } .note { fill: #7ee787 }
+@media (prefers-reduced-motion: reduce) { text { animation: none !important } }
+"""
 
 
 def draw_demo(folder: Path) -> str:
@@ -196,10 +225,132 @@ def _last_screen(folder: Path) -> list[str]:
     return last.replace(f" {host} ", f" {'db-1'.ljust(len(host))[: len(host)]} ").splitlines()
 
 
+class Recording:
+    """What each terminal showed, and when: lines of programs, and of the shell."""
+
+    def __init__(self, folder: Path) -> None:
+        """Record programs that run in this folder."""
+        self._folder = folder
+        self._began = time.monotonic()
+        self._changed = threading.Condition()
+        self.lines: list[tuple[float, int, str, str]] = []  # when, pane, class, text
+        (folder / "job.py").write_text(JOB, encoding="utf-8")
+
+    def show(self, pane: int, kind: str, text: str) -> float:
+        """Append a line to a terminal, and return when."""
+        with self._changed:
+            now = time.monotonic() - self._began
+            self.lines.append((now, pane, kind, text))
+            self._changed.notify_all()
+        return now
+
+    def until(self, pane: int, beginning: str) -> float:
+        """Wait until a terminal shows a line that begins so, and return when it came."""
+
+        def found() -> float | None:
+            times = [
+                when
+                for when, at, _, text in self.lines
+                if at == pane and text.startswith(beginning)
+            ]
+            return times[-1] if times else None
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: found() is not None, 60):
+                raise TimeoutError(f"terminal {pane} did not show {beginning!r}")
+            return found() or 0.0
+
+    @contextlib.contextmanager
+    def program(self, pane: int) -> Iterator[subprocess.Popen[str]]:
+        """Run the job in a terminal, and show what it prints."""
+        self.show(pane, "", "$ python job.py")
+        with subprocess.Popen(
+            [sys.executable, "job.py"], cwd=self._folder, stdout=subprocess.PIPE, text=True
+        ) as program:
+
+            def read() -> None:
+                for line in program.stdout or ():
+                    self.show(pane, "", line.rstrip())
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            try:
+                yield program
+            finally:
+                program.kill()
+                reader.join()
+
+
+def record_takeover(folder: Path) -> Recording:
+    """Kill the first of three processes, and stop the second for longer than its window."""
+    recording = Recording(folder)
+    with contextlib.ExitStack() as stack:
+        programs: list[subprocess.Popen[str]] = []
+        for number in range(3):
+            programs.append(stack.enter_context(recording.program(number)))
+            asyncio.run(_until(folder, number + 1))
+        first, second, _ = programs
+
+        def act(command: str, program: subprocess.Popen[str], number: signal.Signals) -> float:
+            time.sleep(1.2)  # for those who read the picture
+            when = recording.show(3, "act", f"$ kill -{command} {program.pid}")
+            program.send_signal(number)
+            return when
+
+        when = act("9", first, signal.SIGKILL)
+        taken = recording.until(1, "holds") - when
+        recording.show(0, "act", "Killed")
+        recording.show(3, "note", f"# the next one holds {1000 * taken:.0f} ms later")
+        when = act("STOP", second, signal.SIGSTOP)
+        recording.show(1, "act", "Stopped")
+        taken = recording.until(2, "holds") - when
+        recording.show(3, "note", f"# and the third {taken:.1f} s later")
+        act("CONT", second, signal.SIGCONT)
+        recording.until(1, "LeaseLost")
+        recording.show(3, "note", "# the second does not go on working")
+    return recording
+
+
+def draw_takeover(folder: Path) -> str:
+    """Draw the recording: each line appears when it did, and all begins anew some seconds later."""
+    lines = record_takeover(folder).lines
+    length = lines[-1][0] + 4
+    height = MARGIN + LINE * (PANE_LINES + 2)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * height + MARGIN}">',
+        f"<style>{RECORDING_STYLE}",
+    ]
+    for index, (when, *_) in enumerate(lines):
+        at = 100 * when / length
+        parts.append(
+            f"@keyframes k{index} {{ 0%, {at:.2f}% {{ opacity: 0 }} "
+            f"{at + 0.01:.2f}%, 100% {{ opacity: 1 }} }}"
+        )
+    parts.append("</style>")
+    rows = [0] * 4
+    for pane, title in enumerate(("terminal 1", "terminal 2", "terminal 3", "the operator")):
+        left, top = MARGIN + (pane % 2) * (PANE + 8), MARGIN + (pane // 2) * height
+        parts.append(
+            f'<rect class="pane" x="{left}" y="{top}" width="{PANE}" height="{height - 8}" rx="6"/>'
+        )
+        parts.append(f'<text class="title" x="{left + 12}" y="{top + LINE}">{title}</text>')
+    for index, (_, pane, kind, text) in enumerate(lines):
+        rows[pane] += 1
+        left, top = MARGIN + (pane % 2) * (PANE + 8), MARGIN + (pane // 2) * height
+        parts.append(
+            f'<text class="{kind}" x="{left + 12}" y="{top + LINE * (rows[pane] + 1) + 4}" '
+            f'style="animation: k{index} {length:.1f}s linear infinite">{escape(text)}</text>'
+        )
+    return "\n".join([*parts, "</svg>\n"])
+
+
+DRAWINGS = {"demo.svg": draw_demo, "top.svg": draw_top, "takeover.svg": draw_takeover}
+
+
 def main(folder: Path) -> None:
-    """Draw both pictures into this folder."""
+    """Draw the pictures into this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in (("demo.svg", draw_demo), ("top.svg", draw_top)):
+    for name, draw in DRAWINGS.items():
         with tempfile.TemporaryDirectory(prefix="tenure-pictures-") as scratch:
             (folder / name).write_text(draw(Path(scratch)), encoding="utf-8")
 
