@@ -39,9 +39,11 @@ class SystemClock:
 
     virtual = False
 
-    # Linux has CLOCK_BOOTTIME. On macOS, Python's CLOCK_MONOTONIC advances during a suspension.
-    _ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-    # Every lease reads them several times, so they are not wrapped in Python functions.
-    now = staticmethod(partial(time.clock_gettime, _ID))
+    # Linux has CLOCK_BOOTTIME. On macOS and Windows, `time.monotonic` advances during a suspension.
+    # Every lease reads the clocks several times, so they are not wrapped in Python functions.
+    now = staticmethod(
+        partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic
+    )
     wall = staticmethod(time.time)

@@ -7,7 +7,9 @@ the kernel runs it on the same core. An event loop can wait for it as well.
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from functools import partial
 
 from tenure.greenlets import are_used, wait_readable
 
@@ -19,15 +21,21 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 class Notifier:
     """Merges several notifications before a wait. A signal handler that raises ends a wait."""
 
-    __slots__ = ("_greenlets", "_read", "_write")
+    __slots__ = ("_greenlets", "_post", "_read", "_sockets", "_take")
 
     def __init__(self) -> None:
         """Open the descriptors."""
         self._greenlets = are_used()
         if sys.platform == "linux":
-            self._read = self._write = os.eventfd(0)
-        else:
-            self._read, self._write = os.pipe()
+            self._sockets: tuple[socket.socket, ...] = ()
+            self._read = os.eventfd(0)
+            self._post = partial(os.write, self._read, _ONE)
+            self._take = partial(os.read, self._read, len(_ONE))
+        else:  # an event loop on Windows waits for sockets alone
+            receiving, sending = self._sockets = socket.socketpair()
+            self._read = receiving.fileno()
+            self._post = partial(sending.send, _ONE)
+            self._take = partial(receiving.recv, 4096)
 
     def fileno(self) -> int:
         """Return the descriptor that an event loop can wait for."""
@@ -35,7 +43,7 @@ class Notifier:
 
     def notify(self) -> None:
         """Wake the waiting thread or loop. From any thread."""
-        os.write(self._write, _ONE)
+        self._post()
 
     def wait(self) -> None:
         """Wait for a notification. Only one thread may wait."""
@@ -45,10 +53,11 @@ class Notifier:
 
     def clear(self) -> None:
         """Forget the notifications, of which there is one. On a loop that waits for `fileno`."""
-        os.read(self._read, 4096)
+        self._take()
 
     def close(self) -> None:
         """Close the descriptors, after the last notification and the last wait."""
-        os.close(self._read)
-        if self._write != self._read:
-            os.close(self._write)
+        if not self._sockets:
+            os.close(self._read)
+        for each in self._sockets:
+            each.close()

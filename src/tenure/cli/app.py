@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tenure import TenureError, __version__
-from tenure.cli.mistakes import explain
+from tenure.cli.mistakes import Mistake, explain
 from tenure.cli.options import url_option
 from tenure.cli.status import Status, after_signal, table
 
@@ -98,12 +98,21 @@ class LazyGroup(CommandGroup):
         "man": ("tenure.cli.manual", "man", "Print the manual page."),
     }
 
+    POSIX: ClassVar = frozenset({"run", "top", "service", "serve", "token", "dflockd", "demo"})
+    """Commands that need processes, terminals or locks of Unix."""
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(self.MODULES)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.MODULES:
             return None
+        if cmd_name in self.POSIX and sys.platform == "win32":
+            raise Mistake(
+                Status.USAGE,
+                f"tenure {cmd_name} needs Linux or macOS; on Windows, use WSL. The library works, "
+                "and so do ls, describe, watch, config, evict and doctor",
+            )
         module, attribute, _ = self.MODULES[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command

@@ -185,7 +185,7 @@ def _pipe() -> int | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         number = sys.stdout.fileno()
         mode = os.fstat(number).st_mode
-        if stat.S_ISFIFO(mode):
+        if stat.S_ISFIFO(mode) and sys.platform != "win32":  # whose loop waits for sockets alone
             return number
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -73,9 +74,15 @@ def connect_engine(url: str, clock: Clock) -> Engine:
 
     Raises:
         InvalidArgument: the URL has no scheme, or its engine rejects it.
-        Unsupported: no engine is installed for the scheme.
+        Unsupported: no engine is installed for the scheme, or it needs what this system lacks.
     """
     connector = _connector(url)
+    scheme = url.partition(":")[0]
+    if scheme.endswith("+unix") and not hasattr(socket, "AF_UNIX"):
+        raise Unsupported(
+            f"{scheme}:// needs Unix sockets, which Python does not have on this system; connect "
+            "to a port of the server"
+        )
     return connector(split_answer_timeout(url)[0], clock)
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import refusals, rules
+from tenure.engines._kit.extras import selector_loop
 from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
 from tenure.engines.dflockd.dialing import Kind
@@ -147,7 +148,7 @@ class DflockdEngine(EngineDefaults):
         """Connect to all servers; at least one must be reachable."""
         if self._open:
             return
-        self.loop = asyncio.get_running_loop()
+        self.loop = selector_loop("dflockd")
         self._thread = threading.get_ident()
         self.heartbeat = DflockdHeartbeat(self.clock)
         self._shards = [

@@ -17,6 +17,7 @@ from tenure.engines._kit.commands.attachment import SessionParameters
 from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.commands.statements import Statement
 from tenure.engines._kit.commands.unsent import UnsentStatements
+from tenure.engines._kit.extras import selector_loop
 from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import Finding
@@ -113,6 +114,7 @@ class PostgresEngine(PostgresAdministration):
 
     def prepare_opening(self) -> None:
         """Make the reconnector, the heartbeat thread and the timers, for `loop`."""
+        selector_loop("postgresql")
         self._name = secrets.token_hex(8)
         self.channel = f"tenure_{self._name}"
         self._pushes = BackgroundQueue(self.loop, self.clock.now, self._deliver, self.failures)
