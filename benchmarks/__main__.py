@@ -25,11 +25,12 @@ from benchmarks.measure import Measured
 Part = Callable[[], Iterable[Measured]]
 
 
-def _part(module: str) -> Part:
+def _part(module: str, function: str = "measure") -> Part:
     """Return a part that imports its module when it runs: each needs other libraries."""
 
     def measure() -> Iterable[Measured]:
-        measured: Iterable[Measured] = import_module(f"benchmarks.{module}").measure()
+        found = getattr(import_module(f"benchmarks.{module}"), function)
+        measured: Iterable[Measured] = found()
         return measured
 
     return measure
@@ -39,7 +40,7 @@ PARTS: dict[str, Part] = {
     "memory": _part("in_process"),
     "memory-core": _part("core_size"),
     "sqlite": _part("sqlite_pairs"),
-    "sqlite-threads": _part("blocking"),
+    "sqlite-threads": _part("blocking", "measure_sqlite"),
     "sqlite-full": _part("sqlite_full"),
     "sqlite-processes": _part("processes"),
     "server": _part("served"),
@@ -49,7 +50,9 @@ PARTS: dict[str, Part] = {
     "server-floods": _part("floods"),
     "ydb": _part("ydb_engine"),
     "redis": _part("redis_pairs"),
+    "redis-threads": _part("blocking", "measure_redis"),
     "postgresql": _part("postgresql_pairs"),
+    "postgresql-threads": _part("blocking", "measure_postgresql"),
     "etcd": _part("etcd_pairs"),
 }
 """The parts by name."""

@@ -161,9 +161,7 @@ def measure_sqlite() -> Iterator[Measured]:
 
         url = f"sqlite:///{folder}/bench.db"
         yield from _beside("sqlite", url, "filelock", locks, 1.5)
-        ours, task, ratio = in_turn(
-            lambda: _ours(url, 1), lambda: asyncio.run(_asynchronous(url))
-        )
+        ours, task, ratio = in_turn(lambda: _ours(url, 1), lambda: asyncio.run(_asynchronous(url)))
         yield Measured(
             "sqlite, tenure.blocking, 1 thread",
             ours,
