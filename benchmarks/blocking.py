@@ -1,18 +1,22 @@
 """`tenure.blocking` beside the locks of synchronous libraries, and beside its asynchronous API.
 
 Each thread takes and releases a lock of its own, in one process: redis-py's ``Lock``, filelock, and
-PostgreSQL's advisory locks, with a connection for each thread. The figures are the time of a pair
-for its thread.
+PostgreSQL's advisory locks, with a connection for each thread. One thread shows the time of a pair,
+which is a median, and many show their pairs a second. The kernel places the threads and the server
+on the cores.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 
 import tenure
 from benchmarks.measure import Measured, in_turn
@@ -28,23 +32,38 @@ Locks = Callable[[ExitStack, int], Block]
 """Prepares the lock of a thread, in that thread."""
 
 
-def _microseconds(locks: Locks, threads: int) -> float:
-    """Return the time of a pair, for each of some threads."""
-    done = [0] * threads
-    begin = threading.Barrier(threads + 1)
-    stop = threading.Event()
+@dataclass(frozen=True)
+class ThreadPairs:
+    """Pairs of some threads.
+
+    Attributes:
+        rate: pairs a second of all of them.
+        median: time of a pair in microseconds.
+    """
+
+    rate: float
+    median: float
+
+
+def _pairs(locks: Locks, threads: int) -> ThreadPairs:
+    times: list[list[float]] = [[] for _ in range(threads)]
+    begin = threading.Barrier(threads)
     errors: list[BaseException] = []
 
     def work(number: int) -> None:
+        now = time.perf_counter
         try:
             with ExitStack() as stack:
                 block = locks(stack, number)
-                with block():  # connects
-                    pass
-                begin.wait(60)
-                while not stop.is_set():
+                for _ in range(10):  # connects, and warms up
                     with block():
-                        done[number] += 1
+                        pass
+                begin.wait(60)
+                end = now() + SECONDS
+                while (start := now()) < end:
+                    with block():
+                        pass
+                    times[number].append(now() - start)
         except BaseException as error:
             begin.abort()
             errors.append(error)
@@ -52,49 +71,37 @@ def _microseconds(locks: Locks, threads: int) -> float:
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
     for worker in workers:
         worker.start()
-    try:
-        begin.wait(60)
-        start = time.perf_counter()
-        time.sleep(SECONDS)
-        spent = time.perf_counter() - start
-        pairs = sum(done)
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
+    for worker in workers:
+        worker.join()
     if errors:
         raise errors[0]
-    return spent * threads / pairs * 1e6
+    rate = sum(len(each) / sum(each) for each in times)
+    return ThreadPairs(rate, statistics.median(chain.from_iterable(times)) * 1e6)
 
 
-def _ours(url: str, threads: int) -> float:
+def _ours(url: str, threads: int) -> ThreadPairs:
     with blocking.connect(url) as client, client.session() as session:
 
         def locks(_: ExitStack, number: int) -> Block:
             return session.mutex(f"key-{number}").lock
 
-        return _microseconds(locks, threads)
+        return _pairs(locks, threads)
 
 
 def _beside(
     engine: str, url: str, peer: str, locks: Locks, at_most: float, *, rounds: int = 5
 ) -> Iterator[Measured]:
     """One thread, and many on locks of their own: ours, and those of a peer."""
-    for threads, bound in ((1, at_most), (THREADS, None)):
-        ours, theirs, ratio = in_turn(
-            lambda threads=threads: _ours(url, threads),  # type: ignore[misc]
-            lambda threads=threads: _microseconds(locks, threads),  # type: ignore[misc]
-            rounds,
-        )
-        yield Measured(
-            f"{engine}, tenure.blocking, {threads} thread{'s' if threads > 1 else ''}",
-            ours,
-            "us/pair",
-            peer,
-            theirs,
-            ratio,
-            at_most=bound,
-        )
+    ours, theirs, ratio = in_turn(
+        lambda: _ours(url, 1).median, lambda: _pairs(locks, 1).median, rounds
+    )
+    what = f"{engine}, tenure.blocking, 1 thread"
+    yield Measured(what, ours, "us/pair", peer, theirs, ratio, at_most=at_most)
+    ours, theirs, ratio = in_turn(
+        lambda: _ours(url, THREADS).rate, lambda: _pairs(locks, THREADS).rate, rounds
+    )
+    what = f"{engine}, tenure.blocking, {THREADS} threads on distinct keys"
+    yield Measured(what, ours, "pairs/s", peer, theirs, ratio)
 
 
 def measure_redis() -> Iterator[Measured]:
@@ -138,15 +145,16 @@ def measure_postgresql() -> Iterator[Measured]:
 
 
 async def _asynchronous(url: str) -> float:
-    """Return the time of a pair of one task."""
-    done = 0
+    """Return the median time of a pair of one task, in microseconds."""
+    times, now = [], time.perf_counter
     async with tenure.connect(url) as client, client.session() as session:
         mutex = session.mutex("key")
-        start = time.perf_counter()
-        while time.perf_counter() < start + SECONDS:
+        end = now() + SECONDS
+        while (start := now()) < end:
             async with mutex.lock():
-                done += 1
-        return (time.perf_counter() - start) / done * 1e6
+                pass
+            times.append(now() - start)
+        return statistics.median(times) * 1e6
 
 
 def measure_sqlite() -> Iterator[Measured]:
@@ -161,7 +169,9 @@ def measure_sqlite() -> Iterator[Measured]:
 
         url = f"sqlite:///{folder}/bench.db"
         yield from _beside("sqlite", url, "filelock", locks, 1.5)
-        ours, task, ratio = in_turn(lambda: _ours(url, 1), lambda: asyncio.run(_asynchronous(url)))
+        ours, task, ratio = in_turn(
+            lambda: _ours(url, 1).median, lambda: asyncio.run(_asynchronous(url))
+        )
         yield Measured(
             "sqlite, tenure.blocking, 1 thread",
             ours,
