@@ -65,8 +65,8 @@ def _pairs(locks: Locks, threads: int) -> ThreadPairs:
                         pass
                     times[number].append(now() - start)
         except BaseException as error:
+            errors.append(error)  # first: the other threads raise that the barrier is broken
             begin.abort()
-            errors.append(error)
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
     for worker in workers:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
+from benchmarks import blocking
 from benchmarks.__main__ import PARTS, chosen, main
 from benchmarks.measure import Measured
 
@@ -75,3 +78,31 @@ def test_an_unknown_name_lists_the_names(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().err
     assert "no part 'redsi'" in printed
     assert "sqlite-processes, server" in printed
+
+
+def test_threads_are_measured_with_a_lock_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "SECONDS", 0.01)
+    locks = [threading.Lock() for _ in range(3)]
+    users: list[set[int]] = [set() for _ in locks]
+
+    def prepare(_: ExitStack, number: int) -> blocking.Block:
+        def block() -> AbstractContextManager[object]:
+            users[number].add(threading.get_ident())
+            return locks[number]
+
+        return block
+
+    pairs = blocking._pairs(prepare, len(locks))
+    assert [len(each) for each in users] == [1, 1, 1]
+    assert pairs.rate > 0
+    assert pairs.median > 0
+
+
+def test_the_error_of_a_measured_thread_is_raised() -> None:
+    def prepare(_: ExitStack, number: int) -> blocking.Block:
+        if number == 1:
+            raise ConnectionError("the server is gone")
+        return threading.Lock
+
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        blocking._pairs(prepare, 3)
