@@ -7,6 +7,8 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,9 @@ from tenure.background import (
     BackgroundQueue,
     BackgroundThread,
     BackgroundTimer,
+    Ending,
     Failures,
+    persist,
     supervise,
 )
 from tenure.errors import EngineError
@@ -383,6 +387,114 @@ async def test_cancelling_a_supervised_task_ends_it(clock: VirtualClock) -> None
         await asyncio.wait([task])
         assert task.cancelled()
         assert len(step.ran) == 1
+
+
+# Endings, in loops that cancel all tasks when they end
+
+
+class Closing:
+    """A step that notes its calls, and ends when it may."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.called = asyncio.Event()
+        self.may_end = asyncio.Event()
+
+    async def step(self) -> None:
+        self.begun.append(len(self.begun))
+        self.called.set()
+        await self.may_end.wait()
+
+
+async def call_again(closing: Closing) -> None:
+    """Wait until the step is called once more."""
+    closing.called.clear()
+    await closing.called.wait()
+
+
+async def test_a_cancelled_caller_does_not_stop_an_ending() -> None:
+    closing = Closing()
+    ending = Ending(closing.step)
+    caller, other = asyncio.ensure_future(ending.wait()), asyncio.ensure_future(ending.wait())
+    await closing.called.wait()
+    caller.cancel()
+    await asyncio.wait([caller])
+    closing.may_end.set()
+    await other
+    await ending.wait()
+    assert closing.begun == [0]
+
+
+async def test_an_ending_that_is_cancelled_is_begun_again() -> None:
+    closing = Closing()
+    ending = Ending(closing.step)
+    await closing.called.wait()
+    ending.task.cancel()
+    await call_again(closing)
+    closing.may_end.set()
+    await ending.wait()
+    assert closing.begun == [0, 1]
+
+
+async def test_an_ending_that_is_cancelled_before_it_runs_is_begun_by_one_of_its_callers() -> None:
+    closing = Closing()
+    started: list[asyncio.Task[None]] = []
+
+    def start(step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        started.append(asyncio.create_task(step))
+        return started[-1]
+
+    ending = Ending(closing.step, start)
+    ending.task.cancel()
+    callers = [asyncio.ensure_future(ending.wait()) for _ in range(3)]
+    closing.may_end.set()
+    await asyncio.gather(*callers)
+    assert closing.begun == [0]
+    assert len(started) == 2
+
+
+async def test_an_ending_that_is_cancelled_twice_is_over() -> None:
+    closing = Closing()
+    ending = Ending(closing.step)
+    await closing.called.wait()
+    ending.task.cancel()
+    await call_again(closing)
+    ending.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await ending.wait()
+    assert closing.begun == [0, 1]
+
+
+async def test_each_caller_of_an_ending_gets_its_failure() -> None:
+    async def fail() -> None:
+        raise EngineError("the disk is full")
+
+    ending = Ending(fail)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="the disk is full"):
+            await ending.wait()
+
+
+async def test_what_persists_is_ended_by_a_second_cancellation() -> None:
+    again = asyncio.Event()
+    calls = 0
+
+    async def step() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            again.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(persist(step))
+    await asyncio.sleep(0)
+    task.cancel()
+    await again.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 # Threads

@@ -13,6 +13,9 @@ Rules:
 * `asyncio.CancelledError`, `KeyboardInterrupt` and `SystemExit` propagate.
 * A cancelled timer runs no step until it is armed again; a step cancelled while it runs is not
   repeated.
+* `asyncio.run` cancels all tasks at its end, and waits for them. What a program holds must be
+  released nevertheless, or it would be kept until its recovery window has passed. So
+  `persist` and `Ending` begin a cancelled step once more.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tenure.errors import TenureError
 from tenure.greenlets import Thread, new_thread
@@ -36,7 +39,9 @@ __all__ = [
     "BackgroundQueue",
     "BackgroundThread",
     "BackgroundTimer",
+    "Ending",
     "Failures",
+    "persist",
     "supervise",
 ]
 
@@ -302,6 +307,53 @@ async def supervise(step: Callable[[], Awaitable[object]], failures: Failures) -
             await asyncio.sleep(failures.failed(error))
         else:
             return
+
+
+async def persist(step: Callable[[], Awaitable[T]]) -> T:
+    """Await a step of a closing, and once more if that was cancelled."""
+    try:
+        return await step()
+    except asyncio.CancelledError:
+        return await step()
+
+
+class Ending:
+    """A step that ends something, in a task, for any number of callers.
+
+    The cancellation of a caller does not stop it.
+
+    Args:
+        step: the function to run; safe to repeat.
+        start: starts a task of the owner.
+
+    Attributes:
+        task: carries the step out.
+    """
+
+    __slots__ = ("_begun", "_start", "_step", "task")
+
+    def __init__(
+        self,
+        step: Callable[[], Awaitable[None]],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = asyncio.create_task,
+    ) -> None:
+        """Begin soon, on the running loop."""
+        self._step = step
+        self._start = start
+        self._begun = False
+        self.task = start(self._run())
+
+    async def _run(self) -> None:
+        self._begun = True
+        await persist(self._step)
+
+    async def wait(self) -> None:
+        """Wait for the end of the step. Raises its failure."""
+        while not self.task.done() or (self.task.cancelled() and not self._begun):
+            if self.task.done():  # it was cancelled before it ran
+                self.task = self._start(self._run())
+            await asyncio.wait([self.task])
+        self.task.result()
 
 
 class BackgroundThread:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
+import tenure
 from tenure import blocking
+from tenure.errors import Unsupported
 from tests.engines.stores import BY_NAME
 
 SYNCHRONOUS = """
@@ -119,12 +122,45 @@ def ends_by_sigterm(text: str, url: str) -> None:
         assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "redis", "postgresql", "etcd"])
+BY_A_SERVER = ["tenure-sqlite", "ydb", "dflockd"]
+
+
+def all_are_free(url: str) -> None:
+    """They pass on much sooner than after a recovery window."""
+    with blocking.connect(url) as client:
+        with client.mutex("a").lock(timeout=20), client.mutex("b").lock(timeout=20):
+            pass
+        with suppress(Unsupported):
+            assert len(client.list_sessions()) == 1
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        *("sqlite", "redis", "postgresql", "etcd"),
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in BY_A_SERVER),
+    ],
+)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_the_leases_of_a_program_that_sigterm_ends_pass_on_at_once(kind: str, engine: str) -> None:
     with BY_NAME[engine].make().empty() as url:
         ends_by_sigterm(PROGRAMS[kind], url)
-        with blocking.connect(url) as client:
-            with client.mutex("a").lock(timeout=20), client.mutex("b").lock(timeout=20):
-                pass
-            assert len(client.list_sessions()) == 1
+        all_are_free(url)
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "redis", "postgresql", "etcd", *BY_A_SERVER])
+def test_a_close_is_completed_when_the_program_has_ended(engine: str) -> None:
+    async def main(url: str, iterations: int) -> None:
+        client = tenure.connect(url)
+        leases.append(await client.mutex("a").lock(timeout=20))
+        leases.append(await client.mutex("b").lock(timeout=20))
+        closing.append(asyncio.ensure_future(client.aclose()))
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+
+    leases: list[tenure.Lease] = []
+    closing: list[asyncio.Future[None]] = []
+    with BY_NAME[engine].make().empty() as url:
+        for iterations in (1, 2, 3, 5, 8, 12):
+            asyncio.run(main(url, iterations))
+        all_are_free(url)

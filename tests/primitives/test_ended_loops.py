@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import tenure
-from tenure._client.tasks import persist
 from tenure.engines.memory.session import MemorySession
 
 URL = "memory://ended-loops"
@@ -57,23 +56,3 @@ def test_a_close_is_completed_when_the_program_has_ended(iterations: int) -> Non
         asyncio.run(main())
         closed.set()
         keeper.get_loop().run_until_complete(kept)
-
-
-async def test_a_second_cancellation_ends_it() -> None:
-    again = asyncio.Event()
-    calls = 0
-
-    async def step() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            again.set()
-        await asyncio.Event().wait()
-
-    task = asyncio.ensure_future(persist(step))
-    await asyncio.sleep(0)
-    task.cancel()
-    await again.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task

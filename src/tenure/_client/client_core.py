@@ -24,7 +24,8 @@ from tenure import fork
 from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop, shortened
 from tenure._client.keeper import Keeper, Kept
 from tenure._client.listeners import EventKind, Listeners
-from tenure._client.tasks import Tasks, failure_of, persist
+from tenure._client.tasks import Tasks, failure_of
+from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import Misuse, SessionClosed, TenureError
@@ -96,7 +97,7 @@ class ClientCore:
         self._identify = identify
         self._born = fork.generation
         self._opening: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: Ending | None = None
         _living.add(self)
 
     @property
@@ -203,25 +204,23 @@ class ClientCore:
             EngineError: the store failed.
         """
         self.check_owner()
-        closing = self._begin_closing()
-        await asyncio.wait([closing])
-        closing.result()
+        await self._begin_closing().wait()
 
     def close_dropped(self) -> None:
         """Close the client in the background: the program has dropped it."""
-        self._begin_closing().add_done_callback(_log_failure)
+        self._begin_closing().task.add_done_callback(_log_failure)
 
-    def _begin_closing(self) -> asyncio.Task[None]:
+    def _begin_closing(self) -> Ending:
         if self._closing is None:
             self.closed = True
             self._end_sessions()
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = Ending(self._close)
         return self._closing
 
     @property
     def closing(self) -> asyncio.Task[None] | None:
         """The task that closes the client; ``None`` until `aclose`."""
-        return self._closing
+        return None if self._closing is None else self._closing.task
 
     def _end_sessions(self) -> None:
         for session in list(self.sessions):
@@ -231,9 +230,9 @@ class ClientCore:
         failures: list[Exception] = []
         try:
             if self.loop is not None:
-                await persist(self.tasks.cancel_beginnings)
+                await self.tasks.cancel_beginnings()
                 self._end_sessions()  # attached during the wait
-                failures += await persist(self.tasks.wait_for_endings)
+                failures += await self.tasks.wait_for_endings()
         finally:
             self.listeners.close()
             if self.loop is not None:
@@ -250,5 +249,5 @@ class ClientCore:
 
 def _log_failure(closing: asyncio.Task[None]) -> None:
     failure = failure_of(closing)
-    if failure is not None:
+    if isinstance(failure, Exception):  # not the end of the loop
         _log.warning("could not close a client: error=%s", failure)

@@ -37,7 +37,7 @@ from tenure._client.listeners import EventKind
 from tenure._client.proof import Proof
 from tenure._client.scope import Scope
 from tenure._client.session_states import LIVING, REPORTED, SessionPhase, SessionState
-from tenure._client.tasks import persist
+from tenure.background import persist
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
 

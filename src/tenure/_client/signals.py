@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from tenure import fork
 from tenure._client.client_core import ClientCore
-from tenure._client.tasks import persist
+from tenure.background import persist
 from tenure.errors import InvalidArgument, Misuse
 
 __all__ = ["CLOSE_TIMEOUT", "close_in_time", "close_on_loop", "release_on"]

@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Tasks", "failure_of", "persist"]
+__all__ = ["Tasks", "failure_of"]
 
 T = TypeVar("T")
 
@@ -59,18 +59,6 @@ class Tasks:
             done, _ = await asyncio.wait(self._endings)
             failures += [error for error in map(failure_of, done) if isinstance(error, Exception)]
         return failures
-
-
-async def persist(step: Callable[[], Awaitable[T]]) -> T:
-    """Await a step of a closing, and once more if that was cancelled.
-
-    `asyncio.run` cancels all tasks at its end, and waits for them. Leases whose closing ended there
-    would be kept until their recovery windows have passed.
-    """
-    try:
-        return await step()
-    except asyncio.CancelledError:
-        return await step()
 
 
 def failure_of(task: asyncio.Task[Any]) -> BaseException | None:

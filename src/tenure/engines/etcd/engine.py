@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.engines._kit.session import close_sessions, received, restores_default
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
@@ -57,7 +58,7 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         """Prepare the engine; `open` connects."""
         super().__init__(address, clock, members)
         self._caches = WatchCaches(self)
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: Ending | None = None
 
     @property
     def guarantees(self) -> str:
@@ -200,8 +201,8 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
         if self._closing is None:
             if not self.is_open:
                 return
-            self._closing = self.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
+            self._closing = Ending(self._close)
+        await self._closing.wait()
 
     async def _close(self) -> None:
         self.is_open = False

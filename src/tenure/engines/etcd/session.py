@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tenure.background import Ending
 from tenure.core import refusals, rules
 from tenure.engines.contract import Answer
 from tenure.engines.etcd import semaphores, wire
@@ -51,7 +52,7 @@ class EtcdSession(EtcdRequests):
         """Start attached and in contact."""
         super().__init__(engine, attached)
         self._in_contact = True
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: Ending | None = None
         self._caches = caches
         self._watch: Any = None
 
@@ -186,38 +187,30 @@ class EtcdSession(EtcdRequests):
     async def _finish(self, *, detach: bool) -> None:
         self._begin_to_finish(detach=detach)
         if self._ending is not None:
-            await asyncio.shield(self._ending)
+            await self._ending.wait()
 
     def _begin_to_finish(self, *, detach: bool) -> None:
         if self._ending is None and not self.over:
             self.closing = True
-            self._ending = self.engine.spawn(self._finished(detach=detach))
+            self._ending = Ending(partial(self._leave_store, detach=detach), self.engine.spawn)
 
-    async def _finished(self, *, detach: bool) -> None:
-        try:
-            await self.operations.finish(self.timeout)
-            await self._leave_store(self.window, detach=detach)
-        except asyncio.CancelledError:
-            # `asyncio.run` cancels all tasks at its end. A call that was cut off may not have been
-            # carried out, so it is repeated: else the next program would wait for the window.
-            await self._leave_store(self.timeout, detach=detach)
-
-    async def _leave_store(self, within: float, *, detach: bool) -> None:
+    async def _leave_store(self, *, detach: bool) -> None:
         """Detach or revoke what the store has not ended itself. Safe to repeat."""
+        await self.operations.finish(self.timeout)
         if self.why_over is not None:
             return
         self._forget()
-        if (detach or self.resumable) and not await self._mark_detached(within):
+        if (detach or self.resumable) and not await self._mark_detached():
             return
         if not detach:
-            await self.engine.revoke(self.id, within)
+            await self.engine.revoke(self.id, self.window)
 
-    async def _mark_detached(self, within: float) -> bool:
+    async def _mark_detached(self) -> bool:
         """Mark the session as detached; false if another client has attached it meanwhile."""
         engine = self.engine
         detached = replace(self.record, attached=False)
         then = (wire.put(self.key, detached.value(), self.id), wire.delete(self.claim))
-        until = engine.clock.now() + within
+        until = engine.clock.now() + self.window
         pause = pauses()
         while engine.clock.now() < until:
             try:

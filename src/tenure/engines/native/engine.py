@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
+from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.core import refusals, rules
 from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, SessionEvents
@@ -60,6 +62,7 @@ class NativeEngine(EngineDefaults):
         self._dial = dial
         self._reconnector: NativeReconnector | None = None
         self._heartbeat: NativeHeartbeat | None = None
+        self._closing: Ending | None = None
 
     async def open(self) -> None:
         """Connect to the store."""
@@ -78,8 +81,12 @@ class NativeEngine(EngineDefaults):
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""
         reconnector, self._reconnector = self._reconnector, None
-        if reconnector is None:
-            return
+        if reconnector is not None:
+            self._closing = Ending(partial(self._close, reconnector))
+        if self._closing is not None:
+            await self._closing.wait()
+
+    async def _close(self, reconnector: NativeReconnector) -> None:
         try:
             await self._close_sessions(reconnector)
         finally:

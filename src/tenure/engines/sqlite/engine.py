@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+from tenure.background import Ending, persist
 from tenure.clock import Clock
 from tenure.engines._kit.session import restores_default
 from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
@@ -60,7 +62,7 @@ class SqliteEngine(EngineDefaults):
         self.clock = clock
         self._address = address
         self._open = False
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: Ending | None = None
         self._registering: asyncio.Future[Any] | None = None
 
     def diagnose(self) -> Iterable[Finding]:
@@ -102,12 +104,14 @@ class SqliteEngine(EngineDefaults):
         if self._closing is None:
             if not self._open or self.store.forked:
                 return
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        elif self._closing.done():
+            self._closing = Ending(self._close)
+        elif not self._open:
             return
-        await asyncio.shield(self._closing)
+        await self._closing.wait()
 
     async def _close(self) -> None:
+        if not self._open:
+            return
         store = self.store
         error = self._was_closed()
         left = False
@@ -118,7 +122,7 @@ class SqliteEngine(EngineDefaults):
             if store.life is not None and not lost:
                 answer = store.committer.do(participants.unregister, tuple(self.monitor.takeovers))
                 if isinstance(answer, asyncio.Future):
-                    await asyncio.wait([answer], timeout=_LEAVING)
+                    await persist(partial(asyncio.wait, [answer], timeout=_LEAVING))
                     if not answer.done():
                         error = EngineError(
                             f"{self.url} was closed while "

@@ -110,7 +110,17 @@ class Member:
         self._excused = 0
         self._proven_then = 0.0
         self._silent = False
-        self._task = asyncio.create_task(self._run(), name="tenure-ydb-session")
+        self._task = self._begin()
+
+    def _begin(self) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._run(), name="tenure-ydb-session")
+        task.add_done_callback(self._ran)
+        return task
+
+    def _ran(self, _: asyncio.Task[None]) -> None:
+        """Go on in another task if `asyncio.run` has cancelled this one during a stop."""
+        if self.stopping and not self._abandoned:
+            self._task = self._begin()
 
     @property
     def id(self) -> int:
@@ -144,6 +154,8 @@ class Member:
         self.stopping = True
         self.protocol.stop()
         self._activity.set()
+        if self._task.done():
+            self._ran(self._task)
 
     def abandon(self) -> None:
         """Open no further stream; the current one may end normally."""

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+from tenure.background import Ending
 from tenure.engines._kit.operations import OperationQueues
 from tenure.engines._kit.session import PlainSession
 from tenure.engines.contract import Attach, SessionEvents
@@ -57,7 +59,7 @@ class GroupSession(PlainSession, ABC):
         self._step = 0
         self._proven = float("-inf")
         self._broken = False
-        self._finishing: asyncio.Task[None] | None = None
+        self._finishing: Ending | None = None
         self._pending: set[asyncio.Future[Any]] = set()
         self._first: asyncio.Future[None] | None = self._loop.create_future()
         self._failure = "it did not answer"
@@ -218,20 +220,17 @@ class GroupSession(PlainSession, ABC):
 
     async def close_within(self, seconds: float) -> None:
         """Close like `close`, within a time; sessions that the server is not notified of expire."""
-        await self._finish(self._end_members(seconds))
+        await self._finish(partial(self._end_members, seconds))
 
     async def detach(self) -> None:
         """Detach the session, without ending it."""
-        await self._finish(self._detach())
+        await self._finish(self._detach)
 
-    async def _finish(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Run it to its end once, whether or not the caller is cancelled."""
+    async def _finish(self, step: Callable[[], Awaitable[None]]) -> None:
         if self._finishing is None:
             self.stop(self._expired("it was closed"))
-            self._finishing = self.database.complete(ending)
-        else:
-            ending.close()
-        await asyncio.shield(self._finishing)
+            self._finishing = Ending(step, self.database.complete)
+        await self._finishing.wait()
 
     async def _detach(self) -> None:
         await asyncio.gather(*(member.leave() for member in self.all))

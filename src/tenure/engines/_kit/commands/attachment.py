@@ -131,6 +131,7 @@ class CommandAttachment(SessionBase):
         self.order_ids = engine.order_ids
         self._engine = engine
         self._changes = 0
+        self._left: asyncio.Future[Any] | None = None
         self.proven_at = self.renewed_at = engine.clock.now()
 
     @property
@@ -288,12 +289,14 @@ class CommandAttachment(SessionBase):
         await self._leave(detach=True)
 
     async def _leave(self, *, detach: bool) -> None:
-        if self.over:
-            return
-        self._forget()
-        left: asyncio.Future[Any] = self.loop.create_future()
-        self._send_leave(detach=detach, answered=partial(settle, left))
-        reply = await left
+        if self._left is None:
+            if self.over:
+                return
+            self._forget()
+            self._left = self.loop.create_future()
+            self._send_leave(detach=detach, answered=partial(settle, self._left))
+        await asyncio.wait([self._left])
+        reply = self._left.result()
         if isinstance(reply, Exception):
             raise self._failure(reply)
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any, Generic, Protocol, TypeVar
 
-from tenure.background import Failures
+from tenure.background import Ending, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.commands.attaching import CommandAttaching
 from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING, OrderIds
@@ -67,7 +67,7 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
             f"looking after the sessions on {url}", logging.getLogger("tenure")
         )
         self._abandoned: set[asyncio.Future[Any]] = set()
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: Ending | None = None
         self._thread = 0
 
     # Defined by each engine
@@ -110,8 +110,8 @@ class CommandEngine(CommandAttaching[S], Generic[S]):
         if self._closing is None:
             if not self._open:
                 return
-            self._closing = self.loop.create_task(self._close())
-        await asyncio.shield(self._closing)
+            self._closing = Ending(self._close)
+        await self._closing.wait()
 
     async def _close(self) -> None:
         self._open = False
