@@ -25,7 +25,7 @@ from functools import partial
 from tenure.background import Failures
 from tenure.server.admission import Source, local_source, source_at
 from tenure.server.auth.identity import ANONYMOUS, Identity
-from tenure.server.budget import Share, UnreadInput
+from tenure.server.budget import FORGOTTEN, Share, UnreadInput
 from tenure.server.context import Context
 from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
@@ -59,6 +59,7 @@ class Greeting:
         source: the source that the connection counts for.
         deadline: time by which the client must have identified itself.
         unread: the connection's input that is not carried out.
+        refused: whether the client is refused, so that nothing more is carried out.
         abort: ends the connection at once, if it has a transport.
         displaced: scheduled when the connection must yield its slot earlier; the protocol sets it
             in `connection_made`.
@@ -67,6 +68,7 @@ class Greeting:
     __slots__ = (
         "_context",
         "_error",
+        "_forgotten",
         "_identity",
         "_shares",
         "_stage",
@@ -74,6 +76,7 @@ class Greeting:
         "deadline",
         "displaced",
         "peer",
+        "refused",
         "source",
         "unread",
     )
@@ -85,6 +88,8 @@ class Greeting:
         self._identity = ANONYMOUS
         self._error: LimitReached | None = None
         self._shares: list[Share] = []
+        self._forgotten = 0  # bytes of a refused client that were dropped
+        self.refused = False
         self.unread = UnreadInput(context.input)
         self.peer = peer
         self.source = source or source_at(peer_host(peer) or peer)
@@ -132,6 +137,21 @@ class Greeting:
             self._identity = identity
             for share in self._shares:
                 share.greeted()
+
+    def refuse(self, size: int) -> None:
+        """Carry out nothing more, and drop the `size` bytes that wait."""
+        self.refused = True
+        self.unread.set(0)
+        self.forget(size)
+
+    def forget(self, size: int) -> None:
+        """Drop input of a refused client."""
+        self._forgotten += size
+
+    @property
+    def may_read(self) -> bool:
+        """False once a refused client has sent more than it may until it has the reason."""
+        return self._forgotten <= FORGOTTEN
 
     def displace(self, error: LimitReached) -> None:
         """End the connection, because a newer one takes its slot."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tenure.server.accept import Greeting
-from tenure.server.budget import FORGOTTEN
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import WAITING, Claim
 from tenure.server.dflockd.ends import probe
@@ -57,8 +56,6 @@ class DflockdServerStream(asyncio.Protocol):
         "_busy",
         "_commands",
         "_context",
-        "_deaf",
-        "_forgotten",
         "_fresh",
         "_greeting",
         "_leaving",
@@ -101,8 +98,6 @@ class DflockdServerStream(asyncio.Protocol):
         self._reading = True
         self._special = True  # it is greeting or leaving
         self._fresh = True  # nothing has been received
-        self._deaf = False  # the client is refused, and nothing more is carried out
-        self._forgotten = 0  # bytes that were dropped then
         self._over = False  # its client says nothing more
         self._received_at = self._now()
         self._lines = 0
@@ -175,8 +170,9 @@ class DflockdServerStream(asyncio.Protocol):
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
         try:
-            if self._deaf:
-                self._forget(len(data))
+            if self._greeting.refused:
+                self._greeting.forget(len(data))
+                self._settle_reading()
                 return
             waits = self._busy or self._requests or self._unread
             if waits or not self._share.begin(len(data)):
@@ -224,14 +220,9 @@ class DflockdServerStream(asyncio.Protocol):
 
     def _stop_reading(self) -> None:
         """Carry out nothing more: the client is refused."""
-        self._busy = self._deaf = True
-        self._greeting.unread.set(0)
-        self._forget(len(self._unread))
+        self._busy = True
+        self._greeting.refuse(len(self._unread))
         self._unread.clear()
-
-    def _forget(self, size: int) -> None:
-        """Drop input of a refused client; a little, so that the reply reaches it."""
-        self._forgotten += size
         self._settle_reading()
 
     def _receive(self, data: bytes) -> None:
@@ -371,7 +362,7 @@ class DflockdServerStream(asyncio.Protocol):
 
     def _settle_reading(self) -> None:
         full = len(self._unread) >= _MUCH and self._awaited is None
-        reading = not full and self._blocked_at is None and self._forgotten <= FORGOTTEN
+        reading = not full and self._blocked_at is None and self._greeting.may_read
         if reading is not self._reading and self._transport is not None and not self._over:
             self._reading = reading
             if reading:

@@ -33,7 +33,6 @@ from msgspec import DecodeError, Struct
 
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
 from tenure.server.accept import Greeting
-from tenure.server.budget import FORGOTTEN
 from tenure.server.context import Context
 from tenure.server.foreign import Foreign, answer, explain, foreign
 from tenure.server.limits import LimitReached
@@ -96,8 +95,6 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._size = 0  # bytes of the input that `_frames` are in
         self._begun_at = self._now()  # when the unfinished message began
         self._reading = True
-        self._deaf = False  # the client is refused, and nothing more is carried out
-        self._forgotten = 0  # bytes that were dropped then
         self._in_flight = 0
         self._share = greeting.share(self._go_on)
         # Writing
@@ -161,8 +158,9 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._received_at = self._now()
         self._prompt = True
         try:
-            if self._deaf:
-                self._forget(len(data))
+            if self._greeting.refused:
+                self._greeting.forget(len(data))
+                self._settle_reading()
                 return
             if self._frames is not None:
                 self._behind += data
@@ -237,7 +235,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
                 count += 1
                 if self._in_flight >= most or self.stage > ConnectionStage.OPEN:
                     return
-                if self._blocked_at is not None or self._deaf:
+                if self._blocked_at is not None or self._greeting.refused:
                     return
                 if not count % _LOOK and (count >= _TURN or self._share.used_up):
                     self._go_on_soon()
@@ -256,7 +254,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def _settle_reading(self) -> None:
         """Resume reading if no input is pending and the client reads."""
         reading = self._frames is None and self._blocked_at is None
-        reading = reading and self._forgotten <= FORGOTTEN
+        reading = reading and self._greeting.may_read
         if reading is self._reading or self.stage > ConnectionStage.OPEN:
             return
         self._reading = reading
@@ -269,15 +267,9 @@ class NativeServerStream(asyncio.Protocol, ABC):
 
     def _stop_reading(self) -> None:
         """Carry out nothing more: the client is refused."""
-        self._deaf = True
+        self._greeting.refuse(self._size + len(self._behind))
         self._frames = None
-        self._greeting.unread.set(0)
-        self._forget(self._size + len(self._behind))
         self._behind.clear()
-
-    def _forget(self, size: int) -> None:
-        """Drop input of a refused client; a little, so that the reason reaches it."""
-        self._forgotten += size
         self._settle_reading()
 
     def _refuse_to_go_on(self, error: Exception) -> None:

@@ -28,7 +28,7 @@ from h2.events import PingReceived
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from tenure.server.budget import FORGOTTEN, Share
+from tenure.server.accept import Greeting
 from tenure.server.limits import LimitReached
 from tenure.server.ydb.frames import BadFrame, FrameScanner
 
@@ -49,10 +49,10 @@ class Http2Protocol(H2Protocol):
 
     Args:
         handler: the handler of its calls.
-        share: the share of the loop's iteration; its work is `go_on`.
+        greeting: its entry among the server's connections.
 
     Attributes:
-        share: the share.
+        share: its share of the loop's iteration.
         pings: number of answered pings.
         is_open: false once either end has closed it.
     """
@@ -61,17 +61,16 @@ class Http2Protocol(H2Protocol):
     h2: _State
     _transport: asyncio.Transport
 
-    def __init__(self, handler: AbstractHandler, share: Share) -> None:
+    def __init__(self, handler: AbstractHandler, greeting: Greeting) -> None:
         """Start closed; `start_http2` begins."""
         super().__init__(handler, _CONFIG, _H2_CONFIG)
-        self.share = share
+        self.share = greeting.share(self.go_on)
         self.pings = 0
         self.is_open = False
         self._unread = b""  # received, and from `_unread_at` on not handled
         self._unread_at = 0
         self._strangers_bytes: int | None = _STRANGERS_BYTES  # that may still be handled
-        self._deaf = False  # the client is refused, and nothing more is handled
-        self._forgotten = 0  # bytes that were dropped then
+        self._greeting = greeting
         self._postponed: dict[GrpcCall, None] = {}  # calls that go on with the next share
         self._reading = True
         self._blocked = False  # the client does not read
@@ -135,8 +134,9 @@ class Http2Protocol(H2Protocol):
         """Handle the bytes, within the connection's share of the iteration."""
         if not self.is_open:
             return
-        if self._deaf:
-            self._forget(len(data))
+        if self._greeting.refused:
+            self._greeting.forget(len(data))
+            self._settle_reading()
             return
         if self._unread or self.undecided or not self.share.begin(len(data)):
             self._keep(self._unread[self._unread_at :] + data, 0)
@@ -166,18 +166,9 @@ class Http2Protocol(H2Protocol):
 
     def stop_reading(self) -> None:
         """Handle nothing more: the client is refused."""
-        self._deaf = True
-        self._forget(len(self._unread) - self._unread_at)
+        self._greeting.refuse(len(self._unread) - self._unread_at)
         self._drop_unread()
-
-    def _forget(self, size: int) -> None:
-        """Drop input of a refused client; a little, so that a pending reply reaches it."""
-        self._forgotten += size
         self._settle_reading()
-
-    @property
-    def _forgets_no_more(self) -> bool:
-        return self._forgotten > FORGOTTEN
 
     def _drop_unread(self) -> None:
         self._unread, self._unread_at = b"", 0
@@ -206,7 +197,7 @@ class Http2Protocol(H2Protocol):
 
     def _handle_slices(self, data: bytes, at: int) -> None:
         start, end = at, len(data)
-        while at < end and self.is_open and not self._deaf:
+        while at < end and self.is_open and not self._greeting.refused:
             if at > start and (self._blocked or self.undecided or self.share.used_up):
                 self._keep(data, at)
                 return
@@ -282,7 +273,8 @@ class Http2Protocol(H2Protocol):
 
     def _settle_reading(self) -> None:
         """Resume reading if nothing waits and the client reads."""
-        reading = not (self._unread or self._blocked or self.undecided or self._forgets_no_more)
+        reading = not (self._unread or self._blocked or self.undecided)
+        reading = reading and self._greeting.may_read
         if reading is not self._reading and not self._transport.is_closing():
             self._reading = reading
             if reading:

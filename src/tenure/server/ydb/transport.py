@@ -104,7 +104,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         tasks: set[asyncio.Task[None]],
     ) -> None:
         """Start before the client's greeting, without calls."""
-        super().__init__(self, greeting.share(self.go_on))
+        super().__init__(self, greeting)
         self.context = context
         self.identity = ANONYMOUS
         self.shown = UNKNOWN_PEER
@@ -126,7 +126,6 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self._output = 0
         self._calls: set[GrpcCall] = set()
         self._made = False
-        self._greeting = greeting
         self._readers: dict[Identity, Reader] = {}
         self._greeting_timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
