@@ -538,13 +538,14 @@ def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("kind", ["overlay", "fuse.fuse-overlayfs"])
 def test_a_store_on_the_layer_of_a_container_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     device = os.stat(tmp_path).st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
-        f"1002 900 {os.major(device)}:{os.minor(device)} / / rw,relatime - overlay overlay "
+        f"1002 900 {os.major(device)}:{os.minor(device)} / / rw,relatime - {kind} overlay "
         "rw,lowerdir=/l/1,upperdir=/u/diff,workdir=/u/work\n"
     )
     monkeypatch.setattr(folders, "_MOUNTS", str(mounts))
@@ -555,7 +556,25 @@ def test_a_store_on_the_layer_of_a_container_is_reported(
     assert "other containers do not see it" in record.getMessage()
     (found,) = (each for each in examine(address) if each.what == "file system")
     assert found.level == "warning"
-    assert "other containers do not see it" in found.found
+    assert f"({kind}): other containers do not see it" in found.found
+
+
+@needs_root
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a file system")
+def test_a_layer_that_the_system_has_mounted_is_found(tmp_path: Path) -> None:
+    # The upper folder of an overlay must not be on another one, as that of this test may be.
+    mounted = (
+        'mount -t tmpfs none "$0" && cd "$0" && mkdir lower upper work merged && mount -t overlay '
+        "overlay -o lowerdir=lower,upperdir=upper,workdir=work merged && mkdir merged/app && "
+        'exec "$@"'
+    )
+    url = f"sqlite:///{tmp_path}/merged/app/store.db"
+    command = ["unshare", "-m", "sh", "-c", mounted, tmp_path, sys.executable, "-c", PREPARES, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip("may not mount anything here")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("other containers do not see it") == 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -193,6 +193,7 @@ _USER_SPACE = frozenset(
     "sshfs weed xtreemfs".split()
 )
 _SHARED = _NETWORK | _CLUSTER | _VIRTUAL_MACHINE
+_LAYERS = frozenset("aufs overlay fuse-overlayfs".split())
 
 
 def check_file_system(folder: str) -> None:
@@ -213,10 +214,11 @@ def check_file_system(folder: str) -> None:
 
 def describe_layer(folder: str) -> str:
     """Return a warning if a folder is on a container's own layer; empty if it is not."""
-    if file_system(folder) != "overlay":
+    kind = file_system(folder)
+    if kind.removeprefix("fuse.") not in _LAYERS:
         return ""
     return (
-        f"{folder} is on the container's own file system (overlay): other containers do not see "
+        f"{folder} is on the container's own file system ({kind}): other containers do not see "
         "it, and it ends with the container"
     )
 
