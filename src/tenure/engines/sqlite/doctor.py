@@ -381,6 +381,6 @@ def _check_turn(address: SqliteUrl) -> Finding:
     return Finding(
         "warning",
         "writers",
-        f"pid {pid} has had the turn for more than {STALL:g} s",
+        f"{f'pid {pid}' if pid else 'a process'} has had the turn for more than {STALL:g} s",
         "check that process; nothing is granted meanwhile",
     )

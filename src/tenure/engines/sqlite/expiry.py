@@ -121,7 +121,7 @@ def last_contact(
     assert slot is not None
     if participant == tx.participant and tx.life is not None:
         return tx.life.last_beat(slot)
-    return tx.lives.last_beat(participant, slot, tx.now)
+    return tx.lives.last_beat(participant, slot)
 
 
 def over_among(tx: Transaction, suspects: Iterable[Suspect]) -> tuple[list[int], list[int]]:

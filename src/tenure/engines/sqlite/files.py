@@ -83,6 +83,12 @@ class StoreFiles:
         return f"{self.path}-wal", f"{self.path}-shm"
 
     @property
+    def current_mode(self) -> int:
+        """Mode of a new file. Another program may have opened a private store as shared."""
+        mode = os.stat(self.path).st_mode
+        return self.mode | (mode & 0o666 if mode & 0o022 else 0)
+
+    @property
     def turn(self) -> str:
         """Path of the file whose lock is the turn."""
         return os.path.join(self.folder, "turn.lock")
@@ -106,7 +112,8 @@ class OpenFiles:
         """Note the identities of the files."""
         self.lost = ""
         self._path = place.path
-        self._log = place.log[0]
+        self._log, self._index = place.log
+        self._index_size = 0
         self._index_header = index_header
         self.identities = {place.path: place.identity}
         for each in (*place.log, place.turn):
@@ -117,7 +124,8 @@ class OpenFiles:
         """Raise unless every file is still the one that was opened.
 
         Raises:
-            EngineError: a file was removed, replaced, truncated, or given a second name.
+            EngineError: a file was removed, replaced, truncated, made inaccessible, or given a
+                second name.
         """
         if self.lost:
             raise EngineError(self.lost)
@@ -125,15 +133,23 @@ class OpenFiles:
             try:
                 status = os.stat(path, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
-                raise self._gone(path, "removed") from None
+                raise self.lost_error(path, "removed") from None
+            except PermissionError:
+                raise self.lost_error(path, "made inaccessible") from None
             if (status.st_dev, status.st_ino) != identity:
-                raise self._gone(path, "replaced")
+                raise self.lost_error(path, "replaced")
             if status.st_nlink > 1 and path == self._path:
                 check_one_name(path, status)
-            if status.st_size == 0 and path == self._path:
-                raise self._gone(path, "truncated")
-            if status.st_size == 0 and path == self._log and self._has_index_frames():
-                raise self._gone(path, "truncated")
+            if self._is_truncated(path, status.st_size):
+                raise self.lost_error(path, "truncated")
+
+    def _is_truncated(self, path: str, size: int) -> bool:
+        if path == self._index:  # mapped, and never made shorter by SQLite while it is in use
+            self._index_size = max(size, self._index_size)
+            return size < self._index_size
+        return size == 0 and (
+            path == self._path or (path == self._log and self._has_index_frames())
+        )
 
     def _has_index_frames(self) -> bool:
         """Return true if the log is empty, but its index has frames.
@@ -145,11 +161,21 @@ class OpenFiles:
         empty = os.stat(self._log, follow_symlinks=False).st_size == 0
         return empty and before == self._index_header() and any(before[16:20])
 
-    def _gone(self, path: str, how: str) -> EngineError:
+    def lost_error(self, path: str, how: str) -> EngineError:
+        """Return the error for a file of the store to which something was done.
+
+        Args:
+            path: the file.
+            how: what was done to it, as a participle.
+        """
+        if path in self.identities:
+            effect = "leases are not protected any more. "
+            remedy = f"End every program that uses {self._path}, then connect again"
+        else:
+            effect, remedy = "it proved that this program is alive. ", "Then connect again"
         return EngineError(
-            f"{path} was {how} while in use: leases are not protected any more. Stop all programs "
-            "of a store before touching its files. End every program that uses "
-            f"{self._path}, then connect again"
+            f"{path} was {how} while in use: {effect}Stop all programs of a store before touching "
+            f"its files. {remedy}"
         )
 
 
@@ -320,11 +346,18 @@ def _database(path: str, address: SqliteUrl) -> os.stat_result:
     check_trusted(path, status, address)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid() and address.shared and mode != address.mode:
-        for each in (path, f"{path}-wal", f"{path}-shm"):
-            if os.path.lexists(each):
+        for each in (path, f"{path}-wal", f"{path}-shm", *_own_files(f"{path}.tenure")):
+            with contextlib.suppress(FileNotFoundError):
                 os.chmod(each, address.mode)
     check_usable(path)
     return status
+
+
+def _own_files(folder: str) -> list[str]:
+    """Return this user's files in the folder of a store, which a private program may have made."""
+    with contextlib.suppress(FileNotFoundError):
+        return [each.path for each in os.scandir(folder) if each.stat().st_uid == os.geteuid()]
+    return []
 
 
 def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None:

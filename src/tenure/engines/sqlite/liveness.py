@@ -2,8 +2,8 @@
 
 A participant (one open engine) has a file in the store's folder. The file is locked while the
 participant lives: the kernel releases the lock when its process ends for any reason. The file
-contains one heartbeat for each session: the time of its last renewal. Writing it needs neither a
-transaction nor the turn.
+contains its own inode number, and then one heartbeat for each session: the time of its last
+renewal. Writing it needs neither a transaction nor the turn.
 
 Rules:
 
@@ -14,28 +14,37 @@ Rules:
   and has proven nothing if the window had passed by then. So a program never considers its session
   alive after another process may have found it silent.
 * A participant whose file is missing renews nothing. Other participants treat its sessions as
-  renewed at the time when they first found the file missing.
+  renewed at the time when they first found the file missing. The same applies to a file that was
+  replaced, even by its copy (its inode number differs), truncated, or made inaccessible: the lock
+  and the heartbeats of such a file prove nothing.
+* The files are not mapped into memory: a program that accesses a truncated map is ended (SIGBUS).
 * A forked child closes all of these files, otherwise its parent's death would not be noticed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import mmap
 import os
+import stat
 import struct
 import sys
 import time
+from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
+from tenure.clock import SystemClock
 from tenure.errors import EngineError
 
 __all__ = ["LivenessFile", "LivenessFiles", "boot_id", "is_stopped", "started"]
 
-_CHUNK = mmap.ALLOCATIONGRANULARITY
-_SLOTS = _CHUNK // 8
+_HEADER = struct.Struct("q")
+_BEAT = struct.Struct("d")
+_SLOTS = 511  # of a chunk: with the header, a page
+_CLOCK = SystemClock()
 _OPEN_FILES = 64
 _NEVER = float("-inf")
 
@@ -105,15 +114,16 @@ class LivenessFile:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.fd = os.open(path, flags, mode)
-        self._maps: list[mmap.mmap] = []
-        self._beats: list[memoryview[float]] = []
+        self._beats = array("d")
         self._free: list[int] = []
         self._used = 0
+        self._mode = mode
         try:
             os.fchmod(self.fd, mode)
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(self.fd)
-            self._identity = (status.st_dev, status.st_ino)
+            self._identity = (status.st_dev, status.st_ino, status.st_uid)
+            os.pwrite(self.fd, _HEADER.pack(status.st_ino), 0)
             self._grow()
         except BaseException:
             self.remove()
@@ -125,11 +135,10 @@ class LivenessFile:
             self.close()
 
     def _grow(self) -> None:
-        """Add room for more heartbeats. It is written, not just extended: see `Turn`."""
-        size = len(self._maps) * _CHUNK
-        os.pwrite(self.fd, struct.pack("d", _NEVER) * _SLOTS, size)
-        self._maps.append(mmap.mmap(self.fd, _CHUNK, offset=size))
-        self._beats.append(memoryview(self._maps[-1]).cast("d"))
+        """Add room for more heartbeats: written, so that a full disk fails no heartbeat."""
+        more = array("d", [_NEVER]) * _SLOTS
+        os.pwrite(self.fd, more.tobytes(), _offset(len(self._beats)))
+        self._beats += more
 
     def new_slot(self, at: float) -> int:
         """Return a slot for the heartbeats of a new session."""
@@ -137,7 +146,7 @@ class LivenessFile:
             slot = self._free.pop()
         else:
             slot = self._used
-            if slot == len(self._beats) * _SLOTS:
+            if slot == len(self._beats):
                 self._grow()
             self._used += 1
         self.beat(slot, at)
@@ -149,31 +158,56 @@ class LivenessFile:
         self._free.append(slot)
 
     def beat(self, slot: int, at: float) -> None:
-        """Write a heartbeat. A single store into memory: atomic, and safe from any thread."""
-        self._beats[slot // _SLOTS][slot % _SLOTS] = at
+        """Write a heartbeat. Eight aligned bytes: atomic, and safe from any thread."""
+        os.pwrite(self.fd, _BEAT.pack(at), _offset(slot))
+        self._beats[slot] = at  # after the file: see `damage`
 
     def stop_beating(self, slot: int) -> None:
         """Mark the session as ended for every participant that checks it."""
+        self._beats[slot] = _NEVER  # before the file
         self.beat(slot, _NEVER)
 
     def last_beat(self, slot: int) -> float:
         """Return the time of the session's last heartbeat."""
-        beat: float = self._beats[slot // _SLOTS][slot % _SLOTS]
-        return beat
+        return self._beats[slot]
 
     @property
     def in_place(self) -> bool:
-        """True if the file is still at its path."""
+        """True if other participants find the file at its path, and can read it."""
+        return not self._misplaced()
+
+    def damage(self) -> str:
+        """Return what was done to the file, as a participle; empty if nothing was."""
+        if how := self._misplaced():
+            return how
+        known = self._beats[:]
+        raw = os.pread(self.fd, _offset(len(known)), 0)
+        if len(raw) < _offset(len(known)):
+            return "truncated"
+        found = array("d", raw[_HEADER.size :])
+        inode = _HEADER.pack(self._identity[1])
+        # Another thread may just be writing a heartbeat, which only makes it newer.
+        if not raw.startswith(inode) or (found != known and any(map(float.__lt__, found, known))):
+            return "overwritten"
+        return ""
+
+    def _misplaced(self) -> str:
         try:
             status = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return (status.st_dev, status.st_ino) == self._identity
+        except PermissionError:
+            return "made inaccessible"
+        except (FileNotFoundError, NotADirectoryError):
+            return "removed"
+        if (status.st_dev, status.st_ino) != self._identity[:2]:
+            return "replaced"
+        if self._mode & ~stat.S_IMODE(status.st_mode) or status.st_uid != self._identity[2]:
+            return "made inaccessible"
+        return "truncated" if status.st_size < _offset(len(self._beats)) else ""
 
     def remove(self) -> None:
         """Remove the file, after the store has removed this participant."""
         with contextlib.suppress(OSError):
-            if self.in_place:
+            if self._misplaced() not in {"removed", "replaced"}:
                 os.unlink(self.path)
         self.close()
 
@@ -182,12 +216,16 @@ class LivenessFile:
 
         In a forked child this closes the copy; the parent keeps the lock.
         """
-        for beats, mapped in zip(self._beats, self._maps, strict=True):
-            beats.release()
-            mapped.close()  # it has its own descriptor, which would keep the lock
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+def _offset(slot: int) -> int:
+    return _HEADER.size + slot * _BEAT.size
+
+
+_INACCESSIBLE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP)
 
 
 class LivenessFiles:
@@ -195,11 +233,13 @@ class LivenessFiles:
 
     Args:
         folder: the folder of the store.
+        now: reads the clock.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, now: Callable[[], float] = _CLOCK.now) -> None:
         """Start with no file open."""
         self._folder = folder
+        self._now = now
         self._files: OrderedDict[int, int] = OrderedDict()
         self._missing: dict[int, float] = {}
 
@@ -210,6 +250,17 @@ class LivenessFiles:
     def is_dead(self, participant: int) -> bool:
         """Return true if a participant's process has ended."""
         fd = self._file(participant)
+        if fd is None or not _is_original(fd):
+            return False
+        return self.is_unlocked(participant)
+
+    def is_alive(self, participant: int) -> bool:
+        """Return true if a participant lives, according to its liveness file."""
+        return self._file(participant) is not None and not self.is_unlocked(participant)
+
+    def is_unlocked(self, participant: int) -> bool:
+        """Return true if there is a file for a participant, and no process has it locked."""
+        fd = self._file(participant)
         if fd is None:
             return False
         try:
@@ -219,29 +270,34 @@ class LivenessFiles:
         self.forget(participant)  # which releases the lock just taken
         return True
 
-    def is_alive(self, participant: int) -> bool:
-        """Return true if a participant lives, according to its liveness file."""
-        return self._file(participant) is not None and not self.is_dead(participant)
-
-    def last_beat(self, participant: int, slot: int, now: float) -> float:
-        """Return when a session was last renewed; `now` was read before the call."""
+    def last_beat(self, participant: int, slot: int) -> float:
+        """Return when a session was last renewed."""
         fd = self._file(participant)
-        if fd is None:
-            return self._missing.setdefault(participant, now)
-        raw = os.pread(fd, 8, slot * 8)
-        if len(raw) < 8:
-            return _NEVER
-        beat: float = struct.unpack("d", raw)[0]
-        return beat
+        if fd is not None:
+            raw = os.pread(fd, _BEAT.size, _offset(slot))
+            # A file that was truncated has zeros where it has become longer again.
+            if len(raw) == _BEAT.size and any(raw) and _is_original(fd):
+                beat: float = _BEAT.unpack(raw)[0]
+                return beat
+        missing = self._missing.get(participant)
+        if missing is None:  # the clock is read after the file: no later heartbeat is proof
+            missing = self._missing[participant] = self._now()
+        return missing
 
     def _file(self, participant: int) -> int | None:
         fd = self._files.get(participant)
         if fd is not None:
             self._files.move_to_end(participant)
             return fd
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(self.path(participant), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
+            fd = os.open(self.path(participant), flags)
+        except OSError as error:
+            if error.errno in _INACCESSIBLE:
+                return None
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
             return None
         if len(self._files) >= _OPEN_FILES:
             os.close(self._files.popitem(last=False)[1])
@@ -266,3 +322,8 @@ class LivenessFiles:
         """Close everything."""
         for participant in list(self._files):
             self.forget(participant)
+
+
+def _is_original(fd: int) -> bool:
+    """Return true if a liveness file is the one that its participant has made."""
+    return os.pread(fd, _HEADER.size, 0) == _HEADER.pack(os.fstat(fd).st_ino)

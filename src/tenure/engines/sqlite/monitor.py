@@ -251,7 +251,8 @@ class Monitor:
         if since is None:
             return ""
         return (
-            f"process {self._store.turn.holder} has kept the turn at {self._store.address.path} "
+            f"process {self._store.turn.holder or '(unknown)'} has kept the turn at "
+            f"{self._store.address.path} "
             f"for {now - since:.1f} s (is it stopped? check its state with ps, continue it with "
             "kill -CONT, or end it)"
         )
@@ -270,13 +271,9 @@ class Monitor:
         """Return true if all files are in place; if not, end all sessions."""
         why = ""
         try:
-            self._store.tx.check_in_place()
+            self._store.check_in_place()
         except EngineError as error:
             why = str(error)
-        life = self._store.life
-        if not why and life is not None and not life.in_place:
-            why = f"{life.path} was removed while in use"
-        if why:
             self._end_all(why, self._store.clock.now())
         return not why
 

@@ -76,7 +76,7 @@ def register(tx: Transaction, mark_files: Callable[[], None]) -> tuple[int, Live
         ).lastrowid
         assert number is not None
         try:
-            return number, LivenessFile(tx.lives.path(number), tx.place.mode)
+            return number, LivenessFile(tx.lives.path(number), tx.place.current_mode)
         except FileExistsError:  # of a database that was here before this one
             tx.execute("DELETE FROM participants WHERE id = ?", (number,))
 
@@ -89,7 +89,7 @@ def _sweep(tx: Transaction) -> None:
         number, _, kind = entry.name.partition(".")
         if kind != "live" or not number.isdecimal() or int(number) in known:
             continue
-        if tx.lives.is_dead(int(number)):
+        if tx.lives.is_unlocked(int(number)):
             tx.lives.remove(int(number))
 
 
@@ -134,7 +134,7 @@ def reap(tx: Transaction, participants: Iterable[int], sessions: Iterable[int]) 
             "SELECT id, slot FROM sessions WHERE participant = ? AND liveness = 'window'",
             (participant,),
         ).fetchall():
-            detach_at(tx, session, tx.lives.last_beat(participant, slot, tx.now))
+            detach_at(tx, session, tx.lives.last_beat(participant, slot))
     _remove(tx, dead, "its process has ended")
     suspects: list[Suspect] = []
     for number in sessions:

@@ -201,7 +201,7 @@ def _check_no_participants(place: StoreFiles, address: SqliteUrl) -> None:
     try:
         for name in os.listdir(place.folder):
             number, _, kind = name.partition(".")
-            if kind == "live" and number.isdecimal() and not lives.is_dead(int(number)):
+            if kind == "live" and number.isdecimal() and not lives.is_unlocked(int(number)):
                 raise _in_use(address)
     finally:
         lives.close()

@@ -71,7 +71,7 @@ class Store:
                 undo.callback(self.marks.close)
                 self.notifier = DatagramNotifier(self.place.folder, self.place.mode)
                 undo.callback(self.notifier.close, loop)
-            self.lives = LivenessFiles(self.place.folder)
+            self.lives = LivenessFiles(self.place.folder, clock.now)
             with self.explained():
                 connection = schema.connect(address)
             undo.callback(connection.close)
@@ -161,6 +161,17 @@ class Store:
     def are_former_files_used(self) -> bool:
         """Return true if a participant works with files that were removed or replaced."""
         return self.marks.any_others(self._files)
+
+    def check_in_place(self) -> None:
+        """Raise unless all files are those that were opened, this engine's liveness file too.
+
+        Raises:
+            EngineError: something was done to one of them.
+        """
+        self.tx.check_in_place()
+        life = self.life
+        if life is not None and (how := life.damage()):
+            raise self._files.lost_error(life.path, how)
 
     def are_files_lost(self) -> bool:
         """Return true if the files of this engine were removed or replaced."""

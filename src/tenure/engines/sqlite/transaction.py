@@ -17,9 +17,9 @@ them may share one. Rules for each:
 
 from __future__ import annotations
 
-import mmap
 import os
 import sqlite3
+import struct
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from typing import Any
@@ -61,7 +61,7 @@ Push = tuple[int, int, int, int | None, str]
 """(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
 
 _LOOK = 0.05  # seconds for which the files are assumed to be in place
-_TURN = 16  # bytes of the turn's file
+_HOLDER = struct.Struct("<q")  # content of the turn's file
 _NOW = LOCK_EX | LOCK_NB
 
 
@@ -74,24 +74,18 @@ class Turn:
     """
 
     def __init__(self, path: str, mode: int) -> None:
-        """Open and map the file of the turn, and create it if it is missing."""
+        """Open the file of the turn, and create it if it is missing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, mode)
         try:
             status = os.fstat(self._fd)
             if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
                 os.fchmod(self._fd, mode)
-            if status.st_size < _TURN:
-                # Written, not just extended: a page without a block would cause a bus error on a
-                # full disk.
-                os.pwrite(self._fd, bytes(_TURN), 0)
-            self._map = mmap.mmap(self._fd, _TURN)
         except BaseException:
             os.close(self._fd)
             raise
         self._trouble = f"cannot take the turn at {path}"
-        self._holder = memoryview(self._map).cast("q")
-        self._pid = os.getpid()
+        self._me = _HOLDER.pack(os.getpid())
 
     def try_take(self) -> bool:
         """Take the turn if it is free."""
@@ -101,14 +95,22 @@ class Turn:
             return False
         except OSError as error:
             raise explain(self._trouble, error) from error
-        self._holder[0] = self._pid
+        self._sign()
         return True
 
     def take(self) -> None:
         """Wait for the turn, without a timeout."""
         with system_error(self._trouble):
             flock(self._fd, LOCK_EX)
-        self._holder[0] = self._pid
+        self._sign()
+
+    def _sign(self) -> None:
+        try:
+            if os.pread(self._fd, _HOLDER.size, 0) != self._me:  # reading is cheaper
+                os.pwrite(self._fd, self._me, 0)
+        except OSError as error:
+            flock(self._fd, LOCK_UN)
+            raise explain(self._trouble, error) from error
 
     def release(self) -> None:
         """Release the turn."""
@@ -116,13 +118,11 @@ class Turn:
 
     @property
     def holder(self) -> int:
-        """The process that took the turn last."""
-        return self._holder[0]
+        """The process that took the turn last; 0 if that is unknown."""
+        return int.from_bytes(os.pread(self._fd, _HOLDER.size, 0), "little")
 
     def close(self) -> None:
         """Close the file; in a forked child the parent keeps its turn."""
-        self._holder.release()
-        self._map.close()
         os.close(self._fd)
 
 
@@ -269,7 +269,7 @@ class Transaction:
             raise
 
     def _check_recently_in_place(self) -> None:
-        if not 0 <= self.now - self._checked_at < _LOOK:
+        if self._files.lost or not 0 <= self.now - self._checked_at < _LOOK:
             self._checked_at = self.now
             self.check_in_place()
 
