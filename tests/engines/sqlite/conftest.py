@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ from tests.engines.sqlite.worker import Worker
 def path(tmp_path: Path) -> Path:
     """Of a database that does not exist yet."""
     return tmp_path / "store.db"
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder of root's that everyone can enter, and only root can write to."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
 
 
 @pytest.fixture

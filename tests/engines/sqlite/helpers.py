@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeVar
+
+import pytest
 
 from tenure.clock import Clock, SystemClock
 from tenure.engines.contract import Answer, Attach, Enqueued, Place
@@ -18,6 +21,23 @@ from tenure.testing.recorder import Recorder
 T = TypeVar("T")
 
 SYSTEM = SystemClock()
+ALICE = 61001
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, as only root can")
+
+
+@contextlib.contextmanager
+def as_user(uid: int, gid: int | None = None) -> Iterator[None]:
+    """Be somebody else for the block."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(uid if gid is None else gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
 
 
 def engine_of(url: str, clock: Clock = SYSTEM) -> SqliteEngine:

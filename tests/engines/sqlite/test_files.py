@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -10,7 +9,6 @@ import stat
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,15 @@ from tenure.engines.sqlite.doctor import examine
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
 from tenure.model import NodeConfig
-from tests.engines.sqlite.helpers import attached, engine_of, opened, program
+from tests.engines.sqlite.helpers import (
+    ALICE,
+    as_user,
+    attached,
+    engine_of,
+    needs_root,
+    opened,
+    program,
+)
 
 PREPARES = """
 import sys
@@ -46,32 +52,7 @@ with open("/proc/self/uid_map", "w") as map:
 assert os.stat("/").st_uid == 65534
 files.prepare(parse(sys.argv[1]))
 """
-ALICE, BOB, STAFF = 61001, 61002, 61003
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, as only root can")
-
-
-@contextlib.contextmanager
-def as_user(uid: int, gid: int | None = None) -> Iterator[None]:
-    """Be somebody else for the block."""
-    groups = os.getgroups()
-    os.setgroups([])
-    os.setegid(uid if gid is None else gid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
-        os.setgroups(groups)
-
-
-@pytest.fixture
-def common() -> Iterator[Path]:
-    """A folder of root's that everyone can enter, and only root can write to."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chmod(name, 0o755)
-        yield Path(name)
+BOB, STAFF = 61002, 61003
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
 import shutil
+import sqlite3
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,25 @@ from typing import Any
 import pytest
 
 from tenure.engines.contract import Place
-from tenure.errors import EngineError, SessionExpired
-from tests.engines.sqlite.helpers import Program, attached, engine_of, opened
+from tenure.engines.sqlite.engine import SqliteEngine
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    SessionExpired,
+    TenureError,
+)
+from tests.engines.sqlite.conftest import Workers
+from tests.engines.sqlite.helpers import (
+    ALICE,
+    Program,
+    as_user,
+    attached,
+    engine_of,
+    needs_root,
+    opened,
+)
+from tests.engines.sqlite.worker import Worker
 
 Touch = Callable[[Path], object]
 
@@ -113,11 +135,11 @@ async def each(
             tasks.create_task(case(place, touch, how))
 
 
-async def lost(one: Program, name: str, how: str) -> None:
-    """Wait for the end of a session; it says what was done."""
+async def lost(one: Program, says: str) -> None:
+    """Wait for the end of a session, which says why."""
     async with asyncio.timeout(5):
         await one.ended()
-    assert f"{name} was {how} while in use" in str(one.heard.end)
+    assert says in str(one.heard.end)
 
 
 async def test_a_holder_whose_liveness_file_was_touched_has_lost_before_another_is_granted(
@@ -135,7 +157,7 @@ async def test_a_holder_whose_liveness_file_was_touched_has_lost_before_another_
             proven = one.heard.proofs[-1] + 1.0
             await two.granted(1)
             assert one.heard.end is not None or engine.clock.now() > proven, touch.__name__
-            await lost(one, "1.live", how)
+            await lost(one, f"1.live was {how} while in use")
             assert two.heard.end is None
 
     await each(tmp_path, case, LOST)
@@ -149,7 +171,7 @@ async def test_a_program_ends_its_sessions_when_its_liveness_file_is_touched(
             one = await attached(engine)
             touch(folder / "store.db.tenure" / "1.live")
             engine.monitor._tick()
-            await lost(one, "1.live", how)
+            await lost(one, f"1.live was {how} while in use")
             with pytest.raises(EngineError, match="Then connect again"):
                 await attached(engine)
         async with opened(f"sqlite:///{folder}/store.db") as engine:
@@ -177,7 +199,7 @@ async def test_a_waiter_whose_liveness_file_was_touched_leaves_the_queue(tmp_pat
         await two.enqueue(1, "x")
         await three.enqueue(1, "x")
         cut(tmp_path / "store.db.tenure" / "2.live")
-        await lost(two, "2.live", "truncated")
+        await lost(two, "2.live was truncated while in use")
         await one.withdraw(1)
         await three.granted(1)
         assert 1 not in two.heard.grants
@@ -212,8 +234,8 @@ async def test_the_sessions_end_when_the_file_of_the_turn_is_not_found_any_more(
             await one.enqueue(1, "x")
             await two.enqueue(1, "x")
             touch(folder / "store.db.tenure" / "turn.lock")
-            await lost(one, "turn.lock", how)
-            await lost(two, "turn.lock", how)
+            await lost(one, f"turn.lock was {how} while in use")
+            await lost(two, f"turn.lock was {how} while in use")
             assert 1 not in two.heard.grants
 
     kinds = {touch: how for touch, how in LOST.items() if how in {"removed", "replaced"}}
@@ -234,8 +256,8 @@ async def test_the_sessions_end_when_the_folder_is_not_found_any_more(tmp_path: 
             await one.enqueue(1, "x")
             await two.enqueue(1, "x")
             touch(folder / "store.db.tenure")
-            await lost(one, "turn.lock", how)
-            await lost(two, "turn.lock", how)
+            await lost(one, f"turn.lock was {how} while in use")
+            await lost(two, f"turn.lock was {how} while in use")
             assert 1 not in two.heard.grants
 
     kinds = {shutil.rmtree: "removed", moved: "removed", copied_over: "replaced"}
@@ -264,7 +286,7 @@ async def test_a_shortened_index_of_the_log_ends_the_sessions(tmp_path: Path) ->
         engine.monitor._tick()
         os.truncate(tmp_path / "store.db-shm", 4096)
         engine.monitor._tick()
-        await lost(one, "store.db-shm", "truncated")
+        await lost(one, "store.db-shm was truncated while in use")
         with pytest.raises(SessionExpired, match="truncated"):
             await one.enqueue(2, "y")
         await engine.aclose()
@@ -283,3 +305,374 @@ async def test_an_unknown_holder_of_the_turn_is_called_so(tmp_path: Path) -> Non
         engine.store.committer.stalled_since = None
     finally:
         await engine.aclose()
+
+
+# Backups that are put over the store
+
+
+def vacuumed(store: Path, backup: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as tool:
+        tool.execute("VACUUM INTO ?", (str(backup),))
+
+
+def checkpointed(store: Path) -> None:
+    with contextlib.closing(sqlite3.connect(store)) as tool:
+        assert tool.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+
+
+def copied(backup: Path, store: Path) -> None:
+    """As ``cp`` does it: into the file that is there."""
+    with store.open("r+b") as file:
+        file.truncate()
+        file.write(backup.read_bytes())
+
+
+def restored(backup: Path, store: Path) -> None:
+    """As the shell's ``.restore`` does it: through SQLite, with its locks."""
+    with (
+        contextlib.closing(sqlite3.connect(backup)) as source,
+        contextlib.closing(sqlite3.connect(store)) as target,
+    ):
+        source.backup(target)
+
+
+def look_no_more(engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.monitor._timer.cancel()
+    monkeypatch.setattr(engine.monitor, "tick_by", lambda _: None)
+
+
+@pytest.mark.parametrize("put_over", [copied, restored])
+async def test_a_backup_put_over_the_store_grants_no_lease_again(
+    tmp_path: Path, put_over: Callable[[Path, Path], None]
+) -> None:
+    url, store, file = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db", tmp_path / "file"
+    async with opened(url) as engine, opened(url) as other:
+        one, two = await attached(engine), await attached(other)
+        await one.enqueue(1, "earlier")
+        vacuumed(store, file)
+        assert await one.enqueue(2, "x") is Place.GRANTED
+        checkpointed(store)
+        put_over(file, store)
+        with pytest.raises(EngineError, match=r"was (set back|overwritten)"):
+            await two.enqueue(1, "x")
+        engine.monitor._tick()
+        other.monitor._tick()
+        await lost(one, "store.db was ")
+        await lost(two, "store.db was ")
+
+
+async def test_a_new_program_waits_until_others_have_noticed_that_a_store_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.engines.sqlite.engine._FORMER", 0.1)
+    url, store, file = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db", tmp_path / "file"
+    async with opened(url) as engine:
+        one = await attached(engine)
+        vacuumed(store, file)
+        assert await one.enqueue(1, "x") is Place.GRANTED
+        look_no_more(engine, monkeypatch)
+        restored(file, store)
+        async with opened(url) as third:
+            with pytest.raises(EngineUnavailable, match="set back while in use"):
+                await attached(third)
+            monkeypatch.setattr("tenure.engines.sqlite.engine._FORMER", 20.0)
+            asyncio.get_running_loop().call_later(0.1, engine.monitor._tick)
+            three = await attached(third)
+            await lost(one, "set back to an earlier state")
+            assert await three.enqueue(1, "x") is Place.GRANTED
+
+
+async def test_a_program_that_joins_while_a_store_is_set_back_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, store, file = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db", tmp_path / "file"
+    async with opened(url) as engine, opened(url) as third:
+        one = await attached(engine)
+        vacuumed(store, file)
+        await one.enqueue(1, "x")
+        look_no_more(engine, monkeypatch)
+        monkeypatch.setattr(third.store, "is_set_back", lambda: False)  # it was so just now
+        restored(file, store)
+        with pytest.raises(EngineError, match="set back to an earlier state"):
+            await attached(third)
+        assert not third.store.marks.marked
+        assert not third.store.tx.joined
+        engine.monitor._tick()
+        assert one.heard.end is not None
+
+
+async def test_another_store_copied_over_this_one_ends_the_sessions(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with opened(f"sqlite:///{tmp_path}/store.db") as engine:
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        async with opened(f"sqlite:///{tmp_path}/other/store.db") as other:
+            two = await attached(other)
+            for hold in range(50):
+                await two.enqueue(hold, f"y-{hold}")
+            vacuumed(tmp_path / "other" / "store.db", tmp_path / "file")
+        restored(tmp_path / "file", tmp_path / "store.db")
+        engine.monitor._tick()
+        await lost(one, "set back")
+
+
+async def test_a_copy_over_the_store_is_noticed_although_the_log_hides_it(tmp_path: Path) -> None:
+    url, store, file = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db", tmp_path / "file"
+    async with opened(url) as engine:
+        one = await attached(engine)
+        vacuumed(store, file)
+        await one.enqueue(1, "x")
+        engine.monitor._tick()
+        copied(file, store)
+        engine.monitor._tick()
+        await lost(one, "store.db was overwritten while in use")
+
+
+async def test_checkpoints_and_a_new_time_of_the_database_are_no_damage(tmp_path: Path) -> None:
+    url, store = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db"
+    async with opened(url) as engine, opened(url) as other:
+        one, two = await attached(engine), await attached(other)
+        for hold in range(30):
+            await one.enqueue(hold, f"x-{hold}")
+            await two.enqueue(hold, f"y-{hold}")
+            if hold % 3 == 0:
+                engine.store._checkpointer.checkpoint()
+            elif hold % 3 == 1:
+                checkpointed(store)
+            else:
+                os.utime(store)
+            engine.monitor._tick()
+            other.monitor._tick()
+        with contextlib.closing(sqlite3.connect(store)) as tool:
+            tool.execute("VACUUM")
+        engine.store._checkpointer.checkpoint()
+        engine.monitor._tick()
+        assert one.heard.end is two.heard.end is None
+
+
+async def test_a_damaged_store_ends_the_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage = sqlite3.DatabaseError("malformed")
+    damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def fail(_: object) -> str:
+        raise damage
+
+    async with opened(f"sqlite:///{tmp_path}/store.db") as engine:
+        one = await attached(engine)
+        monkeypatch.setattr("tenure.engines.sqlite.monitor.schema.missing", fail)
+        engine.monitor._tick()
+        await lost(one, "store.db is damaged: malformed")
+
+
+async def test_a_store_may_be_set_back_while_no_program_uses_it(tmp_path: Path) -> None:
+    url, store, file = f"sqlite:///{tmp_path}/store.db", tmp_path / "store.db", tmp_path / "file"
+    async with opened(url) as engine:
+        one = await attached(engine)
+        vacuumed(store, file)
+        await one.enqueue(1, "x")
+    shutil.copyfile(file, store)
+    async with opened(url) as engine:
+        one = await attached(engine)
+        assert await one.enqueue(1, "x") is Place.GRANTED
+        async with opened(url) as other:
+            two = await attached(other)
+            assert await two.enqueue(1, "x") is Place.WAITING
+
+
+# Modes, names and views
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("name", "mode", "refused"),
+    [
+        ("store.db", 0, True),
+        ("store.db", 0o400, True),
+        ("store.db-wal", 0, True),
+        ("store.db-wal", 0o400, True),
+        ("store.db-shm", 0, False),  # the same process has it open
+        ("store.db.tenure", 0o500, False),  # its owner makes it accessible again
+        ("store.db.tenure/turn.lock", 0, True),
+        ("store.db.tenure/turn.lock", 0o400, True),
+        ("", 0o500, False),
+    ],
+)
+async def test_a_changed_mode_grants_no_lease_again(
+    common: Path, name: str, mode: int, refused: bool
+) -> None:
+    folder = common / "alice"
+    folder.mkdir()
+    os.chown(folder, ALICE, ALICE)
+    url = f"sqlite:///{folder}/store.db"
+    "".encode("ascii")  # the codec, which that user might not find
+    with as_user(ALICE):
+        async with opened(url) as engine, opened(url) as other:
+            one, two = await attached(engine), await attached(other)
+            await one.enqueue(1, "x")
+            before = (folder / name).stat().st_mode
+            (folder / name).chmod(mode)
+            try:
+                assert await two.enqueue(1, "x") is Place.WAITING
+                engine.monitor._tick()
+                other.monitor._tick()
+                async with contextlib.AsyncExitStack() as stack:
+                    if refused:
+                        stack.enter_context(pytest.raises(TenureError, match=r"store\.db"))
+                    third = await stack.enter_async_context(opened(url))
+                    three = await attached(third)
+                    assert await three.enqueue(1, "x", timeout=0) is Place.REFUSED
+                await one.withdraw(1)
+                await two.granted(1)
+            finally:
+                (folder / name).chmod(before)
+            assert one.heard.end is two.heard.end is None
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["", "store.db.tenure"])
+async def test_a_folder_that_cannot_be_entered_any_more_ends_the_sessions(
+    common: Path, name: str
+) -> None:
+    folder = common / "alice"
+    folder.mkdir()
+    os.chown(folder, ALICE, ALICE)
+    url = f"sqlite:///{folder}/store.db"
+    with as_user(ALICE):
+        async with opened(url) as engine:
+            one = await attached(engine)
+            await one.enqueue(1, "x")
+            (folder / name).chmod(0)
+            engine.monitor._tick()
+            await lost(one, "was made inaccessible while in use")
+        if name:  # its owner makes it accessible again
+            async with opened(url) as engine:
+                await attached(engine)
+        else:
+            with pytest.raises(AuthenticationFailed, match="permission denied"):
+                await engine_of(url).open()
+            folder.chmod(0o700)
+
+
+async def test_a_program_that_opens_a_private_store_as_shared_shares_what_others_made(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with opened(url) as engine, opened(url) as later:
+        one = await attached(engine)
+        async with opened(f"{url}?mode=0660") as other:
+            await attached(later)
+            await attached(other)
+            for each in ("1.live", "1.sock", "2.live", "3.live", "turn.lock"):
+                mode = (tmp_path / "store.db.tenure" / each).stat().st_mode
+                assert mode & 0o777 == 0o660, each
+        engine.monitor._tick()
+        assert one.heard.end is None
+
+
+async def test_paths_through_a_link_to_the_folder_are_one_store(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    async with (
+        opened(f"sqlite:///{tmp_path}/real/store.db") as engine,
+        opened(f"sqlite:///{tmp_path}/link/store.db") as other,
+    ):
+        one, two = await attached(engine), await attached(other)
+        assert await one.enqueue(1, "x") is Place.GRANTED
+        assert await two.enqueue(1, "x") is Place.WAITING
+        engine.monitor._tick()
+        other.monitor._tick()
+        await one.withdraw(1)
+        await two.granted(1)
+
+
+async def test_a_link_that_leads_to_another_folder_ends_the_sessions(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "current").symlink_to("one")
+    url = f"sqlite:///{tmp_path}/current/store.db"
+    async with opened(url) as engine:
+        one = await attached(engine)
+        async with opened(f"sqlite:///{tmp_path}/two/store.db") as other:
+            await attached(other)
+            (tmp_path / "new").symlink_to("two")
+            os.replace(tmp_path / "new", tmp_path / "current")
+            engine.monitor._tick()
+            await lost(one, "store.db was replaced while in use")
+
+
+@pytest.mark.parametrize("name", ["-wal", "-shm", ".tenure/turn.lock", ".tenure/1.live"])
+async def test_a_second_name_of_another_file_does_not_matter(tmp_path: Path, name: str) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with opened(url) as engine, opened(url) as other:
+        one, two = await attached(engine), await attached(other)
+        await one.enqueue(1, "x")
+        os.link(f"{tmp_path}/store.db{name}", tmp_path / "second")
+        assert await two.enqueue(1, "x") is Place.WAITING
+        engine.monitor._tick()
+        assert one.heard.end is None
+
+
+def own_library(folder: Path) -> ctypes.CDLL:
+    """Another SQLite in this process, which knows nothing of the locks of the first."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        found = {line.split()[-1] for line in maps if "libsqlite3" in line}
+    if not found:
+        pytest.skip("Python's SQLite is no library of its own")
+    shutil.copyfile(found.pop(), folder / "second.so")
+    return ctypes.CDLL(str(folder / "second.so"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+async def test_a_second_library_in_the_process_opens_and_closes_the_store(
+    workers: Workers, url: str, tmp_path: Path
+) -> None:
+    sqlite = own_library(tmp_path)
+    async with opened(url) as engine, workers(2) as (leaver, other):
+        one = await attached(engine)
+        await one.enqueue(1, "x")
+        log = os.stat(f"{tmp_path}/store.db-wal").st_ino
+        database = ctypes.c_void_p()
+        assert sqlite.sqlite3_open(f"{tmp_path}/store.db".encode(), ctypes.byref(database)) == 0
+        count = b"SELECT count(*) FROM requests"
+        assert sqlite.sqlite3_exec(database, count, None, None, None) == 0
+        assert sqlite.sqlite3_close(database) == 0
+        await leaver.do("close")
+        assert os.stat(f"{tmp_path}/store.db-wal").st_ino == log
+        assert (await other.do("enqueue", hold=1, name="x"))[0] == "WAITING"
+        await one.withdraw(1)
+        await other.hear("granted", hold=1)
+        assert one.heard.end is None
+
+
+@needs_root
+@pytest.mark.skipif(not shutil.which("unshare"), reason="makes namespaces")
+async def test_a_container_with_the_folder_at_another_path_shares_the_store(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "container").mkdir()
+    script = f"mount --bind '{tmp_path}/host' '{tmp_path}/container' && exec \"$@\""
+    enter = ("unshare", "-mpf", "--mount-proc", "--kill-child", "sh", "-c", script, "sh")
+    tried = subprocess.run([*enter, "true"], capture_output=True, check=False)  # noqa: ASYNC221
+    if tried.returncode:
+        pytest.skip(f"no namespaces here: {tried.stderr.decode().strip()}")
+    inside = f"sqlite:///{tmp_path}/container/store.db"
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(url: str, through: tuple[str, ...] = ()) -> Worker:
+            worker = await Worker.start(url, through=through)
+            stack.push_async_callback(worker.end)
+            return worker
+
+        host = await start(f"sqlite:///{tmp_path}/host/store.db")
+        contained = await start(inside, enter)
+        assert (await host.do("enqueue", hold=1, name="x"))[0] == "GRANTED"
+        assert (await contained.do("enqueue", hold=1, name="x"))[0] == "WAITING"
+        await host.kill()
+        await contained.hear("granted", hold=1)
+        last = await start(f"sqlite:///{tmp_path}/host/store.db")
+        assert (await last.do("enqueue", hold=1, name="x"))[0] == "WAITING"
+        await contained.kill()
+        await last.hear("granted", hold=1)

@@ -57,10 +57,17 @@ class Worker:
 
     @classmethod
     async def start(
-        cls, url: str, *, window: float = 30.0, renew: bool = True, attach: bool = True
+        cls,
+        url: str,
+        *,
+        window: float = 30.0,
+        renew: bool = True,
+        attach: bool = True,
+        through: Sequence[str] = (),
     ) -> Self:
+        """Start one; `through` is a command that runs the command at its end."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", cls.module, url),
+            *(*through, sys.executable, "-W", "error", "-m", cls.module, url),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -82,6 +82,7 @@ class Checkpointer:
         with contextlib.suppress(sqlite3.Error, OSError, TenureError), self._guard:
             self._check_in_place()
             self._copy()
+            self._check_in_place()  # which notes what the database contains now
 
     def _copy(self) -> None:
         with (

@@ -284,13 +284,13 @@ class SqliteEngine(EngineDefaults):
         return store
 
     async def _wait_for_former_files(self, store: Store) -> None:
-        """Wait until no participant works with files that were removed or replaced.
+        """Wait until no participant works with files that were removed, replaced or set back.
 
         Raises:
             EngineUnavailable: one has not noticed it in time.
         """
         until = asyncio.get_running_loop().time() + _FORMER
-        while not store.marks.marked and store.are_former_files_used():
+        while not store.marks.marked and (store.are_former_files_used() or store.is_set_back()):
             if asyncio.get_running_loop().time() > until:
                 raise store.former_files()
             await asyncio.sleep(_FORMER_CHECK)
@@ -299,7 +299,7 @@ class SqliteEngine(EngineDefaults):
     def _entered(self, mine: tuple[int, LivenessFile] | None) -> None:
         self._registering = None
         if mine is None:
-            self.store.marks.clear()
+            self.store.clear_marks()
         else:
             self.store.enter(*mine, self.monitor.notified)
             left = self.store.tx.quarantined_until - self.clock.now()

@@ -94,6 +94,32 @@ class StoreFiles:
         return os.path.join(self.folder, "turn.lock")
 
 
+# Layout of the log's index, which SQLite's documentation describes (walformat.html).
+_COPY = 48  # the first of two equal headers
+_FRAMES = slice(16, 20)
+_SALTS = slice(32, 40)  # which differ after each restart of the log
+_BACKFILLED = slice(96, 100)
+_ATTEMPTED = slice(128, 132)
+_INDEX_HEADER = 136
+_CHECKPOINTS = (_SALTS, _BACKFILLED, _ATTEMPTED)
+_HEAD = 4096  # bytes of the database: with the row of the table meta
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What was seen of a database's content.
+
+    Attributes:
+        written: when it was written to, and its size.
+        checkpoints: how far the checkpoints had come.
+        head: its beginning.
+    """
+
+    written: tuple[int, int]
+    checkpoints: bytes
+    head: bytes
+
+
 class OpenFiles:
     """Files that an engine has opened, and must find again under their names.
 
@@ -102,19 +128,21 @@ class OpenFiles:
 
     Args:
         place: the store's files. All are there, because the engine has just opened them.
-        index_header: reads the header of the log's index; empty where that is not possible.
+        read: reads so many bytes of the database or of the log's index; empty where that is not
+            possible.
 
     Attributes:
         lost: the reason why the engine does not use them any more, or empty.
     """
 
-    def __init__(self, place: StoreFiles, index_header: Callable[[], bytes]) -> None:
+    def __init__(self, place: StoreFiles, read: Callable[[str, int], bytes]) -> None:
         """Note the identities of the files."""
         self.lost = ""
         self._path = place.path
         self._log, self._index = place.log
         self._index_size = 0
-        self._index_header = index_header
+        self._read = read
+        self._seen: _Content | None = None
         self.identities = {place.path: place.identity}
         for each in (*place.log, place.turn):
             status = os.stat(each, follow_symlinks=False)
@@ -124,8 +152,8 @@ class OpenFiles:
         """Raise unless every file is still the one that was opened.
 
         Raises:
-            EngineError: a file was removed, replaced, truncated, made inaccessible, or given a
-                second name.
+            EngineError: a file was removed, replaced, truncated, overwritten, made inaccessible, or
+                given a second name.
         """
         if self.lost:
             raise EngineError(self.lost)
@@ -142,6 +170,29 @@ class OpenFiles:
                 check_one_name(path, status)
             if self._is_truncated(path, status.st_size):
                 raise self.lost_error(path, "truncated")
+            if path == self._path and self._is_overwritten(status):
+                raise self.lost_error(path, "overwritten")
+
+    def _is_overwritten(self, status: os.stat_result) -> bool:
+        """Return true if the database was written to, and not by a checkpoint.
+
+        Checkpoints record in the log's index how far they have come.
+        """
+        written = (status.st_mtime_ns, status.st_size)
+        former = self._seen
+        index = self._read(self._index, _INDEX_HEADER)
+        if former is not None and former.written == written:
+            head = former.head
+        else:
+            head = self._read(self._path, _HEAD)
+        again = self._read(self._index, _INDEX_HEADER)
+        if not index or any(index[each] != again[each] for each in _CHECKPOINTS):
+            return False
+        if index[_BACKFILLED] != index[_ATTEMPTED]:  # a checkpoint is running, or was interrupted
+            return False
+        checkpoints = b"".join(index[each] for each in _CHECKPOINTS)
+        self._seen = _Content(written, checkpoints, head)
+        return former is not None and former.checkpoints == checkpoints and former.head != head
 
     def _is_truncated(self, path: str, size: int) -> bool:
         if path == self._index:  # mapped, and never made shorter by SQLite while it is in use
@@ -157,9 +208,9 @@ class OpenFiles:
         A checkpoint of another program clears the index before it truncates the log. A commit
         writes the log before the index. So an unchanged header around a look at the log decides.
         """
-        before = self._index_header()
+        before = self._read(self._index, _COPY)
         empty = os.stat(self._log, follow_symlinks=False).st_size == 0
-        return empty and before == self._index_header() and any(before[16:20])
+        return empty and before == self._read(self._index, _COPY) and any(before[_FRAMES])
 
     def lost_error(self, path: str, how: str) -> EngineError:
         """Return the error for a file of the store to which something was done.

@@ -22,7 +22,7 @@ from tenure.engines.sqlite.notifier import ProcessWatch
 from tenure.engines.sqlite.participants import describe_quarantine, end_quarantine, reap
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
-from tenure.engines.sqlite.transaction import OWNERS, Messages, Transaction
+from tenure.engines.sqlite.transaction import OWNERS, Messages, Progress, Transaction
 from tenure.engines.sqlite.watches import Name, SqliteWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
@@ -205,6 +205,10 @@ class Monitor:
         now = store.clock.now()
         try:
             self._check(now)
+        except EngineError as error:
+            if error.__cause__ is None or not schema.is_damage(error.__cause__):
+                raise
+            self._end_all(str(error), now)
         finally:
             busy = not store.committer.idle
             if self.delivery.sessions or busy or store.marks.marked:
@@ -218,11 +222,14 @@ class Monitor:
     def _check(self, now: float) -> None:
         self._report_stall(now)
         if self._are_files_in_place() and self._store.tx.ready:  # else nothing waits for anything
+            recorded = self._store.turn.recorded
             with self._store.reading() as tx:
                 if missing := schema.missing(tx.connection):
                     why = f"{self._store.address.path} cannot be used: {missing}"
                     for session in list(self.delivery.sessions.values()):
                         session.end(why)
+                    return
+                if self._is_set_back(tx, recorded):
                     return
                 self.delivery.read(tx)
                 participants, silent = self._find_suspects(tx, now)
@@ -277,6 +284,18 @@ class Monitor:
             self._end_all(why, self._store.clock.now())
         return not why
 
+    def _is_set_back(self, tx: Transaction, recorded: Progress | None) -> bool:
+        """Return true if a backup was put over the store; if so, end all sessions."""
+        found = schema.progress(tx.connection)
+        if found is None or not self._store.tx.joined:
+            return False
+        try:
+            tx.check_progress(found, recorded)
+        except EngineError as error:
+            self._end_all(str(error), self._store.clock.now())
+            return True
+        return False
+
     def _end_all(self, why: str, now: float) -> None:
         """End all sessions, and then let programs with other files join.
 
@@ -292,7 +311,7 @@ class Monitor:
             session.end(why)
         self._store.stop_using_files(why)
         if self._marked_until <= now:
-            self._store.marks.clear()
+            self._store.clear_marks()
 
     def _find_overdue(self, tx: Transaction, now: float) -> bool:
         """Return true if a deadline has passed: of a waiter here, or one left to others."""

@@ -144,6 +144,7 @@ class LogLocks:
     def __init__(self, place: StoreFiles, *, supported: bool) -> None:
         """Acquire the locks."""
         self._held: list[Identity] = []
+        self._paths: dict[str, Identity] = {}
         if not supported:
             return
         try:
@@ -161,19 +162,21 @@ class LogLocks:
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 _descriptors[identity] = _Descriptor(fd)
             self._held.append(identity)
+            self._paths[path] = identity
             descriptor = _descriptors[identity]
             descriptor.users += 1
             fcntl.fcntl(descriptor.fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_RDLCK, *area))
 
-    def index_header(self) -> bytes:
-        """Read the header of the log's index, with the number of its frames at byte 16."""
+    def read(self, path: str, size: int) -> bytes:
+        """Read the beginning of the database, or of the log's index. Empty without locks."""
         with _guard:
-            found = _descriptors.get(self._held[-1]) if self._held else None
-            return os.pread(found.fd, 48, 0) if found else b""  # none after a fork
+            found = _descriptors.get(self._paths.get(path, (-1, -1)))
+            return os.pread(found.fd, size, 0) if found else b""  # none after a fork
 
     def release(self) -> None:
         """Release the locks, unless another engine of this process needs them."""
         with _guard:
+            self._paths.clear()
             while self._held:
                 descriptor = _descriptors[self._held.pop()]
                 descriptor.users -= 1

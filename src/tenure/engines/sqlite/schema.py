@@ -45,6 +45,7 @@ __all__ = [
     "is_damage",
     "is_ready",
     "missing",
+    "progress",
     "to_column",
     "upgrade",
 ]
@@ -292,6 +293,14 @@ def create(connection: sqlite3.Connection, path: str) -> None:
     connection.execute(
         "INSERT INTO meta VALUES (1, '', 0, 0, 0, 0, 0, ?, 0, 0, 0, 0)", (secrets.token_hex(16),)
     )
+
+
+def progress(connection: sqlite3.Connection) -> tuple[int, int, int, str] | None:
+    """Return the last ids of requests, sessions and events, and the identity of the store."""
+    found: tuple[int, int, int, str] | None = connection.execute(
+        "SELECT last_order_id, last_session_id, last_news_id, identity FROM meta"
+    ).fetchone()
+    return found
 
 
 def missing(connection: sqlite3.Connection) -> str:

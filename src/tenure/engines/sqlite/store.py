@@ -28,7 +28,7 @@ from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id
 from tenure.engines.sqlite.notifier import DatagramNotifier
 from tenure.engines.sqlite.protection import FileMarks, LogLocks
-from tenure.engines.sqlite.transaction import Transaction, Turn
+from tenure.engines.sqlite.transaction import Transaction, Turn, is_set_back
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
@@ -78,7 +78,7 @@ class Store:
             with system_error(f"cannot protect the files of {self.place.path}"):
                 self._log_locks = LogLocks(self.place, supported=self.marks.supported)
                 undo.callback(self._log_locks.release)
-                self._files = OpenFiles(self.place, self._log_locks.index_header)
+                self._files = OpenFiles(self.place, self._log_locks.read)
             share_side_files(self.place, address)
             self._checkpointer = Checkpointer(address, self._check_in_place)
             self.tx = self._transaction(connection)
@@ -93,6 +93,7 @@ class Store:
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(
             *(connection, self.clock, self.place, self._files, self.lives, self._checkpointer),
+            self.turn,
             durable=self.address.durability == "full",
         )
 
@@ -154,13 +155,30 @@ class Store:
             self._files.check()
             if self.are_former_files_used():
                 raise self.former_files()
+            if self.marks.any_others():
+                self.tx.check_progress(self.tx.progress, self.turn.recorded)
+            self.tx.joined = True
         except BaseException:
-            self.marks.clear()
+            self.clear_marks()
             raise
+
+    def clear_marks(self) -> None:
+        """Stop marking that this engine works with its files."""
+        self.tx.joined = False
+        self.marks.clear()
 
     def are_former_files_used(self) -> bool:
         """Return true if a participant works with files that were removed or replaced."""
         return self.marks.any_others(self._files)
+
+    def is_set_back(self) -> bool:
+        """Return true if a participant has committed more than the store contains."""
+        recorded = self.turn.recorded
+        if recorded is None or not self.marks.any_others():
+            return False
+        with self.reading() as tx:
+            found = schema.progress(tx.connection)
+        return found is not None and is_set_back(found, recorded)
 
     def check_in_place(self) -> None:
         """Raise unless all files are those that were opened, this engine's liveness file too.
@@ -188,9 +206,9 @@ class Store:
     def former_files(self) -> EngineUnavailable:
         """Return the error for participants that still work with former files."""
         return EngineUnavailable(
-            f"another program still works with files of {self.place.path} that were removed or "
-            "replaced while in use, and its leases may be held. End that program ('tenure doctor' "
-            "lists those that it finds), or wait until it has noticed the loss"
+            f"another program still works with files of {self.place.path} that were removed, "
+            "replaced or set back while in use, and its leases may be held. End that program "
+            "('tenure doctor' lists those that it finds), or wait until it has noticed the loss"
         )
 
     def close(self, error: TenureError, *, left: bool) -> None:

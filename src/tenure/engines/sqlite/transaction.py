@@ -4,6 +4,10 @@ The turn is a lock of the kernel, which one process has at a time. SQLite's own 
 polling, so a writer may starve; processes that wait for the turn sleep in the kernel and are woken.
 The turn only orders writers: SQLite's lock, taken inside it, protects the data.
 
+The file of the turn also records how far the commits have come. A backup that is copied or restored
+over the store sets the store back, but not this record, so that no program grants again what has
+been granted since the backup. The first participant starts the record anew.
+
 Operations are functions of a `Transaction` (in ``requests``, ``sessions``, ``nodes``). Several of
 them may share one. Rules for each:
 
@@ -17,9 +21,12 @@ them may share one. Rules for each:
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import sqlite3
 import struct
+import zlib
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from typing import Any
@@ -45,9 +52,11 @@ __all__ = [
     "TAKEN_OVER",
     "TIMED_OUT",
     "Messages",
+    "Progress",
     "Push",
     "Transaction",
     "Turn",
+    "is_set_back",
 ]
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
@@ -60,8 +69,12 @@ DATA, OWNERS = 1, 2
 Push = tuple[int, int, int, int | None, str]
 """(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
 
+Progress = tuple[int, int, int, str]
+"""Last ids of requests, sessions and events of a store, and its identity. The ids only rise."""
+
 _LOOK = 0.05  # seconds for which the files are assumed to be in place
-_HOLDER = struct.Struct("<q")  # content of the turn's file
+_HOLDER = struct.Struct("<q")  # the beginning of the turn's file
+_PROGRESS = struct.Struct("<3q32s")  # its rest, before a checksum
 _NOW = LOCK_EX | LOCK_NB
 
 
@@ -121,9 +134,38 @@ class Turn:
         """The process that took the turn last; 0 if that is unknown."""
         return int.from_bytes(os.pread(self._fd, _HOLDER.size, 0), "little")
 
+    def record(self, progress: Progress) -> None:
+        """Record what has been committed. In the turn."""
+        content = _PROGRESS.pack(*progress[:3], progress[3].encode())
+        with contextlib.suppress(OSError):  # then a store that is set back is found out later
+            os.pwrite(self._fd, content + _checksum(content), _HOLDER.size)
+
+    @property
+    def recorded(self) -> Progress | None:
+        """What was recorded last, if anything legible was."""
+        raw = os.pread(self._fd, _PROGRESS.size + 4, _HOLDER.size)
+        content = raw[: _PROGRESS.size]
+        if len(content) < _PROGRESS.size or raw[_PROGRESS.size :] != _checksum(content):
+            return None
+        *numbers, identity = _PROGRESS.unpack(content)
+        return (*numbers, identity.decode("ascii").rstrip("\0"))
+
     def close(self) -> None:
         """Close the file; in a forked child the parent keeps its turn."""
         os.close(self._fd)
+
+
+def _checksum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(4, "little")
+
+
+def is_set_back(found: Progress, recorded: Progress | None) -> bool:
+    """Return true if a store is another one than recorded, or has fewer commits."""
+    if recorded is None:
+        return False
+    *ids, identity = found
+    *recorded_ids, recorded_identity = recorded
+    return identity != recorded_identity or any(map(operator.lt, ids, recorded_ids))
 
 
 @dataclass(slots=True)
@@ -148,6 +190,8 @@ class Transaction:
         committed: whether the last transaction was committed, even if a later step failed. (SQLite
             also ends a transaction when the disk is full.)
         guard: the guard that a thread holds while it uses the connection.
+        identity: the identity of the store.
+        joined: whether this program is a participant, or just becoming one.
         durable: whether a commit is on disk before it is visible to any program. Once one program
             of a file has requested it, it applies to all, because leases pass between them. Each
             other program reads it at its next transaction, before it sends anything.
@@ -165,7 +209,8 @@ class Transaction:
     """
 
     __slots__ = (  # used so often that slots are measurably faster
-        "_checkpointer _counters _files _inside _checked_at _now _path affected committed "
+        "_checkpointer _counters _files _inside _checked_at _now _path _recorded _turn affected "
+        "committed identity joined "
         "connection durable events_read execute guard last_news_id last_order_id last_session_id "
         "life lives longest_window messages now participant place quarantined quarantined_until "
         "ready seen wall watches"
@@ -179,6 +224,7 @@ class Transaction:
         files: OpenFiles,
         lives: LivenessFiles,
         checkpointer: Checkpointer,
+        turn: Turn,
         *,
         durable: bool,
     ) -> None:
@@ -188,6 +234,10 @@ class Transaction:
         self.place = place
         self.lives = lives
         self._checkpointer = checkpointer
+        self._turn = turn
+        self._recorded: Progress | None = None
+        self.identity = ""
+        self.joined = False
         self.durable = durable
         self.life: LivenessFile | None = None
         self.participant = 0
@@ -205,10 +255,15 @@ class Transaction:
         self._path = place.path
         self._files = files
         self._checked_at = float("-inf")
-        self._counters: tuple[float, ...] = ()
+        self._counters: tuple[Any, ...] = ()
         self.longest_window = self.quarantined_until = 0.0
         self.quarantined = False
         self.last_order_id = self.last_session_id = self.last_news_id = self.watches = 0
+
+    @property
+    def progress(self) -> Progress:
+        """What has been committed, or is about to be."""
+        return self.last_order_id, self.last_session_id, self.last_news_id, self.identity
 
     # Its beginning and its end
 
@@ -226,15 +281,16 @@ class Transaction:
         self.execute("BEGIN IMMEDIATE")
         if not self.ready:
             schema.create(self.connection, self._path)
-        self._counters = counters = self.execute(
+        counters = self.execute(
             "SELECT last_order_id, last_session_id, last_news_id, watches, longest_window, "
-            "quarantined_until, durable FROM meta"
+            "quarantined_until, durable, identity FROM meta"
         ).fetchone()
         if counters is None:
             raise EngineError(
                 f"{self._path} cannot be used: {schema.missing(self.connection)}. Restore a "
                 "backup, or remove the file when no program uses it"
             )
+        self._counters, self.identity = counters[:-1], counters[-1]
         (
             self.last_order_id,
             self.last_session_id,
@@ -243,7 +299,9 @@ class Transaction:
             self.longest_window,
             self.quarantined_until,
             durable,
-        ) = counters
+        ) = self._counters
+        if self.joined:
+            self.check_progress(self.progress, self._turn.recorded)
         self.quarantined = now < self.quarantined_until
         if durable and not self.durable:
             self._become_durable()
@@ -259,6 +317,19 @@ class Transaction:
         self.execute(f"PRAGMA synchronous = {schema.DURABLE}")  # not possible inside a transaction
         self.durable = True
         self.execute("BEGIN IMMEDIATE")
+
+    def check_progress(self, found: Progress, recorded: Progress | None) -> None:
+        """Raise if programs have committed more than the store contains.
+
+        Args:
+            found: the progress in the store.
+            recorded: what was recorded before that was read.
+
+        Raises:
+            EngineError: a backup was copied or restored over the store.
+        """
+        if is_set_back(found, recorded):
+            raise self._files.lost_error(self._path, "set back to an earlier state")
 
     def check_in_place(self) -> None:
         """Raise unless the files are still those that were opened."""
@@ -293,6 +364,9 @@ class Transaction:
         except BaseException:  # an interrupt, before it or after it
             self.committed = not self.connection.in_transaction
             raise
+        if self.joined and self._recorded != (progress := self.progress):
+            self._turn.record(progress)
+            self._recorded = progress
         self._inside = False
         self.guard.release()
         checkpointer = self._checkpointer
