@@ -254,8 +254,11 @@ async def test_a_new_program_is_refused_while_a_stopped_one_may_hold(
         holder.stop()
         remove(tmp_path, *LOG)
         async with opened(url) as engine:
-            with pytest.raises(EngineUnavailable, match="removed or replaced while in use"):
-                await attached(engine)
+            # A newcomer with the current files is not named.
+            async with workers(1, attach=False) as (newcomer,):
+                await newcomer.do("open")
+                with pytest.raises(EngineUnavailable, match=rf"loss: pid {holder.pid} \([^,]+$"):
+                    await attached(engine)
             holder.signal(signal.SIGCONT)
             await holder.hear("ended")
             monkeypatch.setattr("tenure.engines.sqlite.engine._FORMER", 20.0)
@@ -273,7 +276,7 @@ async def test_it_is_refused_while_clients_of_a_server_may_hold(
         server.monitor._tick()
         assert one.heard.end is not None
         async with opened(url) as engine:
-            with pytest.raises(EngineUnavailable, match="removed or replaced while in use"):
+            with pytest.raises(EngineUnavailable, match="replaced or set back while in use"):
                 await attached(engine)
             monkeypatch.setattr("tenure.engines.sqlite.engine._FORMER", 20.0)
             await attached(engine)

@@ -208,6 +208,9 @@ class Program:
         self.stops: dict[str, Callable[[], None]] = {}
         self.children: list[int] = []
 
+    async def do_open(self) -> None:
+        await self.engine.open()
+
     async def do_attach(self, window: float, renew: bool, liveness: Liveness = "process") -> int:
         await self.engine.open()
         how = Attach("/default", window, liveness=liveness)

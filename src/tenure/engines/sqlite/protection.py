@@ -25,6 +25,7 @@ import fcntl
 import hashlib
 import os
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tenure.engines.sqlite.files import Identity, OpenFiles, StoreFiles
@@ -169,9 +170,9 @@ class LogLocks:
 
     def read(self, path: str, size: int) -> bytes:
         """Read the beginning of the database, or of the log's index. Empty without locks."""
-        with _guard:
-            found = _descriptors.get(self._paths.get(path, (-1, -1)))
-            return os.pread(found.fd, size, 0) if found else b""  # none after a fork
+        identity = self._paths.get(path)
+        found = _descriptors.get(identity) if identity is not None else None
+        return os.pread(found.fd, size, 0) if found else b""  # none after a fork
 
     def release(self) -> None:
         """Release the locks, unless another engine of this process needs them."""
@@ -209,6 +210,49 @@ def _open_files(but: set[int]) -> list[Identity]:
                 status = os.fstat(int(name))
                 found.append((status.st_dev, status.st_ino))
     return found
+
+
+def users_of(path: str, but: Collection[Identity] = ()) -> str:
+    """Name the other processes that have files of a store open: "pid 7 (python)".
+
+    Args:
+        path: the database.
+        but: files that do not count.
+
+    Returns:
+        The processes that this user may see, as a list; empty if there are none.
+    """
+    real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    names = {real, f"{real}-wal", f"{real}-shm"}
+    others = {int(each) for each in _listed("/proc") if each.isdecimal()} - {os.getpid()}
+    users = [pid for pid in sorted(others) if _uses(f"/proc/{pid}/fd", names, but)]
+    return ", ".join(f"pid {pid} ({_program(pid)})" for pid in users[:10])
+
+
+def _uses(folder: str, names: Collection[str], but: Collection[Identity]) -> bool:
+    for name in _listed(folder):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            each = os.path.join(folder, name)
+            if os.readlink(each).removesuffix(" (deleted)") in names:
+                status = os.stat(each)
+                if (status.st_dev, status.st_ino) not in but:
+                    return True
+    return False
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # it has ended, belongs to another user, or the system has no such folder
+        return []
+
+
+def _program(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "ended meanwhile"
 
 
 def abandon() -> None:

@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines.sqlite import files
+from tenure.engines.sqlite.protection import users_of
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
@@ -395,7 +396,7 @@ _ERRORS = {
 _SHORTER = (
     "{path} or its log {path}-wal is shorter than its index says, and nothing was changed: "
     "{error}. Usually one of them was removed or replaced while a program used it. "
-    "End every program that uses {path}, then try again"
+    "End every program that uses {path}, then try again{users}"
 )
 
 
@@ -409,7 +410,10 @@ def explain(error: sqlite3.Error, path: str) -> TenureError:
     ):
         text = _SHORTER
     kind = AuthenticationFailed if _code(error) in _DENIED else EngineError
-    return kind(text.format(path=path, error=error))
+    users = ""
+    if text is _SHORTER and (found := users_of(path)):
+        users = f": {found}"
+    return kind(text.format(path=path, error=error, users=users))
 
 
 def _is_truncated(path: str, *, log: bool) -> bool:

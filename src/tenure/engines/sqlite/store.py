@@ -205,10 +205,13 @@ class Store:
 
     def former_files(self) -> EngineUnavailable:
         """Return the error for participants that still work with former files."""
+        former = protection.users_of(self.place.path, self._files.identities.values())
+        users = former or protection.users_of(self.place.path)  # whose store was set back
+        named = f": {users}" if users else ""
         return EngineUnavailable(
             f"another program still works with files of {self.place.path} that were removed, "
-            "replaced or set back while in use, and its leases may be held. End that program "
-            "('tenure doctor' lists those that it finds), or wait until it has noticed the loss"
+            "replaced or set back while in use, and its leases may be held. End that program, or "
+            f"wait until it has noticed the loss{named}"
         )
 
     def close(self, error: TenureError, *, left: bool) -> None:
