@@ -282,6 +282,26 @@ def test_a_file_that_is_mounted_elsewhere_is_refused_there(tmp_path: Path) -> No
     assert "Mount its folder" in done.stderr
 
 
+@needs_root
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts an overlay")
+def test_the_layer_of_a_container_is_refused_outside(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir(0o700)
+    options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    mounted = f'mount -t overlay overlay -o {options} {tmp_path}/merged && exec "$@"'
+    enter = ["unshare", "-m", "sh", "-c", mounted, "sh"]
+    tried = subprocess.run([*enter, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no overlay here: {tried.stderr.strip()}")
+
+    def error(name: str) -> str:
+        command = [*enter, sys.executable, "-c", PREPARES, f"sqlite:///{tmp_path}/{name}/store.db"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+    assert "Error" not in error("merged")
+    assert f"a layer of the overlay that is mounted at {tmp_path}/merged" in error("upper")
+
+
 # Who could put something in its place
 
 

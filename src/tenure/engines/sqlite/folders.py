@@ -15,7 +15,8 @@ the store's folder. With 0666 they trust everyone.
 
 A store needs locks that are effective between all programs that can open its files. On a file
 system shared by several machines (over a network, in a cluster, or by a host and its virtual
-machines), each machine may have separate locks and caches.
+machines), each machine may have separate locks and caches. The layer to which an overlay writes has
+other locks than the overlay itself.
 
 In a user namespace (a rootless container), outside users appear as one overflow user. Folders of
 that user are accepted, since the root directory often is one of them.
@@ -197,10 +198,10 @@ _LAYERS = frozenset("aufs overlay fuse-overlayfs".split())
 
 
 def check_file_system(folder: str) -> None:
-    """Reject a folder that other machines may share.
+    """Reject a folder whose files other programs can reach without sharing locks.
 
     Raises:
-        Unsupported: it is on such a file system.
+        Unsupported: other machines may share it, or it is a layer of an overlay.
     """
     kind = file_system(folder)
     name = kind.removeprefix("fuse.")
@@ -210,6 +211,15 @@ def check_file_system(folder: str) -> None:
             f"{folder} is on {shared} ({kind}), whose locks do not hold between machines. Use a "
             "local folder, or redis://, etcd:// or a tenure:// server"
         )
+    real = os.path.realpath(folder)
+    for fields, kind, options in _mounts():
+        layer = re.search(r"(?:^|,)upperdir=([^,]+)", options) if kind == "overlay" else None
+        if layer and f"{real}/".startswith(f"{_unescaped(layer[1])}/"):
+            raise Unsupported(
+                f"{folder} is a layer of the overlay that is mounted at {_unescaped(fields[4])}, "
+                "whose programs do not share locks with this path. Use the path there, or mount a "
+                "folder of the host in the container"
+            )
 
 
 def describe_layer(folder: str) -> str:
@@ -227,7 +237,7 @@ def file_system(folder: str) -> str:
     """Return the type of a folder's file system; empty if unknown."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    for fields, kind in _mounts():
+    for fields, kind, _ in _mounts():
         if fields[2] == number:
             return kind
     return ""
@@ -236,18 +246,19 @@ def file_system(folder: str) -> str:
 def is_mount_point(path: str) -> bool:
     """Return whether something is mounted at a path, links resolved."""
     real = os.path.realpath(path)
-    return any(_unescaped(fields[4]) == real for fields, _ in _mounts())
+    return any(_unescaped(fields[4]) == real for fields, _, _ in _mounts())
 
 
-def _mounts() -> Iterator[tuple[list[str], str]]:
-    """Yield the fields of each mount before the separator, and the type of its file system."""
+def _mounts() -> Iterator[tuple[list[str], str, str]]:
+    """Yield the first fields of each mount, the type of its file system, and its options."""
     if not sys.platform.startswith("linux"):
         return
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
             for line in mounts:
                 fields, _, described = line.partition(" - ")
-                yield fields.split(" "), described.split(" ", 1)[0]
+                kind, _, rest = described.rstrip("\n").partition(" ")
+                yield fields.split(" "), kind, rest.rpartition(" ")[2]
     except OSError:
         return
 

@@ -99,6 +99,7 @@ class Turn:
             raise
         self._trouble = f"cannot take the turn at {path}"
         self._me = _HOLDER.pack(os.getpid())
+        self._legible: tuple[bytes, Progress | None] = (b"", None)
 
     def try_take(self) -> bool:
         """Take the turn if it is free."""
@@ -137,18 +138,24 @@ class Turn:
     def record(self, progress: Progress) -> None:
         """Record what has been committed. In the turn."""
         content = _PROGRESS.pack(*progress[:3], progress[3].encode())
+        raw = content + _checksum(content)
         with contextlib.suppress(OSError):  # then a store that is set back is found out later
-            os.pwrite(self._fd, content + _checksum(content), _HOLDER.size)
+            os.pwrite(self._fd, raw, _HOLDER.size)
+            self._legible = (raw, progress)
 
     @property
     def recorded(self) -> Progress | None:
         """What was recorded last, if anything legible was."""
         raw = os.pread(self._fd, _PROGRESS.size + 4, _HOLDER.size)
-        content = raw[: _PROGRESS.size]
-        if len(content) < _PROGRESS.size or raw[_PROGRESS.size :] != _checksum(content):
-            return None
-        *numbers, identity = _PROGRESS.unpack(content)
-        return (*numbers, identity.decode("ascii").rstrip("\0"))
+        known, progress = self._legible
+        if raw != known:
+            content = raw[: _PROGRESS.size]
+            if len(content) < _PROGRESS.size or raw[_PROGRESS.size :] != _checksum(content):
+                return None
+            *numbers, identity = _PROGRESS.unpack(content)
+            progress = (*numbers, identity.decode("ascii").rstrip("\0"))
+            self._legible = (raw, progress)
+        return progress
 
     def close(self) -> None:
         """Close the file; in a forked child the parent keeps its turn."""
@@ -161,7 +168,7 @@ def _checksum(content: bytes) -> bytes:
 
 def is_set_back(found: Progress, recorded: Progress | None) -> bool:
     """Return true if a store is another one than recorded, or has fewer commits."""
-    if recorded is None:
+    if recorded is None or found == recorded:
         return False
     *ids, identity = found
     *recorded_ids, recorded_identity = recorded
