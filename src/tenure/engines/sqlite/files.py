@@ -107,7 +107,7 @@ _HEAD = 4096  # bytes of the database: with the row of the table meta
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What was seen of a database's content.
+    """A look at a database's content.
 
     Attributes:
         written: when it was written to, and its size.

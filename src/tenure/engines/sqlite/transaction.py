@@ -6,7 +6,7 @@ The turn only orders writers: SQLite's lock, taken inside it, protects the data.
 
 The file of the turn also records how far the commits have come. A backup that is copied or restored
 over the store sets the store back, but not this record, so that no program grants again what has
-been granted since the backup. The first participant starts the record anew.
+been granted since the backup. The first participant begins a new record.
 
 Operations are functions of a `Transaction` (in ``requests``, ``sessions``, ``nodes``). Several of
 them may share one. Rules for each:
@@ -145,7 +145,7 @@ class Turn:
 
     @property
     def recorded(self) -> Progress | None:
-        """What was recorded last, if anything legible was."""
+        """The latest record, if there is a legible one."""
         raw = os.pread(self._fd, _PROGRESS.size + 4, _HOLDER.size)
         known, progress = self._legible
         if raw != known:
@@ -269,7 +269,7 @@ class Transaction:
 
     @property
     def progress(self) -> Progress:
-        """What has been committed, or is about to be."""
+        """The progress that has been committed, or is about to be."""
         return self.last_order_id, self.last_session_id, self.last_news_id, self.identity
 
     # Its beginning and its end
