@@ -570,7 +570,18 @@ def test_a_layer_that_the_system_has_mounted_is_found(tmp_path: Path) -> None:
         'exec "$@"'
     )
     url = f"sqlite:///{tmp_path}/merged/app/store.db"
-    command = ["unshare", "-m", "sh", "-c", mounted, tmp_path, sys.executable, "-c", PREPARES, url]
+    command = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        mounted,
+        str(tmp_path),
+        sys.executable,
+        "-c",
+        PREPARES,
+        url,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "mount:" in done.stderr or "unshare:" in done.stderr:
         pytest.skip("may not mount anything here")
