@@ -163,7 +163,7 @@ async def two_tasks_of_a_session_are_two_requests(scene: Scene) -> None:
         await lease.release()
 
 
-async def _find_nothing(request: Request) -> None:
+async def _find_nothing(request: Request, mine: object) -> None:
     return None
 
 
