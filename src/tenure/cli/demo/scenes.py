@@ -141,6 +141,7 @@ async def _elect(stage: DemoStage) -> None:
                 break
             if killed is None:
                 await _until_candidates(stage, len(candidates) - 1)
+                await leading.until(_has_led)  # the store knows it before the process has said so
                 killed = leading
                 stage.note(DemoEvent(clock.now(), leading.who, "killed", "primary"))
                 leading.kill()
@@ -152,6 +153,10 @@ async def _elect(stage: DemoStage) -> None:
     for member in stage.crew:
         if member in candidates:
             await member.finish()
+
+
+def _has_led(events: list[DemoEvent]) -> bool:
+    return any(each.what == "granted" and each.name == "primary" for each in events)
 
 
 async def _until_candidates(stage: DemoStage, waiting: int) -> None:
