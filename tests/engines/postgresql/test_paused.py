@@ -142,8 +142,11 @@ def create_tables(store: Store) -> None:
     shared().execute(f"CREATE TABLE {store.schema}.taken (name text, token bigint, before bigint)")
 
 
-async def take(session: tenure.Session, store: Store, name: str) -> None:
-    """Acquire the lock of a paused holder, and count what it has written until then."""
+async def take(session: tenure.Session, store: Store, name: str) -> tenure.Lease:
+    """Acquire the lock of a paused holder, and count what it has written until then.
+
+    The lease is to be kept: one that is dropped is released.
+    """
     lease = await session.mutex(name).lock()
     count = f"SELECT count(*) FROM {store.written} WHERE name = %s"
     async with await psycopg.AsyncConnection.connect(shared().url) as connection:
@@ -152,6 +155,7 @@ async def take(session: tenure.Session, store: Store, name: str) -> None:
             f"INSERT INTO {store.schema}.taken VALUES (%s, %s, ({count}))".encode(),
             (name, lease.fencing_token, name),
         )
+    return lease
 
 
 @guarantee("stopped", "one owner", "fenced", on=POSTGRESQL)
@@ -164,9 +168,10 @@ async def test_a_holder_that_is_paused_in_front_of_the_guard_writes_nothing(
         assert await holder.line() == "ready"
         holder.send(signal.SIGSTOP)
         async with client.session() as session, asyncio.timeout(60):
-            await asyncio.gather(*(take(session, store, f"m{n}") for n in range(LOCKS)))
+            taken = await asyncio.gather(*(take(session, store, f"m{n}") for n in range(LOCKS)))
             holder.go_on()
             assert await holder.line() == str(LOCKS)  # refused, each one by the database
+            assert all(each.held for each in taken)
     assert shared().execute(f"SELECT count(*) FROM {store.written}") == [(0,)]
 
 
@@ -199,7 +204,7 @@ async def test_a_holder_that_is_paused_at_any_moment_writes_nothing_late(
             )
             holder.go_on()
             assert await holder.line() == str(LOCKS)
-            await asyncio.gather(*taking)
+            assert all(each.held for each in await asyncio.gather(*taking))
     late = (
         f"SELECT t.name FROM {store.schema}.taken t WHERE t.before <> "
         f"(SELECT count(*) FROM {store.written} w WHERE w.name = t.name)"
