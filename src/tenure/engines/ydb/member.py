@@ -119,7 +119,7 @@ class Member:
 
     def _ran(self, _: asyncio.Task[None]) -> None:
         """Go on in another task if `asyncio.run` has cancelled this one during a stop."""
-        if self.stopping and not self._abandoned:
+        if self.stopping and not self._abandoned and self._task.done():
             self._task = self._begin()
 
     @property
