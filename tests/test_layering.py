@@ -1,6 +1,6 @@
 """Imports run one way:
 
-    errors, model ← core ← wire ← engines ← primitives ← recipes, blocking, interop ← server ← cli
+    errors, model ← core ← wire ← engines ← reaper ← primitives ← recipes, blocking, interop ← server ← cli
 
 and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
 
@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     # What the engines share, and the core must not see:
     frozenset({"background", "busy_poll", "clock", "durations", "fork", "greenlets", "identity"}),
     frozenset({"engines"}),
+    frozenset({"reaper"}),
     frozenset({"_client", PRIMITIVES}),  # the public names are what the client exports
     frozenset({"recipes", "blocking", "interop"}),
     frozenset({"server"}),

@@ -37,6 +37,7 @@ __all__ = [
     "new_queue",
     "new_selector",
     "new_thread",
+    "original",
     "wait_readable",
 ]
 
@@ -125,6 +126,11 @@ def new_queue() -> queue.SimpleQueue[Any]:
         return queue.SimpleQueue()
     original: type[queue.SimpleQueue[Any]] = _original("queue", "SimpleQueue")
     return original()
+
+
+def original(module: str, name: str) -> Any:
+    """Return a function of the standard library, even if gevent has replaced it."""
+    return _original(module, name) if are_used() else getattr(import_module(module), name)
 
 
 def wait_readable(descriptor: int) -> None:

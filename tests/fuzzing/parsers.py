@@ -10,7 +10,7 @@ from msgspec import DecodeError
 
 from tenure import identity
 from tenure._client.resume import ResumeToken
-from tenure.engines import split_answer_timeout
+from tenure.engines import split_client_parameters
 from tenure.engines.dflockd import url as dflockd_url
 from tenure.engines.etcd import answers
 from tenure.engines.etcd import url as etcd_url
@@ -157,7 +157,7 @@ def _url(text: str) -> None:
     scheme = text.partition(":")[0].lower()
     for each in (text, text.partition("://")[2] and f"tenure://{text.partition('://')[2]}"):
         if each:
-            split_answer_timeout(each)
+            split_client_parameters(each)
     parse = _ENGINES.get(scheme)
     if parse is not None:
         parse(text)

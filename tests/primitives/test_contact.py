@@ -15,7 +15,7 @@ from tenure._client.client import Client
 from tenure._client.contact import reason_of
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
-from tenure.engines import split_answer_timeout
+from tenure.engines import split_client_parameters
 from tenure.errors import AcquireTimeout, EngineError, EngineUnavailable, InvalidArgument
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World
@@ -246,13 +246,13 @@ async def test_the_url_says_how_long_an_answer_may_take(world: World, clock: Vir
 def test_the_answer_timeout_is_taken_from_the_url(
     url: str, rest: str, seconds: float | None
 ) -> None:
-    assert split_answer_timeout(url) == (rest, seconds)
+    assert split_client_parameters(url) == (rest, seconds)
 
 
 @pytest.mark.parametrize("value", ["", "0", "never", "nan", "601", "-1", "1&answer_timeout=1"])
 def test_a_wrong_answer_timeout_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match=r"answer_timeout in a URL is a number of seconds"):
-        split_answer_timeout(f"redis://:secret@h?answer_timeout={value}")
+        split_client_parameters(f"redis://:secret@h?answer_timeout={value}")
 
 
 # The log

@@ -37,11 +37,12 @@ from tenure._client.signals import close_on_loop, release_on
 from tenure._client.source import ClientAnchor
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration
-from tenure.engines import connect_engine, split_answer_timeout, state_home
+from tenure.engines import connect_engine, split_client_parameters, state_home
 from tenure.engines.contract import Engine
 from tenure.errors import InvalidArgument, Misuse
 from tenure.identity import identify_by_default
 from tenure.model import DEFAULT_NODE, Capabilities
+from tenure.reaper.program import Registrations
 
 if TYPE_CHECKING:
     from tenure.events import EventStream
@@ -73,6 +74,7 @@ def connect(
     *,
     clock: Clock | None = None,
     identify: bool | None = None,
+    reaper: bool | None = None,
     **_unknown: Never,
 ) -> Client:
     """Return a client of the store at `url`.
@@ -93,6 +95,9 @@ def connect(
         identify: whether sessions carry the host, the process id and the name of this program, so
             that `SessionDescription` and errors can name the holder. ``None`` means yes, unless
             ``TENURE_IDENTIFY=0`` is set in the environment.
+        reaper: whether a small process beside this program waits for its death and then ends its
+            sessions, so that the next holder follows at once instead of after the recovery window.
+            ``None`` means what the URL says, else yes, for the stores that need it.
 
     Raises:
         InvalidArgument: the URL is wrong.
@@ -105,8 +110,16 @@ def connect(
         identify = identify_by_default()
     url = default_url() if url is None else url
     engine = connect_engine(url, clock)
-    _, answer_timeout = split_answer_timeout(url)
-    return Client(engine, clock, identify=identify, answer_timeout=answer_timeout)
+    _, given = split_client_parameters(url)
+    if reaper is None:
+        reaper = given.reaper is not False
+    return Client(
+        engine,
+        clock,
+        identify=identify,
+        answer_timeout=given.answer_timeout,
+        registrations=Registrations(url) if reaper else None,
+    )
 
 
 class Client(Nodes, Primitives, AsyncHandle):
@@ -130,9 +143,16 @@ class Client(Nodes, Primitives, AsyncHandle):
         *,
         identify: bool = True,
         answer_timeout: float | None = None,
+        registrations: Registrations | None = None,
     ) -> None:
         self.clock = clock
-        self._core = ClientCore(engine, clock, identify=identify, answer_timeout=answer_timeout)
+        self._core = ClientCore(
+            engine,
+            clock,
+            identify=identify,
+            answer_timeout=answer_timeout,
+            registrations=registrations,
+        )
         site = call_site(debug=_in_debug_mode())
         self._anchor = ClientAnchor(self._core, site)
         window = min(DEFAULT_WINDOW, engine.capabilities.longest_window)

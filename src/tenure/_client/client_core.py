@@ -31,6 +31,7 @@ from tenure.engines.contract import Engine
 from tenure.errors import Misuse, SessionClosed, TenureError
 from tenure.identity import ANONYMOUS, Identity, this_program
 from tenure.model import Capabilities
+from tenure.reaper.program import Registrations
 
 if TYPE_CHECKING:
     from tenure._client.request import Request
@@ -74,6 +75,8 @@ class ClientCore:
         clock: the source of all its deadlines.
         contact: the contact to the store, and its outages.
         listeners: the streams of events.
+        registrations: the sessions that the reaper ends after the death of the program; ``None``
+            without one.
         sessions: the sessions that have not ended, in the order of their attaching.
         tasks: the tasks that finish operations of cancelled callers; set by `opened`.
         keeper: the renewal of the sessions; set by `opened`.
@@ -85,12 +88,19 @@ class ClientCore:
     keeper: Keeper
 
     def __init__(
-        self, engine: Engine, clock: Clock, *, identify: bool, answer_timeout: float | None
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        identify: bool,
+        answer_timeout: float | None,
+        registrations: Registrations | None = None,
     ) -> None:
         self.engine = engine
         self.clock = clock
         self.contact = Contact(engine, clock, answer_timeout or ANSWER_TIMEOUT)
         self.listeners = Listeners()
+        self.registrations = registrations
         self.sessions: dict[OwnedSession, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
@@ -241,6 +251,9 @@ class ClientCore:
             await self.engine.aclose()
         except Exception as failure:
             failures.append(failure)
+        finally:
+            if self.registrations is not None:
+                self.registrations.close()
         for other in failures[1:]:
             failures[0].add_note(f"and: {other}")
         if failures:

@@ -29,6 +29,7 @@ from tenure.engines.contract import (
     Attach,
     EngineSession,
     Enqueued,
+    Orphan,
     Place,
     Removal,
     Withdrawn,
@@ -221,9 +222,17 @@ class SessionCore(SessionLife):
         self._last_request_id = (engine.attach_number - 1) << 32
         self._started = True
         if self.step(states.ATTACHED):
+            self.register()
             self.emit("SessionAttached")
         else:
             self.finish_end()
+
+    def register(self) -> None:
+        """Register the session with the reaper, unless it survives its program."""
+        registrations, credential = self.client.registrations, self.engine.credential
+        if registrations is not None and credential and self.how.liveness == "process":
+            orphan = Orphan(self.node, self.id, self.recovery_window, credential)
+            registrations.put(orphan)
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Register the requests that the session had in queues when it was taken over."""
@@ -254,6 +263,7 @@ class SessionCore(SessionLife):
         """Record that contact is re-established, and renew the session."""
         if self.step(states.CONTACT_RESTORED):
             self.contact.attached(self)
+            self.register()
             self.emit("SessionAttached")
             self.renew()
 

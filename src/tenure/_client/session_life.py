@@ -371,9 +371,16 @@ class SessionLife(ABC):
         self._leaving = self.client.tasks.complete(self._leave())
 
     async def _leave_in_time(self, limit: float) -> None:
+        left = self.phase is SessionPhase.LEFT
+        if left:
+            self._unregister()  # first: it survives the program
         async with asyncio.timeout(limit):
-            left = self.phase is SessionPhase.LEFT
             await (self.engine.detach() if left else self.engine.close())
+        self._unregister()
+
+    def _unregister(self) -> None:
+        if self.client.registrations is not None:
+            self.client.registrations.drop(self.id)
 
     async def _leave(self) -> None:
         try:

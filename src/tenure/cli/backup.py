@@ -12,7 +12,7 @@ from tenure.cli.options import a_span, json_option, url_option
 from tenure.cli.output import duration, print_json, safe, say
 from tenure.cli.status import Status
 from tenure.cli.store import check_there, chosen_url, shown_url
-from tenure.engines import split_answer_timeout
+from tenure.engines import split_client_parameters
 
 __all__ = ["backup", "restore"]
 
@@ -129,7 +129,7 @@ def _sqlite_url(command: str, of_server: str) -> str:
         Mistake: it is a server; the store is the server's file.
         Unsupported: its database has its own tools.
     """
-    url = split_answer_timeout(chosen_url())[0]
+    url = split_client_parameters(chosen_url())[0]
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
         return url

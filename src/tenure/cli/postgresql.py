@@ -13,7 +13,7 @@ from tenure.cli.options import url_option
 from tenure.cli.output import safe, say
 from tenure.cli.status import Status
 from tenure.cli.store import chosen_url, given_url
-from tenure.engines import split_answer_timeout
+from tenure.engines import split_client_parameters
 from tenure.engines._kit.extras import needs_extra
 
 __all__ = ["postgresql"]
@@ -99,7 +99,7 @@ def _postgresql_url(*, print_sql: bool) -> str:
     """
     if print_sql and given_url() is None and not os.environ.get("TENURE_URL"):
         return "postgresql://"
-    url = split_answer_timeout(chosen_url())[0]
+    url = split_client_parameters(chosen_url())[0]
     scheme = url.partition(":")[0].lower()
     if scheme not in _SCHEMES:
         raise Unsupported(

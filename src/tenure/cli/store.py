@@ -108,10 +108,10 @@ def check_there(url: str) -> None:
     """
     if not _is_sqlite(url):
         return
-    from tenure.engines import split_answer_timeout
+    from tenure.engines import split_client_parameters
     from tenure.engines.sqlite.url import parse
 
-    file = parse(split_answer_timeout(url)[0]).path
+    file = parse(split_client_parameters(url)[0]).path
     try:
         os.stat(file)
     except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tenure.clock import Clock, SystemClock
 from tenure.engines.contract import Connector, Engine, Finding
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILT_IN",
     "GROUP",
+    "ClientParameters",
     "connect_engine",
     "diagnose",
     "schemes",
-    "split_answer_timeout",
+    "split_client_parameters",
     "state_home",
 ]
 
@@ -54,7 +55,12 @@ BUILT_IN = {
 }
 """Modules of the built-in engines by scheme; ``connect`` in each is the connector."""
 
-_ANSWER_TIMEOUT = "answer_timeout"
+_ANSWER_TIMEOUT, _REAPER = "answer_timeout", "reaper"
+
+_FLAGS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 def schemes() -> list[str]:
@@ -83,22 +89,42 @@ def connect_engine(url: str, clock: Clock) -> Engine:
             f"{scheme}:// needs Unix sockets, which Python does not have on this system; connect "
             "to a port of the server"
         )
-    return connector(split_answer_timeout(url)[0], clock)
+    return connector(split_client_parameters(url)[0], clock)
 
 
-def split_answer_timeout(url: str) -> tuple[str, float | None]:
-    """Return the URL without the parameter ``answer_timeout``, and its value in seconds, if given.
+class ClientParameters(NamedTuple):
+    """Parameters of a URL that the client applies on every engine; ``None``: not given.
 
-    The client applies it on every engine; engines do not see it.
+    Attributes:
+        answer_timeout: seconds.
+        reaper: whether a reaper ends the sessions of the program after its death.
+    """
+
+    answer_timeout: float | None = None
+    reaper: bool | None = None
+
+
+def split_client_parameters(url: str) -> tuple[str, ClientParameters]:
+    """Return the URL without the client's parameters, which engines do not see, and their values.
 
     Raises:
-        InvalidArgument: it is not a number of seconds from 0.1 to 600.
+        InvalidArgument: ``answer_timeout`` is not a number of seconds from 0.1 to 600, or
+            ``reaper`` is not true or false.
     """
     location, mark, query = url.partition("?")
-    parameters = query.split("&")
-    found = [each for each in parameters if each.partition("=")[0] == _ANSWER_TIMEOUT]
+    found: dict[str, list[str]] = {_ANSWER_TIMEOUT: [], _REAPER: []}
+    rest: list[str] = []
+    for each in query.split("&"):
+        found.get(each.partition("=")[0], rest).append(each)
+    if len(rest) == len(query.split("&")):
+        return url, ClientParameters()
+    values = ClientParameters(_answer_timeout(found[_ANSWER_TIMEOUT]), _reaper(found[_REAPER]))
+    return location + (mark + "&".join(rest) if rest else ""), values
+
+
+def _answer_timeout(found: list[str]) -> float | None:
     if not found:
-        return url, None
+        return None
     try:
         value = float(found[0].partition("=")[2])
     except ValueError:
@@ -108,8 +134,18 @@ def split_answer_timeout(url: str) -> tuple[str, float | None]:
             f"{_ANSWER_TIMEOUT} in a URL is a number of seconds from 0.1 to 600, given once, not "
             f"{'&'.join(found)!r}"
         )
-    rest = "&".join(each for each in parameters if each not in found)
-    return location + (mark + rest if rest else ""), value
+    return value
+
+
+def _reaper(found: list[str]) -> bool | None:
+    if not found:
+        return None
+    value = found[0].partition("=")[2].lower()
+    if len(found) > 1 or value not in _FLAGS:
+        raise InvalidArgument(
+            f"{_REAPER} in a URL is true or false, given once, not {'&'.join(found)!r}"
+        )
+    return _FLAGS[value]
 
 
 def diagnose(url: str) -> Iterable[Finding]:

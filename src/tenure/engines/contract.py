@@ -46,7 +46,7 @@ from tenure.engines.optional import (
     SessionDefaults,
 )
 from tenure.engines.prompt import Prompt, when_answered
-from tenure.engines.values import Answer, Attach, Enqueued, Place, Removal, Withdrawn
+from tenure.engines.values import Answer, Attach, Enqueued, Orphan, Place, Removal, Withdrawn
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
     UNCHANGED,
@@ -70,6 +70,7 @@ __all__ = [
     "Finding",
     "GuardStatement",
     "Level",
+    "Orphan",
     "Pages",
     "Place",
     "Prompt",
@@ -128,6 +129,10 @@ class EngineSession(Protocol):
 
     @property
     def refusal(self) -> str:
+        """See `SessionDefaults`."""
+
+    @property
+    def credential(self) -> str | None:
         """See `SessionDefaults`."""
 
     @property
@@ -270,7 +275,7 @@ class Engine(Protocol):
 
     @property
     def guarantees(self) -> str:
-        """See `EngineDefaults`, as for the next four."""
+        """See `EngineDefaults`, as for the next five."""
 
     def liveness_fd(self) -> int | None:
         """Return a descriptor that closes with this process, if the engine has one."""
@@ -283,6 +288,9 @@ class Engine(Protocol):
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the statement that guards a lease, or raise `Unsupported`."""
+
+    async def end_orphan(self, orphan: Orphan) -> None:
+        """End a session whose program is dead."""
 
     @property
     def url(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from tenure.engines.values import Orphan
 from tenure.errors import Unsupported
 from tenure.model import SemaphoreDescription, SessionDescription
 
@@ -124,6 +125,20 @@ class EngineDefaults:
         """Return lists in pages, or ``None`` if the store only has complete lists."""
         return None
 
+    async def end_orphan(self, orphan: Orphan) -> None:
+        """End a session whose program is dead, as its program would.
+
+        It is called on an open engine, only for sessions with a credential. A session that does not
+        exist, or does not match the credential, is left alone without an error.
+
+        Raises:
+            EngineUnavailable, EngineError: the store did not confirm it; it may be called again.
+        """
+        raise Unsupported(
+            f"the store does not end the sessions of a dead program: {orphan.node}",
+            node=orphan.node,
+        )
+
     def guard(self, node: str, name: str, token: int) -> GuardStatement:  # noqa: ARG002
         """Return the statement that guards a lease in a caller's transaction; does no I/O.
 
@@ -154,6 +169,15 @@ class SessionDefaults:
         Returns:
             The token, for `Lease.store_token`; empty if the request is not an owner, and ``None``
             if the store has no such tokens.
+        """
+        return None
+
+    @property
+    def credential(self) -> str | None:
+        """Secret with which another process ends exactly this session (`Engine.end_orphan`).
+
+        It changes only while the session is reattached. ``None`` if the store has no use for it: it
+        notices the death of a program itself, or no other process can end a session.
         """
         return None
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from tenure.model import Liveness
 
-__all__ = ["Answer", "Attach", "Enqueued", "Place", "Removal", "Withdrawn"]
+__all__ = ["Answer", "Attach", "Enqueued", "Orphan", "Place", "Removal", "Withdrawn"]
 
 T = TypeVar("T")
 Answer: TypeAlias = "T | asyncio.Future[T]"
@@ -76,3 +76,19 @@ class Attach:
     session_id: int | None = None
     assume_dead: bool = False
     adopt: bool = False
+
+
+class Orphan(NamedTuple):
+    """A session whose program is dead, or will be when it is ended.
+
+    Attributes:
+        node: the path of its node.
+        session_id: its id.
+        recovery_window: its recovery window in seconds.
+        credential: see `SessionDefaults.credential`.
+    """
+
+    node: str
+    session_id: int
+    recovery_window: float
+    credential: str

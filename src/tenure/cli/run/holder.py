@@ -41,6 +41,7 @@ from tenure.cli.run.jobcontrol import JobControl
 from tenure.cli.run.waiting import Notices, describe_holder, runner
 from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
+from tenure.reaper import program as reaper
 
 __all__ = ["ADVICE", "ENDING", "Holder", "Job", "on_signals"]
 
@@ -169,7 +170,7 @@ class Holder:
         lease = await self._acquire(client)
         started = client.clock.now()
         try:
-            ending = await self._run_under(lease, client_core(client).engine.liveness_fd())
+            ending = await self._run_under(lease, await _liveness(client))
         except CannotRun as failure:
             status = Status.NOT_FOUND if failure.errno == errno.ENOENT else Status.NOT_EXECUTABLE
             raise Mistake(status, f"{job.command[0]}: {failure}") from None
@@ -352,6 +353,15 @@ def on_signals(numbers: Iterable[signal.Signals], act: Callable[[int], None]) ->
 def say(text: str) -> None:
     """Print a line for the user."""
     click.echo(f"tenure: {text}", err=True)
+
+
+async def _liveness(client: tenure.Client) -> int | None:
+    """Return a descriptor whose copies in the command prolong the session's life, if any.
+
+    The command may outlive this process for a moment, until its guardian has ended it.
+    """
+    own = client_core(client).engine.liveness_fd()
+    return await asyncio.to_thread(reaper.descriptor) if own is None else own
 
 
 async def _hold(lease: tenure.Lease, seconds: float) -> None:

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tenure.core import refusals, rules
+from tenure.engines.contract import Orphan
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Answer, KeyValue
 from tenure.engines.etcd.cluster import EtcdAttempts, EtcdCluster
@@ -259,6 +260,16 @@ class EtcdNodes(EtcdCluster):
             return False
         await self.revoke(session_id, self.address.connect_timeout)
         return True
+
+    @_administers
+    async def end_orphan(self, orphan: Orphan) -> None:
+        """End a session whose program is dead, if it is still attached by that program."""
+        node = orphan.node
+        session = wire.get(self.keys.session(node, orphan.session_id))
+        _, read = await self._read_node(self.reader(node), node, session)
+        kv = read.parts[1].first
+        if kv is not None and Record.read(kv.value).token == orphan.credential:
+            await self.revoke(orphan.session_id, self.address.connect_timeout)
 
     @_administers
     async def evict(self, path: str, name: str, order_id: int) -> bool:

@@ -89,6 +89,11 @@ class EtcdAttachment(SessionBase):
         """Number of this attachment of the session."""
         return self.version
 
+    @property
+    def credential(self) -> str:
+        """The token of the attachment."""
+        return self.record.token
+
     def became(self, version: int) -> None:
         """Set the attach number."""
         self.version = version

@@ -101,6 +101,11 @@ class NativeAttachment(PlainSession):
         self._retry: asyncio.TimerHandle | None = None
         self._refusals = 0
 
+    @property
+    def credential(self) -> str:
+        """The program's id and the session's key, with which it reattaches."""
+        return f"{self._reconnector.program.hex()}.{self.key.hex()}"
+
     def check(self) -> None:
         """Raise an error if the session has ended, or the program is leaving it."""
         if self.over or self.closing:

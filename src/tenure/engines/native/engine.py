@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,14 +15,21 @@ from msgspec import Struct
 from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.core import refusals, rules
-from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, SessionEvents
+from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, Orphan, SessionEvents
 from tenure.engines.native.attachment import STORE_LOST
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.heartbeat import NativeHeartbeat
 from tenure.engines.native.reconnector import Dial, NativeReconnector, dialler
 from tenure.engines.native.session import NativeSession, plain_name, plain_path
 from tenure.engines.native.url import NativeUrl
-from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineError,
+    EngineUnavailable,
+    SessionExpired,
+    TenureError,
+    Unsupported,
+)
 from tenure.model import (
     Capabilities,
     NodeConfig,
@@ -63,20 +71,26 @@ class NativeEngine(EngineDefaults):
         self._reconnector: NativeReconnector | None = None
         self._heartbeat: NativeHeartbeat | None = None
         self._closing: Ending | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def open(self) -> None:
         """Connect to the store."""
         address = self._address
-        tls = None if address.tls is None else address.tls.context()
-        dial = self._dial or dialler(address, tls)
+        self._tls = tls = None if address.tls is None else address.tls.context()
         program = os.urandom(16)  # another one each time, because numbers start again
-        reconnector = NativeReconnector(address, self.clock, program, dial)
-        await reconnector.open()
+        reconnector = await self._connected(program)
         assert reconnector.connection is not None
         self._reconnector = reconnector
         self.capabilities = reconnector.connection.welcome.abilities.model()
         if self._dial is None:
             self._heartbeat = NativeHeartbeat(address, tls, self.clock, program)
+
+    async def _connected(self, program: bytes) -> NativeReconnector:
+        """Connect as a program."""
+        dial = self._dial or dialler(self._address, self._tls)
+        reconnector = NativeReconnector(self._address, self.clock, program, dial)
+        await reconnector.open()
+        return reconnector
 
     async def aclose(self) -> None:
         """Close the sessions, then the connections. Safe to call twice."""
@@ -214,6 +228,35 @@ class NativeEngine(EngineDefaults):
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; return false if it did not exist."""
         return bool(await self._call(wire.EndSession, plain_path(path), session_id))
+
+    async def end_orphan(self, orphan: Orphan) -> None:
+        """End a session as its program would: reattach it by its key, and close it."""
+        program, key = map(bytes.fromhex, orphan.credential.split("."))
+        reconnector = await self._connected(program)
+        try:
+            connection = await reconnector.connected()
+            channel, node, future = reconnector.next_channel(), orphan.node, self._future
+            attach = wire.Attach(
+                reconnector.next_rid(), channel, "again", node, orphan.recovery_window, "", key,
+                False, orphan.session_id, False, 0, True,
+            )  # fmt: skip
+            attaching = NativeCall(attach.rid, attach, future())
+            connection.submit(attaching)
+            closing = wire.Close(reconnector.next_rid(), channel)
+            ending = NativeCall(closing.rid, closing, future())
+            connection.submit(ending)
+            await asyncio.wait([ending.future])
+            error = attaching.future.exception() if attaching.future.done() else None
+            error = error or ending.future.exception()
+            if isinstance(error, SessionExpired | AuthenticationFailed):
+                return  # it has ended, or it is of another program
+            if error is not None:
+                raise EngineError(f"{self.url} did not end a session: {error}", node=node)
+        finally:
+            await reconnector.aclose()
+
+    def _future(self) -> asyncio.Future[Any]:
+        return self._opened().loop.create_future()
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Evict a request from its queue; return false if it did not exist."""

@@ -91,7 +91,7 @@ class NativeReconnector:
         self.sessions: dict[int, ReconnectedSession] = {}
         self.timeout = CONNECTION_TIMEOUT
         self._abandoned: dict[Struct, int] = {}
-        self._program = program
+        self.program = program
         self._dial = dial
         endpoints = random.sample(address.endpoints, len(address.endpoints))
         self._reconnector = Reconnector[Endpoint, NativeConnection](address.url, endpoints, self)
@@ -240,7 +240,7 @@ class NativeReconnector:
     async def connect(self, host: Endpoint) -> NativeConnection:
         """Connect to one server and wait for its greeting."""
         hello = wire.Hello(
-            wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self._program
+            wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self.program
         )
         connection = NativeConnection(self, host, hello, self.clock, self.address.busy_poll)
         least, most = _CONNECT_TIMEOUT

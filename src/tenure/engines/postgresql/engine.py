@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -365,6 +365,19 @@ class PostgresEngine(PostgresAdministration):
         if self._open and self.connection is not None and self.connection.trouble:
             return EngineError(f"{self.url} {self.connection.trouble}")
         return super().trouble(name)
+
+    def send_end(self, number: int, tokens: Sequence[str], answered: Callable[[Any], None]) -> None:
+        """End a session that has one of these tokens."""
+
+        def ended(reply: Any) -> None:
+            if isinstance(reply, list):
+                self.push_all(reply[1:])
+                if reply[:1] == ["guarded"]:
+                    reply = EngineError("a transaction that guards one of its leases has not ended")
+            answered(reply)
+
+        words = (number, list(tokens), False, self.channel, self.relaxed)
+        self.send(Call("leave", words, ended))
 
     def new_session(self, given: SessionParameters) -> PostgresSession:
         """Create the object of the attached session."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tenure.background import BackgroundQueue, BackgroundTimer
@@ -259,6 +259,11 @@ class RedisEngine(RedisAdministration):
             self._missed_changes = True
 
     # Sessions
+
+    def send_end(self, number: int, tokens: Sequence[str], answered: Callable[[Any], None]) -> None:
+        """End a session that has one of these tokens."""
+        words: tuple[str | int, ...] = (number, tokens[0], "close", *tokens)
+        self.reconnector.send(ScriptCall(SCRIPTS["leave"], None, words, answered))
 
     def new_session(self, given: SessionParameters) -> RedisSession:
         """Create the object of the attached session."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tenure.core import refusals, rules
 from tenure.engines._kit.commands.administration import CommandAdministration
 from tenure.engines._kit.commands.attachment import SessionParameters
-from tenure.engines._kit.commands.replies import first_word, text
+from tenure.engines._kit.commands.replies import first_word, settle, text
 from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines._kit.session import received, restores_default
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, Orphan, SessionEvents
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold
 from tenure.model import Liveness
@@ -68,6 +68,10 @@ class CommandAttaching(CommandAdministration, Generic[S]):
         """Decode the reply to a successful takeover."""
 
     @abstractmethod
+    def send_end(self, number: int, tokens: Sequence[str], answered: Callable[[Any], None]) -> None:
+        """End a session that has one of these tokens."""
+
+    @abstractmethod
     def new_session(self, given: SessionParameters) -> S:
         """Create the object of the attached session."""
 
@@ -82,6 +86,22 @@ class CommandAttaching(CommandAdministration, Generic[S]):
     def check_window(self, how: Attach) -> None:
         """Raise `InvalidArgument` if the recovery window is not allowed."""
         rules.check_window(how.recovery_window, how.node)
+
+    async def end_orphan(self, orphan: Orphan) -> None:
+        """End a session whose program is dead, by the tokens of its attachment."""
+        self.check_open()
+        ended: asyncio.Future[Any] = self.loop.create_future()
+        tokens = orphan.credential.split(",")
+        self.send_end(orphan.session_id, tokens, partial(settle, ended))
+        late = self.limit(ended, EngineError, orphan.node)
+        try:
+            reply = await ended
+        finally:
+            late.cancel()
+        if isinstance(reply, Exception):
+            raise EngineError(
+                f"{self.url} did not end the session on {orphan.node}: {reply}", node=orphan.node
+            )
 
     # Attaching
 

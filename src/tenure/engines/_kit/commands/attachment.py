@@ -139,6 +139,11 @@ class CommandAttachment(SessionBase):
         """Number of this attachment of the session."""
         return int(self.token.partition(".")[0])
 
+    @property
+    def credential(self) -> str:
+        """The tokens that the session may have in the store."""
+        return ",".join(self.tokens)
+
     # Defined by each engine
 
     @abstractmethod

@@ -1,0 +1,326 @@
+"""The program's part of the reaper: starts it, and registers sessions with it.
+
+Rules:
+
+* The reaper is started by a thread, with the first session, so that no session waits for it.
+* A line is sent by the thread that calls, without blocking. What cannot be sent at once is sent by
+  the thread.
+* A descriptor may have been closed behind Python's back, as by a daemonizing program, and its
+  number used again. So it is written to only while it is still the socket.
+* A reaper that was killed is started again by the next session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from tenure.background import BackgroundThread
+from tenure.engines.contract import Orphan
+from tenure.greenlets import original
+
+__all__ = ["Registrations", "descriptor", "missing"]
+
+WAITER = Path(__file__).with_name("waiter.py")
+SHELL = "/bin/sh"
+IN_BACKGROUND = '"$0" "$@" &'
+
+START = 30.0
+"""Seconds within which the process reports that it is watching."""
+
+_LEAST_DESCRIPTOR = 10  # above those which the process gets
+
+
+def missing() -> str | None:
+    """Return why this program cannot have a reaper; ``None`` if it can.
+
+    Each reason is a clause for `tenure doctor`.
+    """
+    name = os.path.basename(sys.executable or "")
+    if os.name != "posix" or not (hasattr(os, "pidfd_open") or sys.platform == "darwin"):
+        return "this system does not report the death of a process"
+    if getattr(sys, "frozen", False) or not name.startswith(("python", "pypy")):
+        return "the program runs in no Python interpreter that could be started again"
+    if os.getpid() == 1:
+        return "the program is process 1 of its container, with which all others end"
+    if not os.access(SHELL, os.X_OK):
+        return f"there is no {SHELL}"
+    if hasattr(os, "pidfd_open"):
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except OSError as error:
+            return f"the kernel has no pidfd_open ({error.strerror})"
+    return None
+
+
+class _Program:
+    """The reaper of this process, as seen by its clients."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[str, bytes] = {}  # of the registered sessions
+        self._clients: set[object] = set()
+        self._lingers = False
+        self._unsent = bytearray()
+        self._control: socket.socket | None = None
+        self._inode = 0
+        self._busy = False  # the thread starts it, or sends
+        self._thread = BackgroundThread("tenure-reaper", self._run)
+        self._settled = threading.Event()  # set when an attempt to start it has ended
+
+    def put(self, client: object, key: str, line: bytes) -> None:
+        """Register a session, or replace its registration."""
+        with self._lock:
+            self._clients.add(client)
+            self._lines[key] = line
+            self._send(line)
+
+    def drop(self, key: str) -> None:
+        """Withdraw a session. Safe to call twice."""
+        with self._lock:
+            if self._lines.pop(key, None) is not None and (self._control or self._busy):
+                self._send(f"-{key}\n".encode())
+
+    def leave(self, client: object) -> None:
+        """Let the process go with its last client."""
+        with self._lock:
+            self._clients.discard(client)
+            if not self._clients and (self._control or self._busy):
+                self._send(b"bye\n")
+                if not self._busy:
+                    self._disconnect()
+
+    def descriptor(self) -> int | None:
+        """Return a descriptor whose last copy must be closed before sessions are ended.
+
+        It waits for the process to be started.
+        """
+        with self._lock:
+            if not self._clients:
+                return None
+        self._settled.wait()
+        with self._lock:
+            if not self._is_ours():
+                return None
+            self._lingers = True
+            self._send(b"linger\n")
+            return None if self._control is None else self._control.fileno()
+
+    def forget(self) -> None:
+        """Close the copy that a forked child has inherited."""
+        if self._is_ours():
+            self._disconnect()
+
+    # Sending; under the lock
+
+    def _send(self, line: bytes) -> None:
+        self._unsent += line
+        if self._busy:
+            return
+        if self._control is not None and self._flush():
+            return
+        self._busy = True
+        if self._control is None:
+            self._settled.clear()
+        try:
+            self._thread = BackgroundThread("tenure-reaper", self._run)
+            self._thread.start()
+        except (RuntimeError, MemoryError):  # no more threads; the next line tries again
+            self._busy = False
+            self._settled.set()
+
+    def _flush(self) -> bool:
+        """Send what can be sent without blocking; return whether that was everything."""
+        if not self._is_ours():
+            self._control = None
+            return False
+        assert self._control is not None
+        try:
+            sent = self._control.send(self._unsent, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # it was killed
+            self._disconnect()
+            return False
+        del self._unsent[:sent]
+        return not self._unsent
+
+    def _is_ours(self) -> bool:
+        control = self._control
+        if control is None:
+            return False
+        try:
+            if os.fstat(control.fileno()).st_ino == self._inode:
+                return True
+        except OSError:
+            pass
+        control.detach()  # the number may belong to another file by now
+        return False
+
+    def _disconnect(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        with self._lock:
+            control = self._control
+        if control is None:
+            try:
+                control = _start()
+            except OSError:
+                control = None
+            with self._lock:
+                self._unsent.clear()
+                self._settled.set()
+                if control is None or not self._clients:
+                    self._busy = False
+                    if control is not None:
+                        control.close()
+                    return
+                self._control = control
+                self._inode = os.fstat(control.fileno()).st_ino
+                self._unsent += b"".join((_environment(), *self._lines.values()))
+                if self._lingers:
+                    self._unsent += b"linger\n"
+        self._send_all(control)
+
+    def _send_all(self, control: socket.socket) -> None:
+        while True:
+            with self._lock:
+                chunk = bytes(self._unsent)
+                self._unsent.clear()
+                if not chunk:
+                    self._busy = False
+                    if not self._clients:
+                        self._disconnect()
+                    return
+            try:
+                control.sendall(chunk)
+            except OSError:
+                with self._lock:
+                    self._unsent.clear()
+                    self._busy = False
+                    self._disconnect()
+                return
+
+
+def _environment() -> bytes:
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted
+        folder = "/"
+    package = str(Path(__file__).parent.parent.parent)
+    path = [os.path.join(folder, each) for each in sys.path if isinstance(each, str)]
+    return f"program {json.dumps({'path': [*path, package], 'folder': folder})}\n".encode()
+
+
+def _start() -> socket.socket:
+    """Start the process, and return the program's end of its socket.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    if missing() is not None:
+        raise OSError(missing())
+    import fcntl
+
+    ours, theirs = socket.socketpair()
+    passed = []
+    try:
+        death = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else os.open(os.devnull, 0)
+        try:
+            passed.append(fcntl.fcntl(death, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR))
+            passed.append(fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR))
+        finally:
+            os.close(death)
+            theirs.close()
+        shell = original("os", "posix_spawn")(
+            SHELL,
+            [
+                *(SHELL, "-c", IN_BACKGROUND),
+                *(sys.executable, "-I", "-S", str(WAITER), str(os.getpid())),
+            ],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, 0, 2),
+                (os.POSIX_SPAWN_DUP2, passed[0], 3),
+                (os.POSIX_SPAWN_DUP2, passed[1], 4),
+            ],
+            setsigmask=[],
+        )
+        for each in passed:
+            os.close(each)
+        passed.clear()
+        with contextlib.suppress(ChildProcessError):  # the program has waited for all children
+            original("os", "waitpid")(shell, 0)
+        ours.settimeout(START)
+        if not ours.recv(1):
+            raise ConnectionAbortedError("the process has ended")
+        ours.settimeout(None)
+    except BaseException:
+        ours.close()
+        for each in passed:
+            os.close(each)
+        raise
+    return ours
+
+
+_program = _Program()
+
+
+def _forked() -> None:
+    global _program
+    inherited, _program = _program, _Program()
+    inherited.forget()
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_forked)
+
+
+def descriptor() -> int | None:
+    """Return a descriptor for a child whose life prolongs that of the program's sessions.
+
+    The reaper ends them when the program is dead and the last copy of the descriptor is closed.
+    ``None`` without a reaper. Blocks until the reaper has been started.
+    """
+    return _program.descriptor()
+
+
+class Registrations:
+    """The sessions of one client that are to be ended after the death of the program.
+
+    Args:
+        url: the URL of the store, with its secrets.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Start without sessions."""
+        self._url = url
+
+    def put(self, orphan: Orphan) -> None:
+        """Register a session, or replace its registration."""
+        fields = {"url": self._url, **orphan._asdict()}
+        line = f"+{self._key(orphan.session_id)} {orphan.recovery_window} {json.dumps(fields)}\n"
+        _program.put(self, self._key(orphan.session_id), line.encode())
+
+    def drop(self, session_id: int) -> None:
+        """Withdraw a session. Safe to call twice, and in a forked child."""
+        _program.drop(self._key(session_id))
+
+    def close(self) -> None:
+        """Leave; the reaper ends with the last client. Safe to call twice."""
+        _program.leave(self)
+
+    def _key(self, session_id: int) -> str:
+        return f"{id(self)}.{session_id}"

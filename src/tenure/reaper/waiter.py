@@ -1,0 +1,147 @@
+"""Process that waits for the death of a program. `tenure.reaper.program` runs this file.
+
+Lines received: ``+KEY WINDOW JSON`` registers or replaces an orphan-to-be, ``-KEY`` withdraws it,
+``program JSON`` has the program's environment, ``linger`` makes it wait also for the last process
+that has the program's end of the socket, ``bye`` ends it. One byte is sent when it is watching.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+
+PIDFD, CONTROL = 3, 4
+"""Descriptors that the program passes; without pidfds, the first is the null device."""
+
+WATCHING = b"w"
+
+HURRY = 5.0
+"""Seconds for the attempts to end the sessions after a SIGTERM, as of a service manager."""
+
+
+class Waiter:
+    """State of the process.
+
+    Attributes:
+        orphans: the registered sessions by key, each with its window and its JSON.
+        hurried: whether a service manager wants the process to end.
+    """
+
+    def __init__(self, program: int) -> None:
+        """Start without sessions; `program` is the id of the process."""
+        self.program = program
+        self.environment = b"{}"
+        self.orphans: dict[bytes, tuple[float, bytes]] = {}
+        self.hurried = False
+        self.linger = False
+        self.closed = False  # the socket has ended
+        self._received = b""
+
+    def hurry(self, *_: object) -> None:
+        """Shorten the attempts."""
+        self.hurried = True
+
+    @property
+    def window(self) -> float:
+        """The longest window of the registered sessions."""
+        return max((window for window, _ in self.orphans.values()), default=0.0)
+
+    def wait(self) -> bool:
+        """Wait for the death of the program; false if there is nothing to be done."""
+        wait, died = _death_of(self.program)
+        os.write(CONTROL, WATCHING)
+        while True:
+            left = self.window + 1 if self.closed else None
+            ready = wait(not self.closed, left)
+            if not self._read():
+                return False
+            if died():
+                if not self._read():  # what it sent last
+                    return False
+                break
+            if self.closed and not ready:
+                return False  # not renewed since: the program's image was replaced by an exec
+        while self.linger and not self.closed:
+            if not select.select([CONTROL], [], [], self.window)[0] or not self._read():
+                return False
+        return bool(self.orphans)
+
+    def _read(self) -> bool:
+        """Process what has been received; false after a farewell."""
+        while not self.closed and select.select([CONTROL], [], [], 0)[0]:
+            try:
+                received = os.read(CONTROL, 1 << 16)
+            except ConnectionError:
+                received = b""
+            self.closed = not received
+            *lines, self._received = (self._received + received).split(b"\n")
+            if not all(map(self._process, lines)):
+                return False
+        return True
+
+    def _process(self, line: bytes) -> bool:
+        word, _, rest = line.partition(b" ")
+        if word == b"bye":
+            return False
+        if word == b"program":
+            self.environment = rest
+            # A child of the program would be seen by its wait(): it adopts orphans itself.
+            return os.getppid() != self.program
+        if word == b"linger":
+            self.linger = True
+        elif word[:1] == b"-":
+            self.orphans.pop(word[1:], None)
+        elif word[:1] == b"+":
+            window, _, value = rest.partition(b" ")
+            self.orphans[word[1:]] = float(window), value
+        return True
+
+
+def _death_of(program: int) -> tuple[Callable[[bool, float | None], bool], Callable[[], bool]]:
+    """Return a function that waits for an event, and one that tells whether the program is dead.
+
+    The first waits for the socket, too, if its first argument is true. It returns false on timeout.
+    """
+    if sys.platform == "darwin":
+        queue = select.kqueue()
+        exits = select.kevent(program, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+        queue.control([exits], 0, 0)  # before the first line, so while the program lives
+        death = queue.fileno()
+    else:
+        death = PIDFD
+
+    def wait(socket: bool, timeout: float | None) -> bool:
+        return bool(select.select([death, CONTROL] if socket else [death], [], [], timeout)[0])
+
+    return wait, lambda: bool(select.select([death], [], [], 0)[0])
+
+
+def main() -> None:
+    """Wait, end the sessions, and leave."""
+    waiter = Waiter(int(sys.argv[1]))
+    os.setsid()  # no signal of the program's terminal or process group arrives
+    for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(each, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, waiter.hurry)
+    os.closerange(CONTROL + 1, os.sysconf("SC_OPEN_MAX"))
+    if not waiter.wait():
+        return
+    import json
+
+    environment = json.loads(waiter.environment)
+    sys.path[:] = environment["path"]
+    try:
+        os.chdir(environment["folder"])  # files in the URL may be relative to it
+    except OSError:
+        os.chdir("/")
+    from tenure.reaper.ending import end
+
+    orphans = [json.loads(value) for _, value in waiter.orphans.values()]
+    end(orphans, lambda: HURRY if waiter.hurried else waiter.window)
+
+
+if __name__ == "__main__":
+    main()
