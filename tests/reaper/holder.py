@@ -10,65 +10,98 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import tenure
+from tenure.reaper import program as reaper
 
 
 def say(line: str) -> None:
     """Print a line at once."""
-    print(line, flush=True)
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 async def told() -> str:
     """Wait for a line."""
-    return (await asyncio.to_thread(sys.stdin.readline)).strip()
+    line: str = await asyncio.to_thread(sys.stdin.readline)
+    return line.strip()
 
 
-async def main(url: str) -> None:
+async def main(url: str, name: str, window: float, *options: str) -> None:
     """Hold the lock."""
     client = tenure.connect(url)
-    session = await client.session(recovery_window=30)
-    lease = await session.mutex("a").lock()
+    resumable = "resumable" in options
+    session = await client.session(recovery_window=window, resumable=resumable)
+    lease = await session.mutex(name).lock()
     say(f"holds {lease.fencing_token}")
     while True:
         match await told():
-            case "exit":
-                os._exit(3)
-            case "abort":
-                os.abort()
-            case "term":
-                signal.raise_signal(signal.SIGTERM)
-            case "fork":  # as a daemon does: the parent lives on, the child ends
-                child = os.fork()
-                if child == 0:
-                    os._exit(0)
-                say(f"forked {os.waitpid(child, 0)[1]}")
-            case "daemon":  # a child that lives on, with copies of all descriptors
-                child = os.fork()
-                if child == 0:
-                    os.setsid()
-                    signal.pause()
-                say(f"child {child}")
-            case "exec":
-                os.execv(sys.executable, [sys.executable, "-c", "print('new', flush=True); input()"])
-            case "wait":
-                try:
-                    os.wait()
-                except ChildProcessError:
-                    say("no child")
-            case "spawn":
-                with subprocess.Popen(["sleep", "0"]):
-                    pass
-                say("spawned")
+            case "settled":
+                await asyncio.to_thread(reaper.settled)
+                say("settled")
+            case "kept":  # a child that prolongs the sessions, as the command of `tenure run`
+                kept = await asyncio.to_thread(reaper.descriptor)
+                assert kept is not None
+                say(f"child {sleeping(kept)}")
             case "detach":
                 await session.detach()
                 say("detached")
             case "close":
                 await client.aclose()
                 say("closed")
-            case _:
-                return
+            case what:
+                DEEDS[what]()
+
+
+def sleeping(kept: int) -> int:
+    """Start a child with a descriptor, and return its id."""
+    return subprocess.Popen(["sleep", "600"], pass_fds=[kept]).pid
+
+
+def forked(child: Callable[[], object]) -> int:
+    """Fork as a daemon does, with copies of all descriptors; return the child's id."""
+    number = os.fork()  # noqa: TID251  it is what a daemon does
+    if number == 0:
+        child()
+        os._exit(0)
+    return number
+
+
+def daemonize() -> None:
+    """Leave a child that lives on."""
+    say(f"child {forked(signal.pause)}")
+
+
+def fork() -> None:
+    """Fork a child, which ends."""
+    say(f"forked {os.waitpid(forked(os.getpid), 0)[1]}")
+
+
+def become_another() -> None:
+    """Replace the program."""
+    code = "print('new', flush=True); input()"
+    os.execv(sys.executable, [sys.executable, "-c", code])
+
+
+def wait() -> None:
+    """Wait for any child."""
+    try:
+        os.wait()
+    except ChildProcessError:
+        say("no child")
+
+
+DEEDS: dict[str, Callable[[], object]] = {
+    "exit": lambda: os._exit(3),
+    "abort": os.abort,
+    "term": lambda: signal.raise_signal(signal.SIGTERM),
+    "fork": fork,
+    "daemonize": daemonize,
+    "exec": become_another,
+    "wait": wait,
+}
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), *sys.argv[4:]))

@@ -24,7 +24,7 @@ from tenure.background import BackgroundThread
 from tenure.engines.contract import Orphan
 from tenure.greenlets import original
 
-__all__ = ["Registrations", "descriptor", "missing"]
+__all__ = ["Registrations", "descriptor", "missing", "settled"]
 
 WAITER = Path(__file__).with_name("waiter.py")
 SHELL = "/bin/sh"
@@ -100,16 +100,21 @@ class _Program:
 
         It waits for the process to be started.
         """
+        if not self.settle():
+            return None
         with self._lock:
-            if not self._clients:
-                return None
-        self._settled.wait()
-        with self._lock:
-            if not self._is_ours():
-                return None
             self._lingers = True
             self._send(b"linger\n")
             return None if self._control is None else self._control.fileno()
+
+    def settle(self) -> bool:
+        """Wait until the process watches, or could not be started; return whether it watches."""
+        with self._lock:
+            if not self._clients:
+                return False
+        self._settled.wait()
+        with self._lock:
+            return self._is_ours()
 
     def forget(self) -> None:
         """Close the copy that a forked child has inherited."""
@@ -217,9 +222,12 @@ def _environment() -> bytes:
         folder = os.getcwd()
     except OSError:  # it was deleted
         folder = "/"
-    package = str(Path(__file__).parent.parent.parent)
-    path = [os.path.join(folder, each) for each in sys.path if isinstance(each, str)]
-    return f"program {json.dumps({'path': [*path, package], 'folder': folder})}\n".encode()
+    environment = {
+        "folder": folder,
+        "path": [os.path.join(folder, each) for each in sys.path if isinstance(each, str)],
+        "package": str(WAITER.parent.parent),
+    }
+    return f"program {json.dumps(environment)}\n".encode()
 
 
 def _start() -> socket.socket:
@@ -295,6 +303,11 @@ def descriptor() -> int | None:
     ``None`` without a reaper. Blocks until the reaper has been started.
     """
     return _program.descriptor()
+
+
+def settled() -> bool:
+    """Wait until the reaper of this program watches; false if there is none."""
+    return _program.settle()
 
 
 class Registrations:

@@ -137,6 +137,10 @@ def main() -> None:
         os.chdir(environment["folder"])  # files in the URL may be relative to it
     except OSError:
         os.chdir("/")
+    # Without the client, which the package imports: that takes as long as all the rest.
+    package = type(sys)("tenure")
+    package.__path__ = [environment["package"]]
+    sys.modules["tenure"] = package
     from tenure.reaper.ending import end
 
     orphans = [json.loads(value) for _, value in waiter.orphans.values()]

@@ -261,10 +261,12 @@ class EtcdNodes(EtcdCluster):
         await self.revoke(session_id, self.address.connect_timeout)
         return True
 
-    @_administers
     async def end_orphan(self, orphan: Orphan) -> None:
-        """End a session whose program is dead, if it is still attached by that program."""
-        node = orphan.node
+        """End a session whose program is dead, by the token of its attachment."""
+        await self._end_orphan(orphan.node, orphan)
+
+    @_administers
+    async def _end_orphan(self, node: str, orphan: Orphan) -> None:
         session = wire.get(self.keys.session(node, orphan.session_id))
         _, read = await self._read_node(self.reader(node), node, session)
         kv = read.parts[1].first

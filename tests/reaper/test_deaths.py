@@ -1,0 +1,252 @@
+"""The next holder follows a dead program at once, and never a living one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from statistics import quantiles
+
+import pytest
+
+import tenure
+from tenure._client.internals import client_core
+from tenure._client.session_core import SessionCore
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine
+from tenure.engines.contract import Orphan
+from tests.engines.stores import stores
+from tests.reaper.programs import Program, ends, reapers_of
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="for Linux")
+
+AT_ONCE = 10.0
+"""Seconds, on a busy machine; the recovery window is 30 s."""
+
+ENGINES = ("redis", "postgresql", "etcd", "tenure")
+KINDS = ("exit", "abort", "term", "kill")
+
+
+@pytest.fixture(params=ENGINES)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty store of each engine that learns of deaths by silence alone."""
+    with stores(request.param).empty() as url:
+        yield url
+
+
+@pytest.fixture
+def redis() -> Iterator[str]:
+    """An empty store on Redis."""
+    with stores("redis").empty() as url:
+        yield url
+
+
+def die(program: Program, kind: str) -> None:
+    """Let a program die."""
+    if kind == "kill":
+        program.process.kill()
+    else:
+        program.do(kind)
+
+
+async def is_free(client: tenure.Client) -> bool:
+    """Whether the lock is free."""
+    lease = await client.mutex("a").try_lock()
+    if lease is None:
+        return False
+    await lease.release()
+    return True
+
+
+async def handed_over(client: tenure.Client, program: Program, kind: str) -> float:
+    """The seconds from a program's death until a waiter has its lock."""
+    waiting = asyncio.ensure_future(client.mutex("a").lock(timeout=AT_ONCE))
+    await waits(client)
+    began = time.perf_counter()
+    die(program, kind)
+    lease = await waiting
+    took = time.perf_counter() - began
+    await lease.release()
+    return took
+
+
+async def another_death(url: str) -> None:
+    """Kill another program, and return when its reaper is done: any other one had time, too."""
+    with Program.holding(url, name="b") as program:
+        program.kill()
+        await ends(program.reaper)
+
+
+async def waits(client: tenure.Client) -> None:
+    """Return when a request waits for the lock."""
+    while not (await client.semaphore("a").describe(waiters=True)).waiters:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_the_next_holder_follows_a_killed_program(url: str) -> None:
+    async with tenure.connect(url) as client:
+        with Program.holding(url) as program:
+            await handed_over(client, program, "kill")
+            await ends(program.reaper)
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+async def test_each_kind_of_death_counts(redis: str, kind: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis) as program:
+            await handed_over(client, program, kind)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", KINDS)
+async def test_many_deaths_hand_over_at_once(
+    url: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    took = []
+    async with tenure.connect(url) as client:
+        for _ in range(12):
+            with Program.holding(url) as program:
+                took.append(await handed_over(client, program, kind))
+    cuts = quantiles(took, n=100, method="inclusive")
+    with capsys.disabled():
+        sys.stdout.write(
+            f"{url.partition(':')[0]} {kind}: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s\n"
+        )
+    assert cuts[98] < AT_ONCE
+
+
+async def test_a_stopped_program_keeps_its_lease(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis) as program:
+            program.stop()
+            await another_death(redis)
+            assert not await is_free(client)
+            assert reapers_of(program.id) == [program.reaper]
+            await handed_over(client, program, "kill")  # stopped or not
+
+
+async def test_the_end_of_a_forked_child_is_no_death(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis) as program:
+            assert program.tell("fork") == "forked 0"
+            await another_death(redis)
+            assert not await is_free(client)
+            await handed_over(client, program, "kill")
+
+
+async def test_a_living_child_with_all_descriptors_does_not_hide_the_death(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis) as program:
+            child = int(program.tell("daemonize").removeprefix("child "))
+            try:
+                await handed_over(client, program, "kill")
+            finally:
+                os.kill(child, signal.SIGKILL)
+
+
+async def test_a_child_that_has_the_descriptor_prolongs_the_sessions(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis) as program:
+            child = int(program.tell("kept").removeprefix("child "))
+            program.kill()
+            try:
+                await another_death(redis)
+                assert not await is_free(client)
+            finally:
+                os.kill(child, signal.SIGKILL)
+            async with client.mutex("a").lock(timeout=AT_ONCE):
+                pass
+
+
+async def test_an_exec_is_no_death_and_lets_the_reaper_leave(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis, 1) as program:
+            assert program.tell("exec") == "new"
+            await ends(program.reaper)
+            assert program.process.poll() is None
+            async with client.mutex("a").lock(timeout=AT_ONCE):  # its window has passed
+                pass
+
+
+@pytest.mark.parametrize("options", ["detach", "resumable"])
+async def test_a_session_that_survives_its_program_is_left_alone(redis: str, options: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis, 30, options, watched=options == "detach") as program:
+            if options == "detach":
+                assert program.tell("detach") == "detached"
+            program.kill()
+            if program.reaper:
+                await ends(program.reaper)
+            assert not reapers_of(program.id)
+            assert not await is_free(client)
+
+
+async def test_the_reaper_leaves_with_the_last_client(redis: str) -> None:
+    with Program.holding(redis) as program:
+        assert program.tell("close") == "closed"
+        await ends(program.reaper)
+
+
+async def test_the_program_has_no_child(redis: str) -> None:
+    with Program.holding(redis) as program:
+        assert program.tell("wait") == "no child"
+
+
+async def test_the_reaper_has_no_descriptor_of_the_program_and_its_own_session(redis: str) -> None:
+    with Program.holding(redis) as program:
+        folder = f"/proc/{program.reaper}/fd"
+        assert {
+            os.readlink(f"{folder}/{each}").partition(":")[0] for each in os.listdir(folder)
+        } == {
+            "/dev/null",
+            "anon_inode",
+            "socket",
+        }
+        assert os.getsid(program.reaper) == program.reaper
+        assert os.getpgid(program.reaper) != os.getpgid(program.id)
+        assert program.resident < 12 * 1024
+
+
+async def test_without_the_reaper_the_window_counts(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis, 1) as program:
+            os.kill(program.reaper, signal.SIGKILL)
+            await ends(program.reaper)
+            program.process.kill()
+            async with client.mutex("a").lock(timeout=AT_ONCE):
+                pass
+
+
+async def test_it_can_be_switched_off(redis: str) -> None:
+    off = f"{redis}{'&' if '?' in redis else '?'}reaper=false"
+    with Program.holding(off, watched=False) as program:
+        assert program.tell("settled") == "settled"
+        assert not reapers_of(program.id)
+    async with tenure.connect(redis, reaper=False) as client, client.mutex("b"):
+        assert client_core(client).registrations is None
+
+
+async def test_only_the_session_of_the_credential_is_ended(url: str) -> None:
+    engine = connect_engine(url, SystemClock())
+    async with tenure.connect(url, reaper=False) as client, tenure.connect(url) as administrator:
+        session = await client.session()
+        lease = await session.mutex("a").lock()
+        (core,) = client_core(client).sessions
+        assert isinstance(core, SessionCore)
+        mine = core.engine.credential
+        assert mine is not None
+        orphan = Orphan("/default", session.id, 30.0, mine)
+        other = mine[:-4] + ("0000" if mine[-4:] != "0000" else "1111")
+        await engine.open()
+        try:
+            await engine.end_orphan(orphan._replace(credential=other))
+            assert not await is_free(administrator)
+            lease.check()
+            await engine.end_orphan(orphan)
+            assert await is_free(administrator)
+            await engine.end_orphan(orphan)  # again, without an error
+        finally:
+            await engine.aclose()
