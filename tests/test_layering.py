@@ -1,6 +1,7 @@
 """Imports run one way:
 
-    errors, model ← core ← wire ← engines ← reaper ← primitives ← recipes, blocking, interop ← server ← cli
+    errors, model ← core ← wire ← engines ← reaper ← primitives
+        ← recipes, blocking, interop ← server ← cli
 
 and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
 

@@ -15,7 +15,7 @@ from tenure._client.client import Client
 from tenure._client.contact import reason_of
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
-from tenure.engines import split_client_parameters
+from tenure.engines import ClientParameters, split_client_parameters
 from tenure.errors import AcquireTimeout, EngineError, EngineUnavailable, InvalidArgument
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World
@@ -246,7 +246,24 @@ async def test_the_url_says_how_long_an_answer_may_take(world: World, clock: Vir
 def test_the_answer_timeout_is_taken_from_the_url(
     url: str, rest: str, seconds: float | None
 ) -> None:
-    assert split_client_parameters(url) == (rest, seconds)
+    assert split_client_parameters(url) == (rest, ClientParameters(answer_timeout=seconds))
+
+
+@pytest.mark.parametrize(
+    ("url", "rest", "given"),
+    [
+        ("redis://h?reaper=false", "redis://h", ClientParameters(reaper=False)),
+        ("redis://h?a=1&reaper=on&answer_timeout=2", "redis://h?a=1", ClientParameters(2.0, True)),
+    ],
+)
+def test_the_reaper_is_switched_in_the_url(url: str, rest: str, given: ClientParameters) -> None:
+    assert split_client_parameters(url) == (rest, given)
+
+
+@pytest.mark.parametrize("value", ["", "maybe", "1&reaper=1"])
+def test_a_wrong_switch_of_the_reaper_is_refused(value: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"reaper in a URL is true or false, given once"):
+        split_client_parameters(f"redis://:secret@h?reaper={value}")
 
 
 @pytest.mark.parametrize("value", ["", "0", "never", "nan", "601", "-1", "1&answer_timeout=1"])

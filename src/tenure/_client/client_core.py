@@ -56,6 +56,11 @@ class OwnedSession(Kept, Protocol):
 
     node: str
 
+    @property
+    def is_registered(self) -> bool:
+        """True if the reaper ends the session after the death of the program."""
+        ...
+
     def held_requests(self) -> list[Request]:
         """Return the requests that may be held."""
         ...

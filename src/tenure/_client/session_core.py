@@ -227,12 +227,18 @@ class SessionCore(SessionLife):
         else:
             self.finish_end()
 
+    @property
+    def is_registered(self) -> bool:
+        """True if the reaper ends the session after the death of the program."""
+        there = self.client.registrations is not None and self.how.liveness == "process"
+        return there and self.engine.credential is not None
+
     def register(self) -> None:
         """Register the session with the reaper, unless it survives its program."""
         registrations, credential = self.client.registrations, self.engine.credential
-        if registrations is not None and credential and self.how.liveness == "process":
+        if registrations is not None and credential is not None and self.how.liveness == "process":
             orphan = Orphan(self.node, self.id, self.recovery_window, credential)
-            registrations.put(orphan)
+            registrations.put(orphan, self.engine.last_words)
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Register the requests that the session had in queues when it was taken over."""

@@ -141,6 +141,11 @@ class SessionLife(ABC):
     def held_requests(self) -> list[Request]:
         """Return the requests that may be held. From any thread."""
 
+    @property
+    @abstractmethod
+    def is_registered(self) -> bool:
+        """True if the reaper ends the session after the death of the program."""
+
     @abstractmethod
     def stop_watches(self) -> None:
         """Wake the watches, and stop the release retries. On the loop."""

@@ -41,6 +41,7 @@ def connect(
     *,
     clock: Clock | None = None,
     identify: bool | None = None,
+    reaper: bool | None = None,
     **_unknown: Never,
 ) -> Client:
     """Return a client of the store at `url`, for threads.
@@ -61,6 +62,8 @@ def connect(
         clock: the source of time, for tests.
         identify: whether sessions carry the host, the process id and the name of this program.
             ``None`` means yes, unless ``TENURE_IDENTIFY=0`` is set in the environment.
+        reaper: whether a small process ends the sessions of this program after its death, as in
+            `tenure.connect`.
 
     Raises:
         InvalidArgument: the URL is wrong.
@@ -72,7 +75,7 @@ def connect(
         raise unknown_argument("connect", _unknown)
     portal = the_portal()
     portal.check_caller()
-    wrapped = async_client.connect(url, clock=clock, identify=identify)
+    wrapped = async_client.connect(url, clock=clock, identify=identify, reaper=reaper)
     core, anchor = client_core(wrapped), client_anchor(wrapped)
     return _served(Client(portal, wrapped), portal, core, anchor)
 

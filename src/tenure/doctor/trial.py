@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from statistics import median
 
 from tenure._client.client import connect
+from tenure._client.internals import client_core
 from tenure.engines.contract import Finding
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
+from tenure.reaper.program import missing, settled
 
 __all__ = ["try_out"]
 
@@ -67,6 +69,8 @@ async def _trial(url: str) -> AsyncIterator[Finding]:
         client.session(description="tenure doctor") as other,
     ):
         yield Finding("ok", "sessions", f"two attached in {_shown(time.perf_counter() - at)}")
+        if any(each.is_registered for each in client_core(client).sessions):
+            yield await asyncio.to_thread(_reaper)
         alone = []
         for _ in range(ROUNDS):
             at = time.perf_counter()
@@ -86,6 +90,18 @@ async def _trial(url: str) -> AsyncIterator[Finding]:
             handed.append(time.perf_counter() - at)
         await lease.release()
         yield _judged("hand-over", "from one session to the next in", handed)
+
+
+def _reaper() -> Finding:
+    if settled():
+        return Finding("ok", "reaper", "ends the sessions of a dead program at once")
+    why = missing() or "its process ended at once"
+    return Finding(
+        "warning",
+        "reaper",
+        f"none: {why}. The sessions of a dead program end with their recovery windows",
+        "choose a short recovery window, or end programs in order (client.release_on_signals)",
+    )
 
 
 def _judged(what: str, doing: str, took: list[float]) -> Finding:

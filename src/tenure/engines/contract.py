@@ -46,7 +46,16 @@ from tenure.engines.optional import (
     SessionDefaults,
 )
 from tenure.engines.prompt import Prompt, when_answered
-from tenure.engines.values import Answer, Attach, Enqueued, Orphan, Place, Removal, Withdrawn
+from tenure.engines.values import (
+    Answer,
+    Attach,
+    Enqueued,
+    LastWords,
+    Orphan,
+    Place,
+    Removal,
+    Withdrawn,
+)
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
     UNCHANGED,
@@ -69,6 +78,7 @@ __all__ = [
     "Enqueued",
     "Finding",
     "GuardStatement",
+    "LastWords",
     "Level",
     "Orphan",
     "Pages",
@@ -133,6 +143,10 @@ class EngineSession(Protocol):
 
     @property
     def credential(self) -> str | None:
+        """See `SessionDefaults`."""
+
+    @property
+    def last_words(self) -> LastWords | None:
         """See `SessionDefaults`."""
 
     @property

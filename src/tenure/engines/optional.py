@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from tenure.engines.values import Orphan
+from tenure.engines.values import LastWords, Orphan
 from tenure.errors import Unsupported
 from tenure.model import SemaphoreDescription, SessionDescription
 
@@ -178,6 +178,16 @@ class SessionDefaults:
 
         It changes only while the session is reattached. ``None`` if the store has no use for it: it
         notices the death of a program itself, or no other process can end a session.
+        """
+        return None
+
+    @property
+    def last_words(self) -> LastWords | None:
+        """Bytes that end the session at once, before `Engine.end_orphan` could.
+
+        They end exactly this session, or nothing; their answers are not read, and `end_orphan`
+        follows. They change with the credential. ``None`` where a server has to be answered, as
+        for TLS.
         """
         return None
 

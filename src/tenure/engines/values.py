@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from tenure.model import Liveness
 
-__all__ = ["Answer", "Attach", "Enqueued", "Orphan", "Place", "Removal", "Withdrawn"]
+__all__ = ["Answer", "Attach", "Enqueued", "LastWords", "Orphan", "Place", "Removal", "Withdrawn"]
 
 T = TypeVar("T")
 Answer: TypeAlias = "T | asyncio.Future[T]"
@@ -92,3 +92,15 @@ class Orphan(NamedTuple):
     session_id: int
     recovery_window: float
     credential: str
+
+
+class LastWords(NamedTuple):
+    """Bytes that end a session, if a server receives them over a new connection.
+
+    Attributes:
+        place: a host and a port, or the path of a socket.
+        data: the bytes.
+    """
+
+    place: tuple[str, int] | str
+    data: bytes

@@ -27,6 +27,8 @@ Rules:
 * The credentials and the URL pass through the socket, never through arguments or the environment.
 * A forked child has no part in it: its first session starts a reaper of its own. After an ``exec``
   the process lives on, so its sessions expire with their windows, and then the reaper leaves.
+* Where a session can be ended with bytes that need no answer, these are sent first: the next holder
+  follows before the engine is imported, which then makes sure of it.
 * While it waits, it is an interpreter with the standard library alone. After the death it imports
   the engine from the program's ``sys.path``.
 

@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 
 from tenure.background import BackgroundThread
-from tenure.engines.contract import Orphan
+from tenure.engines.contract import LastWords, Orphan
 from tenure.greenlets import original
 
 __all__ = ["Registrations", "descriptor", "missing", "settled"]
@@ -321,9 +321,11 @@ class Registrations:
         """Start without sessions."""
         self._url = url
 
-    def put(self, orphan: Orphan) -> None:
+    def put(self, orphan: Orphan, words: LastWords | None = None) -> None:
         """Register a session, or replace its registration."""
         fields = {"url": self._url, **orphan._asdict()}
+        if words is not None:
+            fields |= {"place": words.place, "words": words.data.hex()}
         line = f"+{self._key(orphan.session_id)} {orphan.recovery_window} {json.dumps(fields)}\n"
         _program.put(self, self._key(orphan.session_id), line.encode())
 

@@ -13,6 +13,11 @@ import signal
 import sys
 from collections.abc import Callable
 
+TYPE_CHECKING = False  # the module typing takes memory
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import Any
+
 PIDFD, CONTROL = 3, 4
 """Descriptors that the program passes; without pidfds, the first is the null device."""
 
@@ -20,6 +25,9 @@ WATCHING = b"w"
 
 HURRY = 5.0
 """Seconds for the attempts to end the sessions after a SIGTERM, as of a service manager."""
+
+SAYING = 0.5
+"""Seconds for a connection to send last words."""
 
 
 class Waiter:
@@ -119,6 +127,29 @@ def _death_of(program: int) -> tuple[Callable[[bool, float | None], bool], Calla
     return wait, lambda: bool(select.select([death], [], [], 0)[0])
 
 
+def _say(orphan: dict[str, Any]) -> socket | None:
+    """Send the last words of a session, if it has any, and return the connection.
+
+    The engine, whose import takes longer than all the rest, makes sure of their effect.
+    """
+    from socket import AF_UNIX, create_connection, socket
+
+    place, words = orphan.pop("place", None), orphan.pop("words", "")
+    if place is None:
+        return None
+    try:
+        if isinstance(place, str):
+            connection = socket(AF_UNIX)
+            connection.settimeout(SAYING)
+            connection.connect(place)
+        else:
+            connection = create_connection(tuple(place), SAYING)
+        connection.sendall(bytes.fromhex(words))
+    except OSError:
+        return None
+    return connection
+
+
 def main() -> None:
     """Wait, end the sessions, and leave."""
     waiter = Waiter(int(sys.argv[1]))
@@ -132,6 +163,8 @@ def main() -> None:
     import json
 
     environment = json.loads(waiter.environment)
+    orphans = [json.loads(value) for _, value in waiter.orphans.values()]
+    connections = list(filter(None, map(_say, orphans)))  # they stay open until the end
     sys.path[:] = environment["path"]
     try:
         os.chdir(environment["folder"])  # files in the URL may be relative to it
@@ -143,8 +176,8 @@ def main() -> None:
     sys.modules["tenure"] = package
     from tenure.reaper.ending import end
 
-    orphans = [json.loads(value) for _, value in waiter.orphans.values()]
     end(orphans, lambda: HURRY if waiter.hurried else waiter.window)
+    del connections
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from tenure.core import rules
 from tenure.engines._kit.session import PlainSession
-from tenure.engines.contract import Attach, SessionEvents
+from tenure.engines.contract import Attach, LastWords, Orphan, SessionEvents
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.connection import NativeConnection
 from tenure.engines.native.heartbeat import NativeHeartbeat, Proofs
@@ -46,10 +46,30 @@ from tenure.errors import (
 )
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
+from tenure.wire.frames import FrameWriter
 
-__all__ = ["STORE_LOST", "NativeAttachment"]
+__all__ = ["STORE_LOST", "NativeAttachment", "closing_again"]
 
 STORE_LOST = "the server has lost contact to its store"
+
+
+def closing_again(
+    orphan: Orphan, channel: int, first: int, second: int
+) -> tuple[wire.Attach, wire.Close]:
+    """Return the messages that reattach a session as its program, and close it.
+
+    Args:
+        orphan: the session.
+        channel: an unused channel.
+        first: the number of the first message.
+        second: the number of the second one.
+    """
+    key = bytes.fromhex(orphan.credential.partition(".")[2])
+    attach = wire.Attach(
+        *(first, channel, "again", orphan.node, orphan.recovery_window, "", key, False),
+        *(orphan.session_id, False, 0, True),
+    )
+    return attach, wire.Close(second, channel)
 
 
 class NativeAttachment(PlainSession):
@@ -105,6 +125,20 @@ class NativeAttachment(PlainSession):
     def credential(self) -> str:
         """The program's id and the session's key, with which it reattaches."""
         return f"{self._reconnector.program.hex()}.{self.key.hex()}"
+
+    @property
+    def last_words(self) -> LastWords | None:
+        """A greeting, and what `closing_again` returns."""
+        connection = self._connection
+        if connection is None or self._reconnector.address.tls is not None:
+            return None
+        orphan = Orphan(self.path, self.id, self.window, self.credential)
+        writer = FrameWriter(wire.GREETING_BYTES)
+        for message in (self._reconnector.hello(), *closing_again(orphan, 1, 1, 2)):
+            writer.add(message)
+        endpoint = connection.endpoint
+        place = endpoint.path or (endpoint.host, endpoint.port)
+        return LastWords(place, bytes(writer.take()))
 
     def check(self) -> None:
         """Raise an error if the session has ended, or the program is leaving it."""

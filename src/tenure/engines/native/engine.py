@@ -16,7 +16,7 @@ from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.core import refusals, rules
 from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, Orphan, SessionEvents
-from tenure.engines.native.attachment import STORE_LOST
+from tenure.engines.native.attachment import STORE_LOST, closing_again
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.heartbeat import NativeHeartbeat
 from tenure.engines.native.reconnector import Dial, NativeReconnector, dialler
@@ -231,32 +231,27 @@ class NativeEngine(EngineDefaults):
 
     async def end_orphan(self, orphan: Orphan) -> None:
         """End a session as its program would: reattach it by its key, and close it."""
-        program, key = map(bytes.fromhex, orphan.credential.split("."))
+        program = bytes.fromhex(orphan.credential.partition(".")[0])
         reconnector = await self._connected(program)
         try:
             connection = await reconnector.connected()
-            channel, node, future = reconnector.next_channel(), orphan.node, self._future
-            attach = wire.Attach(
-                reconnector.next_rid(), channel, "again", node, orphan.recovery_window, "", key,
-                False, orphan.session_id, False, 0, True,
-            )  # fmt: skip
-            attaching = NativeCall(attach.rid, attach, future())
-            connection.submit(attaching)
-            closing = wire.Close(reconnector.next_rid(), channel)
-            ending = NativeCall(closing.rid, closing, future())
-            connection.submit(ending)
-            await asyncio.wait([ending.future])
-            error = attaching.future.exception() if attaching.future.done() else None
-            error = error or ending.future.exception()
-            if isinstance(error, SessionExpired | AuthenticationFailed):
-                return  # it has ended, or it is of another program
-            if error is not None:
-                raise EngineError(f"{self.url} did not end a session: {error}", node=node)
+            rids = reconnector.next_rid(), reconnector.next_rid()
+            calls = [
+                NativeCall(each.rid, each, reconnector.loop.create_future())
+                for each in closing_again(orphan, reconnector.next_channel(), *rids)
+            ]
+            for each in calls:
+                connection.submit(each)
+            attaching, closing = (each.future for each in calls)
+            await asyncio.wait([closing])  # the first has an answer only if it fails
+            error = attaching.exception() if attaching.done() else None
+            error = error or closing.exception()
+            if not isinstance(error, SessionExpired | AuthenticationFailed | None):
+                raise EngineError(
+                    f"{self.url} did not end a session: {error}", node=orphan.node
+                ) from error
         finally:
             await reconnector.aclose()
-
-    def _future(self) -> asyncio.Future[Any]:
-        return self._opened().loop.create_future()
 
     async def evict(self, path: str, name: str, order_id: int) -> bool:
         """Evict a request from its queue; return false if it did not exist."""

@@ -237,12 +237,14 @@ class NativeReconnector:
         """Return the longest pause between two attempts to connect, in seconds."""
         return min(LONGEST_PAUSE, self._shortest_window / 8)
 
+    def hello(self) -> wire.Hello:
+        """Return the first message of a connection."""
+        features = sorted(wire.FEATURES)
+        return wire.Hello(wire.VERSION, wire.VERSION, features, self.address.token, self.program)
+
     async def connect(self, host: Endpoint) -> NativeConnection:
         """Connect to one server and wait for its greeting."""
-        hello = wire.Hello(
-            wire.VERSION, wire.VERSION, sorted(wire.FEATURES), self.address.token, self.program
-        )
-        connection = NativeConnection(self, host, hello, self.clock, self.address.busy_poll)
+        connection = NativeConnection(self, host, self.hello(), self.clock, self.address.busy_poll)
         least, most = _CONNECT_TIMEOUT
         limit = max(least, min(most, self._shortest_window / 4))
         try:

@@ -29,7 +29,8 @@ from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.commands.unsent import UnsentOperations
 from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of
+from tenure.engines.contract import LastWords
+from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of, pack
 from tenure.engines.redis.connecting import (
     Loading,
     Sentinels,
@@ -106,6 +107,16 @@ class RedisReconnector:
     def failure(self) -> TenureError | None:
         """Reason why there is no connection; ``None`` while there is one."""
         return self._reconnector.failure
+
+    def last_words(self, command: Command) -> LastWords | None:
+        """Return the bytes of a command for a new connection to this server; none with TLS."""
+        address, server = self._address, self._server
+        if address.tls is not None or server is None:
+            return None
+        account = tuple(filter(None, (address.username, address.password)))
+        login = pack(("AUTH", *account)) if address.password else b""
+        database = pack(("SELECT", address.db)) if address.db else b""
+        return LastWords(server.place, login + database + command.packed(self._meta))
 
     @property
     def is_up(self) -> bool:

@@ -17,7 +17,7 @@ from tenure.engines._kit.commands.operations import (
 )
 from tenure.engines._kit.commands.replies import ignore
 from tenure.engines._kit.commands.session import CommandSession
-from tenure.engines.contract import Removal
+from tenure.engines.contract import LastWords, Removal
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.reconnector import RedisReconnector
@@ -124,6 +124,12 @@ class RedisSession(CommandSession):
     def _send_leave(self, *, detach: bool, answered: Callable[[Any], None]) -> None:
         words = ("detach" if detach else "close", *self.tokens)
         self._reconnector.send(ScriptCall(SCRIPTS["leave"], self, words, answered))
+
+    @property
+    def last_words(self) -> LastWords | None:
+        """The call that ends the session."""
+        words = ("close", *self.tokens)
+        return self._reconnector.last_words(ScriptCall(SCRIPTS["leave"], self, words, ignore))
 
     def _acknowledge(self) -> None:
         words: tuple[Word, ...] = (self.id, *self.tokens)
