@@ -65,6 +65,7 @@ class _Program:
         self._lock = threading.Lock()
         self._lines: dict[str, bytes] = {}  # of the registered sessions
         self._clients: set[object] = set()
+        self._impossible: bool | None = None  # whether this program cannot have one, once known
         self._lingers = False
         self._unsent = bytearray()
         self._control: socket.socket | None = None
@@ -75,6 +76,10 @@ class _Program:
 
     def put(self, client: object, key: str, line: bytes) -> None:
         """Register a session, or replace its registration."""
+        if self._impossible is None:
+            self._impossible = missing() is not None
+        if self._impossible:
+            return
         with self._lock:
             self._clients.add(client)
             self._lines[key] = line
@@ -176,12 +181,11 @@ class _Program:
 
     def _run(self) -> None:
         with self._lock:
-            control = self._control
+            control, wanted = self._control, bool(self._clients)
         if control is None:
-            try:
-                control = _start()
-            except OSError:
-                control = None
+            if wanted:
+                with contextlib.suppress(OSError):
+                    control = _start()
             with self._lock:
                 self._unsent.clear()
                 self._settled.set()
@@ -236,8 +240,6 @@ def _start() -> socket.socket:
     Raises:
         OSError: it could not be started.
     """
-    if missing() is not None:
-        raise OSError(missing())
     import fcntl
 
     ours, theirs = socket.socketpair()

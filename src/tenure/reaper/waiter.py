@@ -109,7 +109,7 @@ class Waiter:
 
 
 def _death_of(program: int) -> tuple[Callable[[bool, float | None], bool], Callable[[], bool]]:
-    """Return a function that waits for an event, and one that tells whether the program is dead.
+    """Return a function that waits for an event, and one that returns whether the program is dead.
 
     The first waits for the socket, too, if its first argument is true. It returns false on timeout.
     """
