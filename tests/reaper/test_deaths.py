@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import tenure
 from tenure._client.internals import client_core
 from tenure._client.session_core import SessionCore
 from tenure.clock import SystemClock
+from tenure.doctor import Finding, examine
 from tenure.engines import connect_engine
 from tenure.engines.contract import Orphan
+from tenure.reaper import program
 from tests.engines.stores import stores
 from tests.reaper.programs import Program, ends, reapers_of
 
@@ -250,3 +253,55 @@ async def test_only_the_session_of_the_credential_is_ended(url: str) -> None:
             await engine.end_orphan(orphan)  # again, without an error
         finally:
             await engine.aclose()
+
+
+async def test_the_lock_of_a_killed_tenure_run_passes_on_after_its_command(redis: str) -> None:
+    words = (sys.executable, "-m", "tenure", "run", "--lock", "a", "--")
+    command = (sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()")
+    async with tenure.connect(redis) as client:
+        with subprocess.Popen(  # noqa: ASYNC220  quick enough for a test
+            [*words, *command],
+            env={**os.environ, "TENURE_URL": redis},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as runner:
+            assert runner.stdout is not None
+            number = int(runner.stdout.readline())
+            (reaper,) = reapers_of(runner.pid)
+            runner.kill()
+            async with client.mutex("a").lock(timeout=AT_ONCE):
+                with pytest.raises(ProcessLookupError):
+                    os.kill(number, 0)
+            await ends(reaper)
+
+
+async def findings(url: str) -> list[Finding]:
+    """What the doctor says about the reaper."""
+    async with tenure.connect(url, reaper=False) as client:
+        await client.list_nodes()  # there is a store
+    return [each for each in await asyncio.to_thread(list, examine(url)) if each.what == "reaper"]
+
+
+async def test_the_doctor_says_that_there_is_a_reaper(redis: str) -> None:
+    (finding,) = await findings(redis)
+    assert finding.level == "ok"
+    assert not await findings(f"{redis}&reaper=false")
+
+
+@pytest.mark.parametrize(
+    ("broken", "value", "reason"),
+    [
+        ("sys.executable", "/nowhere/game", "no Python interpreter"),
+        ("tenure.reaper.program.SHELL", "/nowhere/sh", "there is no /nowhere/sh"),
+        ("sys.executable", "/nowhere/python", "its process ended at once"),
+        ("os.getpid", lambda: 1, "process 1 of its container"),
+    ],
+)
+async def test_the_doctor_says_why_there_is_none(
+    redis: str, broken: str, value: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "_program", type(program.__dict__["_program"])())
+    monkeypatch.setattr(broken, value)
+    (finding,) = await findings(redis)
+    assert finding.level == "warning"
+    assert reason in finding.found
