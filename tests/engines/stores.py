@@ -62,6 +62,12 @@ def _redis(options: str = "") -> Stores:
     return Stores(partial(a_namespace, options))
 
 
+def _redis_cluster() -> Stores:
+    from tests.engines.redis.clusters import a_namespace
+
+    return Stores(a_namespace)
+
+
 def _postgresql() -> Stores:
     from tests.engines.postgresql.servers import a_schema
 
@@ -223,6 +229,7 @@ VARIANTS = (
         histories=Histories(10),
         repeats="redis",
     ),
+    Variant("redis-cluster", "redis", _redis_cluster, histories=Histories(10), repeats="redis"),
     Variant(
         "postgresql",
         "postgresql",

@@ -334,14 +334,6 @@ store:
         await tenure.connect(f"redis://127.0.0.1:{port}?protocol={protocol}").list_nodes()
 
 
-async def test_a_node_of_a_redis_cluster_is_refused() -> None:
-    with (
-        redis.a_server("--cluster-enabled", "yes") as server,
-        pytest.raises(tenure.Unsupported, match="Redis Cluster, which is not supported"),
-    ):
-        await tenure.connect(server.url).list_nodes()
-
-
 @pytest.mark.exhaustive
 async def test_postgresql_is_refused_behind_a_balancer_that_leads_to_a_standby() -> None:
     with a_database() as primary, postgresql.a_standby(primary, listens=True) as standby:

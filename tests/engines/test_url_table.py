@@ -23,6 +23,7 @@ URLS = {
     "redis": ("redis://one.example.org", "rediss"),
     "rediss": ("rediss://one.example.org", "rediss"),
     "redis+unix": ("redis+unix:///run/redis.sock", "rediss"),
+    "redis+cluster": ("redis+cluster://one,two", "rediss"),
     "redis+sentinel": ("redis+sentinel://one,two/mymaster", "rediss"),
     "postgresql": ("postgresql://one.example.org/jobs", None),  # libpq decides about TLS
     "postgres": ("postgres://one.example.org/jobs", None),

@@ -167,6 +167,7 @@ _ENGINES: dict[str, Callable[[str], object]] = {
     "sqlite": sqlite_url.parse,
     "redis": redis_url.parse,
     "rediss": redis_url.parse,
+    "redis+cluster": redis_url.parse,
     "redis+sentinel": redis_url.parse,
     "redis+unix": redis_url.parse,
     "postgresql": postgresql_url.parse,
@@ -221,6 +222,7 @@ PARSERS = (
             for each in (
                 "sqlite:///jobs.db?mode=0660&durability=full&answer_timeout=5",
                 "redis://user:secret@cache:6379,other/3?prefix=a&max_window=30&min_replicas=1",
+                "redis+cluster://a,b:7001?ssl=true&tls_verify=ca",
                 "redis+sentinel://a:26379,b/main?fresh=true&eviction=allow&busy_poll=100",
                 "rediss://:secret@[::1]:6380/0?tls_verify=no",
                 "postgresql://user:secret@a:5432,b/jobs?schema=x&durability=process&sslmode=prefer",

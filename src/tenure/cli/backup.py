@@ -33,6 +33,7 @@ _DFLOCKD = "a dflockd server keeps its locks in memory only"
 _OWN_TOOLS = {
     "redis": _REDIS,
     "rediss": _REDIS,
+    "redis+cluster": _REDIS,
     "redis+sentinel": _REDIS,
     "redis+unix": _REDIS,
     "postgresql": _POSTGRESQL,

@@ -39,6 +39,7 @@ BUILT_IN = {
     "sqlite": "tenure.engines.sqlite",
     "redis": "tenure.engines.redis",
     "rediss": "tenure.engines.redis",
+    "redis+cluster": "tenure.engines.redis",
     "redis+sentinel": "tenure.engines.redis",
     "redis+unix": "tenure.engines.redis",
     "postgresql": "tenure.engines.postgresql",

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 import tenure
-from tenure.engines.redis.commands import SCRIPTS, Command, ScriptCall
+from tenure.engines.redis.commands import SCRIPTS, Command, ScriptCall, keys_of
 from tenure.engines.redis.connection import RedisConnection
 from tests.engines.redis.helpers import PATIENCE, is_waited_for, until
 from tests.engines.redis.proxy import Proxy
@@ -53,7 +53,7 @@ async def test_what_cannot_be_sent_leaves_every_answer_to_who_asked(server: Serv
 async def test_what_a_server_had_forgotten_is_sent_again_before_what_came_after() -> None:
     again: list[Command] = []
     wire = RedisConnection(
-        "{x}:meta", lambda *_: None, lambda _, unanswered: again.extend(unanswered), 0
+        keys_of("{x}:"), lambda *_: None, lambda _, unanswered: again.extend(unanswered), 0
     )
     calls = [ScriptCall(SCRIPTS["renew"], None, (n,), again.append) for n in range(3)]
     for call in calls:

@@ -9,6 +9,7 @@ import pytest
 from tenure import blocking
 from tenure.doctor import Finding, examine, healthy, without_secrets
 from tenure.engines import diagnose
+from tests.engines.redis.clusters import shared, slot_of
 from tests.engines.redis.helpers import until
 from tests.engines.redis.servers import Server, a_server, free_port
 
@@ -95,6 +96,32 @@ def test_a_policy_that_evicts_is_said() -> None:
         assert failure(server.url).what == "memory"
         found = findings(f"{server.url}&eviction=warn")
         assert found["memory"].level == "warning"
+
+
+def test_the_node_of_a_cluster_that_serves_the_namespace_is_named() -> None:
+    cluster = shared()
+    url = cluster.url()
+    serving = cluster.master_of(url)
+    other = cluster.other_than(serving)
+    with blocking.connect(url):
+        for place in (url, f"redis+unix://{other.socket}?{url.partition('?')[2]}"):
+            found = findings(place)
+            assert found["cluster"].found == (
+                f"127.0.0.1:{serving.port} serves slot {slot_of(url)}, that of the namespace; "
+                "masters: 3, replicas: 0"
+            )
+            assert f"127.0.0.1:{serving.port}, not encrypted" in found["connection"].found
+            assert found["contents"].level == found["cluster"].level == "ok"
+        cluster.begin_move(url, other)
+        assert "on its way" in findings(url)["cluster"].found
+        cluster.end_move(url, serving, other)
+        assert f"127.0.0.1:{other.port} serves" in findings(url)["cluster"].found
+
+
+def test_a_cluster_without_its_slots_is_said() -> None:
+    options = "--cluster-enabled", "yes", "--cluster-port", str(free_port())
+    with a_server(*options, port=free_port()) as server:
+        assert "cluster_state:fail" in findings(server.url)["cluster"].found
 
 
 def test_too_few_replicas_are_said() -> None:

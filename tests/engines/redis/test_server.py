@@ -118,12 +118,12 @@ async def test_a_stuck_loop_is_renewed_for_over_tls_too(secure_url: str) -> None
     assert "tenure-redis-heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_a_cluster_is_refused() -> None:
+async def test_a_node_whose_cluster_has_no_slots_is_an_outage() -> None:
     with (
         a_server(
             *("--cluster-enabled", "yes", "--cluster-port", str(free_port())), port=free_port()
         ) as server,
-        pytest.raises(tenure.Unsupported, match="Cluster"),
+        pytest.raises(tenure.EngineUnavailable, match="the cluster does not serve"),
     ):
         await works(server.url)
 

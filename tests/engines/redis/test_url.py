@@ -40,6 +40,14 @@ def test_sentinels_are_named_with_the_service() -> None:
     assert (address.service, address.db, address.sentinel_password) == ("mymaster", 1, "x")
 
 
+def test_nodes_of_a_cluster_are_named_as_sentinels_are() -> None:
+    address = parse("redis+cluster://user:p@one,two:7001?ssl=true&tls_server_name=db")
+    assert address.places == (("one", 6379), ("two", 7001))
+    assert (address.cluster, address.service, address.password) == (True, "", "p")
+    assert (address.tls is not None, address.server_name) == (True, "db")
+    assert not parse("redis://one").cluster
+
+
 def test_secrets_are_not_in_the_url_that_is_shown() -> None:
     address = parse("redis://user@localhost/0?password=secret&sentinel_password=secret&db=0")
     assert "secret" not in address.url
@@ -69,7 +77,7 @@ def test_tls_checks_the_server_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("redis://one,two", "Redis Cluster is not supported"),
+        ("redis://one,two", r"Write redis\+cluster://host1,host2"),
         ("redis://localhost?colour=red", "no parameter 'colour'"),
         ("redis://localhost?fresh=perhaps", "true or false"),
         ("redis://localhost?protocol=4", "one of 3, 2"),

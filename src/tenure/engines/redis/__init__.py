@@ -1,4 +1,4 @@
-"""``redis://``, ``rediss://``, ``redis+unix://``, ``redis+sentinel://``: one Redis or Valkey.
+"""Redis and Valkey: one server (``redis://``), behind sentinels (``redis+sentinel://``), a cluster.
 
 All state is in keys of Redis. Each operation is one script and one round trip, with Redis's clock.
 A grant is published to the engine that has its session. Messages that may have been missed are
@@ -6,14 +6,14 @@ looked up after an interruption, and every few seconds.
 
 Modules, in reading order: `session` extends the sessions of `tenure.engines._kit.commands`. It
 sends `commands`, which run the scripts in ``lua/``, over `connection`, one socket; `reconnector`
-replaces it when it breaks, and `connecting` opens it. `engine` owns all of them; its base is
-`administration`. `namespace` handles a loss of data. `heartbeat` and `confirming`
-have separate connections. `values` encodes and decodes, `url` parses.
+replaces it when it breaks, `connecting` opens it, and `locating` finds the server. `engine` owns
+all of them; its base is `administration`. `namespace` handles a loss of data. `heartbeat` and
+`confirming` have separate connections. `values` encodes and decodes, `url` parses.
 
 Rules:
 
-* All keys of a namespace have one hash tag, its prefix. Each key of a session or a request is
-  removed by its owner, or has a time to live.
+* All keys of a namespace have one hash tag, its prefix, so that one node of a cluster has them all.
+  Each key of a session or a request is removed by its owner, or has a time to live.
 * Concurrent operations of a session are one script, which runs them in order; a failed one does not
   affect the others.
 * Every command of a session has the token of its attachment, and an older token is rejected. After

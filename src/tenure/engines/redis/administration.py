@@ -12,7 +12,7 @@ from tenure.engines._kit.commands.attaching import TakenOver
 from tenure.engines._kit.commands.engine import CommandEngine
 from tenure.engines.contract import Attach
 from tenure.engines.redis import values
-from tenure.engines.redis.commands import SCRIPTS, LargeRead, Script, ScriptCall, Word, pack
+from tenure.engines.redis.commands import SCRIPTS, Keys, LargeRead, Script, ScriptCall, Word, pack
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import RedisSession
 from tenure.engines.redis.url import RedisUrl
@@ -38,8 +38,8 @@ class _AttachCall(ScriptCall):
         super().__init__(script, None, args, answered)
         self._epoch = epoch
 
-    def packed(self, meta: str) -> bytes:
-        return pack(("EVALSHA", self.script.digest, 1, meta, *self.args, self._epoch()))
+    def packed(self, keys: Keys) -> bytes:
+        return pack(("EVALSHA", self.script.digest, *keys, *self.args, self._epoch()))
 
 
 class RedisAdministration(CommandEngine[RedisSession]):

@@ -29,6 +29,7 @@ __all__ = [
     "UNSERVED",
     "AttachedSession",
     "Command",
+    "Keys",
     "LargeRead",
     "PlainCommand",
     "Refusal",
@@ -39,10 +40,19 @@ __all__ = [
     "advice_on_rights",
     "code_of",
     "is_denied",
+    "keys_of",
     "pack",
 ]
 
 Word = str | bytes | int
+
+Keys = tuple[int, str, str]
+"""The keys that every script gets, behind their number.
+
+The first is "meta". The second never exists, so that a cluster that is moving the keys one by one
+rejects the script as a whole (``TRYAGAIN``). Otherwise the script would fail at the first key that
+has been moved, and what it had written would stay.
+"""
 
 Refusal = hiredis.ReplyError
 """A reply that is an error, as a value."""
@@ -50,6 +60,10 @@ Refusal = hiredis.ReplyError
 pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
 """Encode a command; hiredis declares its argument as a 1-tuple."""
 
+MOVING = (
+    "the cluster is moving the keys of the namespace to another node. Wait, or repair a move that "
+    "was interrupted with redis-cli --cluster fix"
+)
 UNSERVED = {
     "READONLY": "the server is a replica, which rejects writes. Name its master, or the "
     "sentinels with redis+sentinel://",
@@ -61,8 +75,9 @@ UNSERVED = {
     "MISCONF": "the server rejects writes, because it cannot save its data. See its log",
     "NOREPLICAS": "the server rejects writes, because it has too few replicas "
     "(min-replicas-to-write)",
-    "CLUSTERDOWN": "the cluster behind it does not serve. See its CLUSTER INFO",
-    "TRYAGAIN": "the cluster behind it is moving keys",
+    "CLUSTERDOWN": "the cluster does not serve. See its CLUSTER INFO",
+    "TRYAGAIN": MOVING,
+    "ASK": MOVING,
     "MOVED": "it is a node of a Redis Cluster that does not have the keys",
     "NOAUTH": "it requires a password",
 }
@@ -115,6 +130,11 @@ def _load() -> dict[str, Script]:
 
 
 SCRIPTS = _load()
+
+
+def keys_of(prefix: str) -> Keys:
+    """Return the keys that the scripts of a namespace get."""
+    return 2, f"{prefix}meta", f"{prefix}none"
 
 
 def code_of(error: str) -> str:
@@ -194,8 +214,8 @@ class Command:
 
     session: AttachedSession | None = None
 
-    def packed(self, meta: str) -> bytes:
-        """Encode it at the time of sending; `meta` is the key that scripts get."""
+    def packed(self, keys: Keys) -> bytes:
+        """Encode it at the time of sending; scripts get these keys."""
         raise NotImplementedError
 
     def ran_early(self, reply: Any) -> None:
@@ -232,11 +252,11 @@ class ScriptCall(Command):
         self.args = args
         self.answered = answered
 
-    def packed(self, meta: str) -> bytes:
+    def packed(self, keys: Keys) -> bytes:
         """Return the bytes of the command."""
         session = self.session
         attached = () if session is None else (session.id, session.token)
-        return pack(("EVALSHA", self.script.digest, 1, meta, *attached, *self.args))
+        return pack(("EVALSHA", self.script.digest, *keys, *attached, *self.args))
 
 
 class LargeRead(ScriptCall):
@@ -273,7 +293,7 @@ class PlainCommand(Command):
         self.words = words
         self.reply = reply
 
-    def packed(self, meta: str) -> bytes:  # noqa: ARG002  for scripts
+    def packed(self, keys: Keys) -> bytes:  # noqa: ARG002  for scripts
         """Return the bytes of the command."""
         return pack(self.words)
 

@@ -33,11 +33,10 @@ Done = Callable[[EngineError | None], None]
 class Confirmer:
     """The connection for confirmations, and the grants that wait for them."""
 
-    def __init__(self, address: RedisUrl, meta: str, witness: str) -> None:
+    def __init__(self, address: RedisUrl, witness: str) -> None:
         """Start without a connection."""
         self._address = address
         self._witness = witness
-        self._meta = meta
         self._server: Server | None = None
         self._connection: RedisConnection | None = None
         self._granted: list[tuple[AttachedSession, Done]] = []
@@ -104,9 +103,7 @@ class Confirmer:
     async def _connected(self) -> RedisConnection:
         if self._connection is None or self._connection.over:
             assert self._server is not None
-            connection = await connect_once(
-                self._address, self._server.place, self._meta, _pushed, self._lost
-            )
+            connection = await connect_once(self._address, self._server.place, _pushed, self._lost)
             try:
                 await greet(connection, self._address, protocol=2)
                 await connection.execute("SCRIPT", "LOAD", self._witness)

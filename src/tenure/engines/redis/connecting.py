@@ -1,13 +1,14 @@
-"""Opening of a connection to the right server: address, greeting, identity, checks.
+"""Opening of a connection to a server: greeting, identity, checks.
 
-With sentinels, each connection begins with a query of them. The server that they name must report
-itself as the master. Of two that different sentinels name, the one of the later failover counts.
+It must be a master, and in a cluster the node that serves the namespace: another one names that
+node (`Moved`). `locating` has which server comes first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from tenure.engines.redis.commands import (
     advice_on_rights,
     code_of,
     is_denied,
+    keys_of,
 )
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import Place, RedisUrl
@@ -35,14 +37,18 @@ __all__ = [
     "EARLIEST",
     "Info",
     "Loading",
-    "Sentinels",
+    "Lost",
+    "Moved",
     "Server",
+    "announced",
     "connect",
     "connect_once",
     "greet",
     "in_time",
-    "master_of",
+    "moved_to",
+    "not_a_cluster",
     "parse_info",
+    "require_keys",
     "shown",
     "translated",
 ]
@@ -61,7 +67,7 @@ _ADVICE: dict[type[OSError], str] = {
     PermissionError: "let this user use the socket ('unixsocketperm')",
 }
 
-_OTHERS = 0.2  # seconds for other sentinels to answer, after the first one
+_MOVED = re.compile(r"MOVED \d+ (\S*):(\d+)")
 _NOT_ALLOWED = frozenset({"NOAUTH", "WRONGPASS"})
 
 
@@ -72,15 +78,30 @@ class Server(NamedTuple):
         place: its address.
         protocol: the protocol version; with 3, pushes arrive on the same connection.
         run_id: its identity, which changes with every start.
+        clustered: whether it is a node of a cluster.
     """
 
     place: Place
     protocol: int
     run_id: str
+    clustered: bool
 
 
 class Loading(EngineUnavailable):
     """Error: the server is loading its data, and does not answer before."""
+
+
+class Moved(EngineUnavailable):
+    """Error: another node of the cluster serves the namespace.
+
+    Attributes:
+        place: the address of that node.
+    """
+
+    def __init__(self, message: str, place: Place) -> None:
+        """Set the message and the address."""
+        super().__init__(message)
+        self.place = place
 
 
 Lost = Callable[[str, list[Command]], None]
@@ -88,15 +109,14 @@ Pushed = Callable[[bytes, bytes], None]
 
 
 async def connect(
-    address: RedisUrl, meta: str, pushed: Pushed, lost: Lost
+    address: RedisUrl, place: Place, pushed: Pushed, lost: Lost
 ) -> tuple[RedisConnection, Server]:
-    """Open a connection to the server on which scripts can be called.
+    """Open a connection to a server on which scripts can be called.
 
     Raises:
-        EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
+        Moved, EngineUnavailable, AuthenticationFailed, Unsupported, EngineError
     """
-    place = await master_of(address) if address.service else address.places[0]
-    connection = await connect_once(address, place, meta, pushed, lost)
+    connection = await connect_once(address, place, pushed, lost)
     try:
         async with in_time(address, place):
             protocol = await greet(connection, address, address.protocol)
@@ -106,12 +126,17 @@ async def connect(
                     f"{address.url}: there is a sentinel at {shown(place)}. Write "
                     "redis+sentinel://, and after the host the name of the service"
                 )
+            info = await _information(connection, address)
+            clustered = info.get("cluster_enabled", "0") if info else ""  # unknown if denied
+            if address.cluster and clustered == "0":
+                raise not_a_cluster(address, place)
+            if clustered != "0":
+                await require_keys(connection, address, place)
             if role[0] != b"master":
                 raise EngineUnavailable(
                     f"{address.url}: the server at {shown(place)} is a replica. Name its "
                     "master, or the sentinels with redis+sentinel://"
                 )
-            info = await _information(connection, address)
             if info.get("loading") == "1":
                 raise Loading(_loading(address, place, info))
             _check(address, info)
@@ -121,7 +146,46 @@ async def connect(
         if isinstance(error, Refusal):
             raise translated(address, error) from error
         raise
-    return connection, Server(place, protocol, info.get("run_id", ""))
+    return connection, Server(place, protocol, info.get("run_id", ""), clustered == "1")
+
+
+def not_a_cluster(address: RedisUrl, place: Place) -> Unsupported:
+    """Return the error for a server that the URL takes for a node of a cluster."""
+    return Unsupported(
+        f"{address.url}: the server at {shown(place)} is not a node of a cluster. Write redis://"
+    )
+
+
+async def require_keys(connection: RedisConnection, address: RedisUrl, place: Place) -> None:
+    """Raise an error if a node of a cluster does not serve the namespace."""
+    try:
+        await connection.execute("EXISTS", *keys_of(address.prefix)[1:])
+    except Refusal as refusal:
+        text = str(refusal)
+        there = moved_to(text, place)
+        if there is None:
+            raise
+        raise Moved(
+            f"{address.url}: the node at {shown(place)} does not serve the namespace, and names "
+            f"{shown(there)}",
+            there,
+        ) from refusal
+
+
+def moved_to(error: str, place: Place) -> Place | None:
+    """Return the address in a ``MOVED`` error of the server at a place; ``None`` without one."""
+    found = _MOVED.match(error)
+    return None if found is None else announced(found[1], int(found[2]), place)
+
+
+def announced(host: str, port: int, place: Place) -> Place | None:
+    """Return an address that the server at a place announces; ``None`` if there is none.
+
+    A cluster that does not know how clients reach it leaves the host out: then it is the same one.
+    """
+    if host in ("", "?"):
+        return None if isinstance(place, str) else (place[0], port)
+    return host, port
 
 
 async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
@@ -140,13 +204,13 @@ async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
 
 
 async def connect_once(
-    address: RedisUrl, place: Place, meta: str, pushed: Pushed, lost: Lost
+    address: RedisUrl, place: Place, pushed: Pushed, lost: Lost
 ) -> RedisConnection:
     """Open a connection to one address, without a greeting."""
     loop = asyncio.get_running_loop()
 
     def new() -> RedisConnection:
-        return RedisConnection(meta, pushed, lost, address.busy_poll)
+        return RedisConnection(keys_of(address.prefix), pushed, lost, address.busy_poll)
 
     async with in_time(address, place):
         if isinstance(place, str):
@@ -196,6 +260,8 @@ def shown(place: Place) -> str:
 async def in_time(address: RedisUrl, place: Place) -> AsyncIterator[None]:
     """Limit the time of a connection attempt, and raise its failures as `EngineUnavailable`."""
     where = shown(place)
+    if not address.service and place not in address.places:
+        where += " (an address that the cluster announces)"
     try:
         async with asyncio.timeout(address.connect_timeout) as limit:
             yield
@@ -226,113 +292,6 @@ def _advice(address: RedisUrl, error: OSError) -> str:
     return f"; {advice}" if advice else on_connecting(error, "redis")
 
 
-class Sentinels:
-    """Queries of the sentinels for the master, over connections that are kept."""
-
-    def __init__(self, address: RedisUrl) -> None:
-        """Start without connections."""
-        self._address = address
-        self._connections: dict[Place, RedisConnection] = {}
-
-    async def master(self) -> Place:
-        """Return the master that the sentinels name; after a failover, the one of the latest.
-
-        Sentinels that answer much later than the first one are not waited for.
-
-        Raises:
-            EngineUnavailable: no sentinel names one.
-        """
-        loop = asyncio.get_running_loop()
-        pending = {loop.create_task(self._query(place)) for place in self._address.places}
-        named: dict[int, Place] = {}
-        troubles: list[str] = []
-        try:
-            while pending:
-                done, pending = await asyncio.wait(
-                    pending,
-                    timeout=_OTHERS if named else None,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not done:
-                    break
-                for query in done:
-                    try:
-                        epoch, place = query.result()
-                        named[epoch] = place
-                    except EngineUnavailable as error:
-                        troubles.append(str(error))
-        finally:
-            for query in pending:
-                query.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-        if named:
-            return named[max(named)]
-        raise EngineUnavailable(
-            f"{self._address.url}: no sentinel names a master: {'; '.join(sorted(troubles))}"
-        )
-
-    def disconnect(self) -> None:
-        """Drop the connections. Safe to call twice."""
-        while self._connections:
-            self._connections.popitem()[1].drop("it is not needed")
-
-    async def _query(self, place: Place) -> tuple[int, Place]:
-        """Return the master that one sentinel names, and the number of the failover."""
-        address = self._address
-        connection = None
-        try:
-            connection = await self._connected(place)
-            async with in_time(address, place):
-                found = await connection.execute("SENTINEL", "MASTER", address.service)
-                master = await connection.execute(
-                    "SENTINEL", "get-master-addr-by-name", address.service
-                )
-        except BaseException as error:
-            self._connections.pop(place, None)
-            if connection is not None:
-                connection.drop("it is not needed")
-            if not isinstance(error, Refusal):
-                raise
-            raise EngineUnavailable(
-                f"the sentinel at {shown(place)} has no service {address.service!r}"
-                if "No such master" in str(error)
-                else f"{shown(place)} is not a sentinel, or refuses this client: {error}"
-            ) from error
-        if master is None:
-            raise EngineUnavailable(
-                f"the sentinel at {shown(place)} has no service {address.service!r}"
-            )
-        facts = dict(zip(found[::2], found[1::2], strict=False))
-        return int(facts.get(b"config-epoch", 0)), (master[0].decode(), int(master[1]))
-
-    async def _connected(self, place: Place) -> RedisConnection:
-        address = self._address
-        connection = self._connections.get(place)
-        if connection is None or connection.over:
-            connection = await connect_once(address, place, "", _ignore, _ignore)
-            self._connections[place] = connection
-            if address.sentinel_password:
-                async with in_time(address, place):
-                    await connection.execute(
-                        "AUTH",
-                        *filter(None, (address.sentinel_username, address.sentinel_password)),
-                    )
-        return connection
-
-
-async def master_of(address: RedisUrl) -> Place:
-    """Query the sentinels for the master, once."""
-    sentinels = Sentinels(address)
-    try:
-        return await sentinels.master()
-    finally:
-        sentinels.disconnect()
-
-
-def _ignore(*_: object) -> None:
-    """Ignore pushes and the end of a connection for one query."""
-
-
 class Info(dict[str, str]):
     """A server's report about itself, the answer to ``INFO``."""
 
@@ -352,11 +311,6 @@ def parse_info(info: bytes | str) -> Info:
 def _check(address: RedisUrl, info: Info) -> None:
     if info.version < EARLIEST:
         raise Unsupported(f"{address.url} is Redis {info.get('redis_version')}. Use 6.2 or later")
-    if info.get("cluster_enabled") == "1":
-        raise Unsupported(
-            f"{address.url} is a node of a Redis Cluster, which is not supported. Use one server, "
-            "or a master with replicas behind sentinels (redis+sentinel://)"
-        )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         text = f"the server evicts keys, and with them leases, when its memory is full ({policy})"
@@ -392,6 +346,10 @@ def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
         return Loading(f"{address.url}: {UNSERVED[code]}")
     if code in UNSERVED:
         return EngineUnavailable(f"{address.url}: {UNSERVED[code]}")
+    if "SELECT is not allowed in cluster mode" in text:
+        return EngineError(
+            f"{address.url} is a cluster, which has database 0 only. Choose another ?prefix= in it"
+        )
     if "DB index" in text:
         return EngineError(
             f"{address.url} has no database {address.db}. Choose one below its setting 'databases' "

@@ -32,6 +32,7 @@ from tenure.engines.redis.commands import (
     UNSERVED,
     AttachedSession,
     Command,
+    Keys,
     PlainCommand,
     Refusal,
     Subscription,
@@ -64,11 +65,11 @@ class Batch(Command):
         self.session = session
         self.operations = [operation]
 
-    def packed(self, meta: str) -> bytes:
+    def packed(self, keys: Keys) -> bytes:
         """Return the bytes of one command that runs all operations."""
         session = self.session
         words: list[Word]
-        words = ["EVALSHA", _OPERATE.digest, 1, meta, session.id, session.token]
+        words = ["EVALSHA", _OPERATE.digest, *keys, session.id, session.token]
         words.append(session.order_ids.highest)
         for operation in self.operations:
             words += operation.words
@@ -122,7 +123,7 @@ class RedisConnection(asyncio.Protocol):
     """Connection to a Redis server.
 
     Args:
-        meta: the key that scripts get.
+        keys: the keys that scripts get.
         pushed: receives (channel, message) of each push.
         lost: called when the connection has ended, with the reason and the commands to send again.
         busy_poll: maximum seconds of busy polling for an answer.
@@ -134,14 +135,14 @@ class RedisConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        meta: str,
+        keys: Keys,
         pushed: Callable[[bytes, bytes], None],
         lost: Callable[[str, list[Command]], None],
         busy_poll: float,
     ) -> None:
         """Start idle; the transport comes with `connection_made`."""
         self.progress = 0
-        self._meta = meta
+        self._keys = keys
         self._pushed = pushed
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
@@ -186,7 +187,7 @@ class RedisConnection(asyncio.Protocol):
 
     def _pack(self, call: Command) -> None:
         """Encode a command for the next write."""
-        packed = call.packed(self._meta)
+        packed = call.packed(self._keys)
         # All or none, or replies would be assigned to other commands.
         self._out.append(packed)
         self._pending.append(call)
@@ -210,7 +211,7 @@ class RedisConnection(asyncio.Protocol):
         if self._alone and not (self._pending or self._out):
             # Waiting for others would gain nothing.
             assert self._transport is not None  # it is connected before it is used
-            self._transport.write(batch.packed(self._meta))
+            self._transport.write(batch.packed(self._keys))
             self._pending.append(batch)
             self._poll.expect()
             return
@@ -238,7 +239,7 @@ class RedisConnection(asyncio.Protocol):
 
     def run(self, name: str, *args: Word) -> asyncio.Future[Any]:
         """Run a script on this connection only; return its reply."""
-        return self.execute("EVALSHA", SCRIPTS[name].digest, 1, self._meta, *args)
+        return self.execute("EVALSHA", SCRIPTS[name].digest, *self._keys, *args)
 
     async def load_missing_scripts(self) -> None:
         """Load the missing scripts."""
@@ -382,7 +383,7 @@ class RedisConnection(asyncio.Protocol):
             return
         if code != "NOSCRIPT":
             if is_denied(error) and not isinstance(pending[0], PlainCommand):
-                advice = advice_on_rights(error, self._meta.removesuffix("meta"))
+                advice = advice_on_rights(error, self._keys[1].removesuffix("meta"))
                 refusal = Refusal(f"{error.rstrip('.')}. {advice}")
             self._answer(pending, refusal)
             return

@@ -22,15 +22,15 @@ from tenure.engines.redis.connecting import (
     connect_once,
     greet,
     in_time,
-    master_of,
     parse_info,
     shown,
     translated,
 )
 from tenure.engines.redis.connection import RedisConnection
+from tenure.engines.redis.locating import ClusterNodes, locate, nodes_of
 from tenure.engines.redis.namespace import REASONS, ROLL_CALL, Witnesses, collect, judge
-from tenure.engines.redis.reported import memory, persistence, replicas, role, version
-from tenure.engines.redis.url import RedisUrl
+from tenure.engines.redis.reported import cluster, memory, persistence, replicas, role, version
+from tenure.engines.redis.url import Place, RedisUrl
 from tenure.errors import TenureError
 
 __all__ = ["examine"]
@@ -76,10 +76,10 @@ class _Examination:
 
     async def all(self) -> AsyncIterator[Finding]:
         address = self._address
-        place = await master_of(address) if address.service else address.places[0]
+        place = await locate(address)
         if address.service:
             yield Finding("ok", "sentinels", f"{address.service} is at {shown(place)}")
-        connection = await connect_once(address, place, "", _ignore, _ignore)
+        connection = await connect_once(address, place, _ignore, _ignore)
         try:
             at = time.perf_counter()
             async with in_time(address, place):
@@ -91,32 +91,36 @@ class _Examination:
                 "connection",
                 f"{shown(place)}, {secured}, protocol {protocol}, greeted in {took * 1e3:.1f} ms",
             )
-            async for finding in self._server(connection):
+            async for finding in self._server(connection, place):
                 yield finding
         except Refusal as refusal:
             raise translated(address, refusal) from refusal
         finally:
             connection.drop("examined")
 
-    async def _server(self, connection: RedisConnection) -> AsyncIterator[Finding]:
+    async def _server(self, connection: RedisConnection, place: Place) -> AsyncIterator[Finding]:
         info = Info()
+        serves = True
         reply = await self._read(connection, "INFO")
         if reply is not None:
             info = parse_info(reply)
             for finding in (
                 version(info),
+                *(clustered := await self._cluster(connection, info, place)),
                 role(info),
                 persistence(info, await self._settings(connection, "appendfsync", "save")),
                 memory(info, self._address),
                 replicas(info, self._address),
             ):
                 yield finding
+            serves = all(each.level != "failure" for each in clustered)
         yield await _round_trip(connection)
         clock = await self._clock(connection)
         if clock is not None:
             yield clock
-        async for finding in self._namespace(connection):
-            yield finding
+        if serves:
+            async for finding in self._namespace(connection):
+                yield finding
         if self._refused:
             yield Finding(
                 "warning",
@@ -124,6 +128,19 @@ class _Examination:
                 f"this account may not use {', '.join(self._refused)}",
                 "grant it the commands that docs/engines/redis.md names, or see less here",
             )
+
+    async def _cluster(
+        self, connection: RedisConnection, info: Info, place: Place
+    ) -> list[Finding]:
+        """Say which node serves the namespace, if it is a cluster."""
+        if info.get("cluster_enabled") != "1":
+            return []
+        state = await self._read(connection, "CLUSTER", "INFO")
+        nodes = await self._read(connection, "CLUSTER", "NODES")
+        if state is None or nodes is None:
+            return []
+        slot = ClusterNodes(self._address).slot
+        return [cluster(parse_info(state), list(nodes_of(nodes)), slot, shown(place))]
 
     async def _read(self, connection: RedisConnection, *words: str | int) -> Any:
         """Return the answer; `None` if the command is denied."""

@@ -55,7 +55,6 @@ class RedisEngine(RedisAdministration):
         self.channel = ""
         self.epoch = ""
         self.quarantine = NamespaceQuarantine(address, clock)
-        self._meta = f"{address.prefix}meta"
         self._witnesses = Witnesses(address)
         self._channel = b""
         self._sessions: dict[str, RedisSession] = {}  # by each possible token
@@ -98,10 +97,10 @@ class RedisEngine(RedisAdministration):
         now = self.clock.now
         self._pushes = BackgroundQueue(self.loop, now, self._deliver, self.failures)
         self._timer = BackgroundTimer(self.loop, now, self._tick, self.failures)
-        self.reconnector = RedisReconnector(self._address, self._meta, self)
-        self.heartbeat = RedisHeartbeat(self._address, self._meta, self.clock, self._witnesses.mine)
+        self.reconnector = RedisReconnector(self._address, self)
+        self.heartbeat = RedisHeartbeat(self._address, self.clock, self._witnesses.mine)
         if self._address.min_replicas:
-            self.confirmer = Confirmer(self._address, self._meta, self._witnesses.mine)
+            self.confirmer = Confirmer(self._address, self._witnesses.mine)
         self.reconnector.subscribe(self.channel)
         reconnector = self.reconnector
         self._watches = LocalWatches[RedisSession](reconnector.subscribe, reconnector.unsubscribe)

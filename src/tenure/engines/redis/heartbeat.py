@@ -9,8 +9,8 @@ import hiredis
 
 from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
-from tenure.engines.redis.commands import SCRIPTS, AttachedSession, Word, pack
-from tenure.engines.redis.connecting import Server
+from tenure.engines.redis.commands import SCRIPTS, AttachedSession, Word, keys_of, pack
+from tenure.engines.redis.connecting import Server, moved_to
 from tenure.engines.redis.url import RedisUrl
 
 __all__ = ["RedisHeartbeat"]
@@ -25,13 +25,15 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
 
     expected = (OSError, hiredis.HiredisError)
 
-    def __init__(self, address: RedisUrl, meta: str, clock: Clock, witness: str) -> None:
+    def __init__(self, address: RedisUrl, clock: Clock, witness: str) -> None:
         """Start without a thread and without a connection."""
         super().__init__("tenure-redis-heartbeat", clock.now, f"heartbeats to {address.url}")
         self._address = address
         self._witness = witness
-        self._meta = meta
+        self._keys = keys_of(address.prefix)
         self._server: Server | None = None
+        # The node that another one has named, in the thread, and the server of the loop then.
+        self._moved: tuple[Server, Server] | None = None
         self._socket: socket.socket | None = None
         self._connected_to: Server | None = None
         self._reader: Any = None
@@ -45,25 +47,30 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
         sessions = [each for each in requested if not each.over]
         if not sessions:
             return
-        connection = self._connected()
+        connection, server = self._connected()
         at = self._now()
         commands: list[tuple[Word, ...]] = [
-            ("EVALSHA", _SCRIPT.digest, 1, self._meta, each.id, each.token, "", *each.held())
+            ("EVALSHA", _SCRIPT.digest, *self._keys, each.id, each.token, "", *each.held())
             for each in sessions
         ]
         connection.sendall(b"".join(map(pack, commands)))
         for session in sessions:
             reply = self._read(connection)
             if isinstance(reply, hiredis.ReplyError):
+                there = moved_to(str(reply), server.place)
+                if there is not None:
+                    self._moved = server, server._replace(place=there)
                 raise reply  # no script, no rights, no master: the loop's connection reports it
             if reply == 0 and not session.over:
                 session.prove(at)
 
-    def _connected(self) -> socket.socket:
+    def _connected(self) -> tuple[socket.socket, Server]:
         server = self._server
         assert server is not None
+        if self._moved is not None and self._moved[0] is server:
+            server = self._moved[1]
         if self._socket is not None and self._connected_to == server:
-            return self._socket
+            return self._socket, server
         self.disconnect()
         tls, name = self._address.tls, self._address.server_name
         if isinstance(server.place, str):
@@ -84,7 +91,7 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
             reply = self._read(connection)
             if isinstance(reply, hiredis.ReplyError):
                 raise reply
-        return connection
+        return connection, server
 
     def _read(self, connection: socket.socket) -> Any:
         while (reply := self._reader.gets()) is _NOTHING:

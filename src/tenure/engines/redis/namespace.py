@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from tenure.clock import Clock
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines._kit.quarantine import Quarantine
-from tenure.engines.redis.commands import SCRIPTS, Refusal
+from tenure.engines.redis.commands import SCRIPTS, Refusal, keys_of
 from tenure.engines.redis.connecting import Info, parse_info
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import RedisUrl
@@ -77,6 +77,7 @@ REASONS = {
     "its data",
     "promoted": "its server was a replica, which may lack the data of its master",
     "sentinel": "a server behind sentinels may lack the data of a former master",
+    "cluster": "a node of a cluster may lack the data of a former master",
     "flushed": "its server has forgotten its scripts, and with them whether the data was lost",
     "reset": "the statistics of its server were reset, and with them whether the data was lost",
     "unknown": "its server does not report whether the data was lost (INFO is denied or "
@@ -192,7 +193,7 @@ async def greet_namespace(
     Raises:
         InvalidArgument: the programs of the namespace have another ``max_window``.
     """
-    text, meta = SCRIPTS["hello"].text, f"{address.prefix}meta"
+    text, keys = SCRIPTS["hello"].text, keys_of(address.prefix)
     longest = int(address.max_window * 1e6)
     words = (run_id, int(address.fresh), secrets.token_hex(8), known, longest, address.db)
     while True:
@@ -204,7 +205,7 @@ async def greet_namespace(
             break
         # If two clients are first, one creates the namespace. The other sees its epoch, and never a
         # witness without an epoch, since both are created in one transaction.
-        await connection.execute("WATCH", meta)
+        await connection.execute("WATCH", keys[1])
         witnessed = witnesses.longest(
             await connection.execute("SCRIPT", "EXISTS", *witnesses.digests)
         )
@@ -218,7 +219,7 @@ async def greet_namespace(
             verdict = judge(address, witnessed, report)
         await connection.execute("MULTI")
         wait = int(verdict.wait * 1e6)
-        await connection.execute("EVAL", text, 1, meta, *words, wait, verdict.reason)
+        await connection.execute("EVAL", text, *keys, *words, wait, verdict.reason)
         await connection.execute("SCRIPT", "LOAD", witnesses.mine)
         done = await connection.execute("EXEC")
         if done is None:
@@ -295,8 +296,8 @@ def _began_empty(info: Info, trace: bytes | None) -> bool:
 async def leave_trace(connection: RedisConnection, report: Report) -> bool:
     """Have the server's files show that it was used; return false if they may not show it."""
     info, trace = report.info, report.trace
-    if info is None or not report.kept:
-        return False
+    if info is None or not report.kept or info.get("cluster_enabled") == "1":
+        return False  # in a cluster it would show nothing
     run, saves = info.get("run_id", ""), int(info.get("rdb_saves", 0))
     try:
         if trace is None:
@@ -372,6 +373,8 @@ def _doubt(address: RedisUrl, report: Report) -> str:
     if address.service:
         return "sentinel"
     info = report.info
+    if address.cluster or (info is not None and info.get("cluster_enabled") == "1"):
+        return "cluster"
     if info is None or not {"uptime_in_seconds", "master_replid2"} <= info.keys():
         return "unknown"
     calls = _calls_of(info)

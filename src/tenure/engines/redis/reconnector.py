@@ -9,9 +9,9 @@ The kit's `Reconnector` decides when to connect. Rules:
 * With RESP2, a second connection receives the pushes; when one ends, the other is closed. Commands
   then wait until subscriptions are confirmed. The second connection repeats a subscription
   periodically, because otherwise its end would not be noticed.
-* With sentinels, a query every `_LOOK` seconds checks that the server is still the master: in a
-  partition a former one keeps its connections, and answers. Sentinels that do not answer prove
-  nothing.
+* With sentinels and in a cluster, a query every `_LOOK` seconds checks that the server is still the
+  master: in a partition a former one keeps its connections, and answers. Sentinels and nodes that
+  do not answer prove nothing.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ from tenure.engines.contract import LastWords
 from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of, pack
 from tenure.engines.redis.connecting import (
     Loading,
-    Sentinels,
+    Lost,
+    Moved,
     Server,
     connect,
     connect_once,
     greet,
+    moved_to,
     shown,
     translated,
 )
 from tenure.engines.redis.connection import Batch, RedisConnection
+from tenure.engines.redis.locating import HOPS, locator_of
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import EngineUnavailable, TenureError
 
@@ -51,7 +54,7 @@ _log = logging.getLogger("tenure")
 
 _LONGEST_LOADING_PAUSE = 0.5
 _LOOK = 1.0
-"""Seconds between two queries of the sentinels."""
+"""Seconds between two queries of the sentinels, or of other nodes of the cluster."""
 
 _Pair = tuple[RedisConnection, RedisConnection]
 """The connections for commands and for pushes, usually the same."""
@@ -82,10 +85,9 @@ class RedisReconnector:
 
     operate: Callable[[Operation[Any]], None]
 
-    def __init__(self, address: RedisUrl, meta: str, owner: RedisReconnectorOwner) -> None:
+    def __init__(self, address: RedisUrl, owner: RedisReconnectorOwner) -> None:
         """Start without a connection and without pending commands."""
         self._address = address
-        self._meta = meta
         self._owner = owner
         self._reconnector = Reconnector[str, _Pair](address.url, [address.url], self)
         self._connection: RedisConnection | None = None
@@ -94,7 +96,7 @@ class RedisReconnector:
         self._waiting: deque[Command] = deque()
         self._unsent = UnsentOperations()  # after the waiting commands
         self._server: Server | None = None  # of the latest connection
-        self._sentinels = Sentinels(address) if address.service else None
+        self._locator = locator_of(address)
         self._following: asyncio.Task[None] | None = None
         self._failures = Failures(f"following the master of {address.url}", _log)
         self._gates = 0
@@ -137,8 +139,8 @@ class RedisReconnector:
                 level = logging.DEBUG if failures else logging.WARNING
                 _log.log(level, "waiting until the server has loaded its data: error=%s", error)
             await asyncio.sleep(backoff(failures, _LONGEST_LOADING_PAUSE))
-        if self._sentinels is not None:
-            self._following = asyncio.get_running_loop().create_task(self._follow(self._sentinels))
+        if self._locator.follows:
+            self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def aclose(self) -> None:
         """Disconnect. Safe to call twice."""
@@ -148,6 +150,7 @@ class RedisReconnector:
                 await asyncio.wait([self._following])
             await self._reconnector.aclose()
         finally:
+            self._locator.disconnect()
             self._unsent.take_all()
             self._waiting.clear()
 
@@ -214,29 +217,34 @@ class RedisReconnector:
             self._receiver.subscribe(next(iter(self._channels))).add_done_callback(_retrieve)
         return alive
 
-    async def _follow(self, sentinels: Sentinels) -> None:
-        """Leave a server when the sentinels name another master."""
-        try:
-            while True:
-                await asyncio.sleep(_LOOK)
-                with self._failures.contained():
-                    await self._look(sentinels)
-        finally:
-            sentinels.disconnect()
+    async def _follow(self) -> None:
+        """Leave a server when another one has become the master."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            with self._failures.contained():
+                await self._look()
 
-    async def _look(self, sentinels: Sentinels) -> None:
+    async def _look(self) -> None:
         server = self._server
-        try:
-            place = await sentinels.master()
-        except EngineUnavailable as error:
-            _log.debug("the sentinels do not answer: error=%s", error)
+        if server is None or self._connection is None:
             return
-        if server is not None and server is self._server and place != server.place:
+        try:
+            place = await self._locator.newer(server)
+        except TenureError as error:
+            if self._address.service:
+                _log.debug("the sentinels do not answer: error=%s", error)
+            else:
+                _log.debug("a node of the cluster does not answer: error=%s", error)
+            return
+        if place is not None and server is self._server:
             why = f"{shown(place)} instead of {shown(server.place)}"
-            _log.warning(
-                "the sentinels name another master: url=%s reason=%s", self._address.url, why
-            )
-            self.drop(f"the sentinels name another master: {why}")
+            url = self._address.url
+            if self._address.service:
+                _log.warning("the sentinels name another master: url=%s reason=%s", url, why)
+            else:
+                _log.warning("the cluster names another master: url=%s reason=%s", url, why)
+            self._locator.moved(place)
+            self.drop(f"another server is the master now: {why}")
 
     # For the kit's reconnector
 
@@ -254,13 +262,12 @@ class RedisReconnector:
                 each.drop(why)
 
         try:
-            connection, server = await connect(self._address, self._meta, self._owner.pushed, lost)
+            connection, server = await self._connect(lost)
             made.append(connection)
+            await self._locator.serve(connection, server)
             if server.protocol == 2:
                 made.append(
-                    await connect_once(
-                        self._address, server.place, self._meta, self._owner.pushed, lost
-                    )
+                    await connect_once(self._address, server.place, self._owner.pushed, lost)
                 )
             await self._prepare(connection, made[-1], server)
         except BaseException as error:
@@ -271,6 +278,18 @@ class RedisReconnector:
             raise
         self._server = server
         return connection, made[-1]
+
+    async def _connect(self, lost: Lost) -> tuple[RedisConnection, Server]:
+        """Connect to the server that has the namespace."""
+        for hop in range(HOPS):
+            place = await self._locator.locate()
+            try:
+                return await connect(self._address, place, self._owner.pushed, lost)
+            except Moved as moved:
+                self._locator.moved(moved.place)
+                if hop == HOPS - 1:
+                    raise
+        raise AssertionError
 
     async def _prepare(
         self, connection: RedisConnection, receiver: RedisConnection, server: Server
@@ -318,6 +337,9 @@ class RedisReconnector:
         pair = self._reconnector.connection
         if pair is not None:
             error = EngineUnavailable(f"{self._address.url}: {why}")
+            place = None if self._server is None else moved_to(why, self._server.place)
+            if place is not None:
+                self._locator.moved(place)
             first = None if code_of(why) in UNSERVED else True
             self._reconnector.lost(pair, error, first=first)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tenure.engines.contract import Finding
 from tenure.engines.redis.connecting import EARLIEST, Info
+from tenure.engines.redis.locating import Node
 from tenure.engines.redis.url import RedisUrl
 
-__all__ = ["memory", "persistence", "replicas", "role", "version"]
+__all__ = ["cluster", "memory", "persistence", "replicas", "role", "version"]
 
 FULL = 0.9
 """Fraction of the allowed memory above which a warning is given."""
@@ -17,18 +20,52 @@ def version(info: Info) -> Finding:
     name = "Valkey" if "valkey_version" in info else "Redis"
     version = info.get("valkey_version") or info.get("redis_version", "of an unknown version")
     found = f"{name} {version}, up for {int(info.get('uptime_in_seconds', 0)):,} s"
-    if info.get("cluster_enabled") == "1":
-        return Finding(
-            "failure",
-            "server",
-            f"{found}, a node of a cluster",
-            "use one server, or a master with replicas behind sentinels (redis+sentinel://)",
-        )
     if info.version < EARLIEST:
         return Finding("failure", "server", f"{found}, which is too old", "use 6.2 or later")
     if info.get("loading") == "1":
         return Finding("failure", "server", f"{found}, is loading its data", "wait until it has")
     return Finding("ok", "server", found)
+
+
+def cluster(state: Info, nodes: Sequence[Node], slot: int, place: str) -> Finding:
+    """Check whether the cluster serves the namespace.
+
+    Args:
+        state: its report (``CLUSTER INFO``).
+        nodes: its nodes, as the one that was asked reports them.
+        slot: the slot of the namespace.
+        place: the address of the node that was asked.
+    """
+    masters = sum("master" in each.flags for each in nodes)
+    found = (
+        f"{place} serves slot {slot}, that of the namespace; masters: {masters}, replicas: "
+        f"{len(nodes) - masters}"
+    )
+    if state.get("cluster_state") != "ok":
+        return Finding(
+            "failure",
+            "cluster",
+            f"{place} reports cluster_state:{state.get('cluster_state')}, and serves nothing",
+            "see its CLUSTER INFO and CLUSTER NODES, and run redis-cli --cluster check",
+        )
+    for each in nodes:
+        if any(words.startswith(f"{slot}-") for words in each.moving):
+            return Finding(
+                "failure",
+                "cluster",
+                f"{place} has slot {slot}, that of the namespace, on its way to another node: "
+                "nothing is granted until it is there",
+                "wait, or run redis-cli --cluster fix if the move was interrupted",
+            )
+    failed = [each.id for each in nodes if each.flags & {"fail", "fail?"}]
+    if failed:
+        return Finding(
+            "warning",
+            "cluster",
+            f"{found}; nodes that do not answer: {len(failed)}",
+            "see CLUSTER NODES",
+        )
+    return Finding("ok", "cluster", found)
 
 
 def role(info: Info) -> Finding:

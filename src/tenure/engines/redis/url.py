@@ -4,6 +4,7 @@
     rediss://user:password@host                      inside TLS
     redis+unix:///run/redis/redis.sock?db=1          on a socket
     redis+sentinel://host1,host2:26379/mymaster/0    the master that the sentinels name
+    redis+cluster://host1,host2:6379                 the node of a cluster that has the namespace
 
 `docs/reference/urls.md` lists the parameters.
 """
@@ -80,8 +81,9 @@ class RedisUrl:
 
     Attributes:
         url: the URL without secrets.
-        places: the addresses of the server, or of the sentinels.
+        places: the addresses of the server, of the sentinels, or of nodes of a cluster.
         service: the sentinels' name of the server; empty without sentinels.
+        cluster: whether the server has to be a cluster; one may be found without that.
         tls: the TLS options, or ``None``.
         server_name: the name in the server's certificate; empty: its host.
         prefix: the prefix of all keys, in braces.
@@ -96,6 +98,7 @@ class RedisUrl:
     url: str
     places: tuple[Place, ...]
     service: str
+    cluster: bool
     db: int
     username: str
     password: str = field(repr=False)
@@ -119,7 +122,7 @@ def parse(url: str) -> RedisUrl:
     """Parse a URL. Raises `InvalidArgument`."""
     place, mark, query = url.partition("?")
     query = query.replace("+", "%20")  # a space, as redis-py reads it; allowed in namespaces' names
-    schemes = "redis", "rediss", "redis+sentinel", "redis+unix"
+    schemes = "redis", "rediss", "redis+cluster", "redis+sentinel", "redis+unix"
     given = StoreUrl(f"{place}{mark}{query}", schemes, PARAMETERS)
     endpoints, service, db = _server(given)
     if db and _DB in given and str(given[_DB]) != db:
@@ -137,6 +140,7 @@ def parse(url: str) -> RedisUrl:
         url=given.shown,
         places=tuple(each.path or (each.host, each.port) for each in endpoints),
         service=service,
+        cluster=given.scheme == "redis+cluster",
         db=int(db) if db else given[_DB],
         username=username,
         password=password,
@@ -168,9 +172,9 @@ def _server(given: StoreUrl) -> tuple[tuple[Endpoint, ...], str, str]:
             raise given.wrong("it names no service: redis+sentinel://host1,host2:26379/mymaster/0")
         return given.endpoints(_SENTINEL_PORT, "localhost"), service, db
     endpoints = given.endpoints(_REDIS_PORT, "localhost")
-    if len(endpoints) > 1:
+    if len(endpoints) > 1 and given.scheme != "redis+cluster":
         raise given.wrong(
-            "it names several hosts; Redis Cluster is not supported. Use one server, or several "
-            "sentinels: redis+sentinel://host1,host2/mymaster"
+            "it names several hosts. Write redis+cluster://host1,host2 for the nodes of a cluster, "
+            "and redis+sentinel://host1,host2/mymaster for sentinels"
         )
     return endpoints, "", path
