@@ -36,17 +36,23 @@ class Cluster:
     """The nodes: masters, and behind them as many replicas, or none.
 
     Attributes:
-        nodes: the processes.
+        nodes: the processes, with the replicas behind the masters, in the same order.
+        tls_ports: their ports for TLS, if there are any.
     """
 
-    def __init__(self, nodes: list[Server]) -> None:
+    def __init__(self, nodes: list[Server], tls_ports: list[int]) -> None:
         self.nodes = nodes
+        self.tls_ports = tls_ports
 
     def url(self, prefix: str = "", *nodes: Server, parameters: str = "") -> str:
         """Of some nodes, or all of them."""
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in nodes or self.nodes)
         name = prefix or f"test-{next(_numbers)}"
         return f"redis+cluster://{hosts}?fresh=true&prefix={name}{parameters}"
+
+    def port_of(self, node: Server) -> int:
+        """The port for other nodes."""
+        return self.tls_ports[self.nodes.index(node)] if self.tls_ports else node.port
 
     def id_of(self, node: Server) -> str:
         return _text(node.tell("CLUSTER", "MYID"))
@@ -81,7 +87,7 @@ class Cluster:
         found = source.tell("CLUSTER", "GETKEYSINSLOT", str(slot_of(url)), str(most))
         assert isinstance(found, list)
         for key in found:
-            source.tell("MIGRATE", "127.0.0.1", str(to.port), key, "0", "5000")
+            source.tell("MIGRATE", "127.0.0.1", str(self.port_of(to)), key, "0", "5000")
         return len(found)
 
     def end_move(self, url: str, source: Server, to: Server) -> None:
@@ -116,15 +122,20 @@ def _has(words: str, slot: int) -> bool:
 
 
 @contextmanager
-def a_cluster(*options: str, masters: int = 3, replicas: bool = False) -> Iterator[Cluster]:
-    """A running cluster."""
+def a_cluster(
+    *, masters: int = 3, replicas: bool = False, tls: tuple[str, ...] = ()
+) -> Iterator[Cluster]:
+    """A running cluster; with the options for TLS, it has ports for that too."""
     with ExitStack() as stack:
-        nodes = []
+        nodes, tls_ports = [], []
         for _ in range(masters * (2 if replicas else 1)):
-            clustered = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+            clustered = ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+            clustered += ["--cluster-node-timeout", "1000"]
+            if tls:
+                tls_ports.append(free_port())
+                clustered += ["--tls-port", str(tls_ports[-1]), *tls]
             folder = stack.enter_context(a_folder())
-            timeout = ("--cluster-node-timeout", "1000")
-            node = Server(folder, *clustered, *timeout, *options, port=free_port())
+            node = Server(folder, *clustered, port=free_port())
             stack.enter_context(clean_up_with(node.kill))
             node.start()
             nodes.append(node)
@@ -132,10 +143,10 @@ def a_cluster(*options: str, masters: int = 3, replicas: bool = False) -> Iterat
             first, last = (_SLOTS * each // masters for each in (number, number + 1))
             node.tell("CLUSTER", "ADDSLOTSRANGE", str(first), str(last - 1))
             node.tell("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+        cluster = Cluster(nodes, tls_ports)
         for node in nodes[1:]:
             bus = node.options[3]
-            nodes[0].tell("CLUSTER", "MEET", "127.0.0.1", str(node.port), bus)
-        cluster = Cluster(nodes)
+            nodes[0].tell("CLUSTER", "MEET", "127.0.0.1", str(cluster.port_of(node)), bus)
         _await(lambda: all(_knows(each, len(nodes)) for each in nodes))
         for master, replica in zip(nodes, nodes[masters:], strict=False):
             replica.tell("CLUSTER", "REPLICATE", cluster.id_of(master))

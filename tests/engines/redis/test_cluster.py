@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -13,9 +15,10 @@ import tenure
 from tenure.engines.redis.connecting import Moved, connect
 from tenure.engines.redis.locating import ClusterNodes, Node, nodes_of
 from tenure.engines.redis.url import parse
-from tests.engines.redis.clusters import Cluster, shared, slot_of
+from tests.engines.redis.clusters import Cluster, a_cluster, shared, slot_of
 from tests.engines.redis.helpers import PATIENCE, is_waited_for, queue_of, until
-from tests.engines.redis.servers import a_server, free_port
+from tests.engines.redis.servers import Server, a_server, free_port
+from tests.server.certificates import Authority
 
 
 @pytest.fixture
@@ -268,6 +271,139 @@ def test_the_report_about_the_nodes_is_read() -> None:
         Node("07c", frozenset({"master"}), 4, ("7->-292",)),
         Node("292", frozenset({"myself", "slave"}), 3, ()),
     ]
+
+
+@pytest.mark.exhaustive
+async def test_nodes_are_found_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.signs("server")
+    files = ("--tls-cert-file", own.cert, "--tls-key-file", own.key)
+    tls = (*files, "--tls-ca-cert-file", authority.cert, "--tls-auth-clients", "no")
+    tls = (*tls, "--tls-cluster", "yes")  # Redis 7.0 names the other ports without that
+    with a_cluster(tls=tls) as cluster:
+        for port in cluster.tls_ports:
+            url = f"redis+cluster://localhost:{port}?fresh=true&prefix=test-{port}"
+            secure = f"{url}&ssl=true&tls_ca={authority.cert}&tls_server_name=localhost"
+            async with (
+                tenure.connect(secure) as client,
+                client.session() as session,
+                session.mutex("m").lock() as lease,
+            ):
+                cluster.move(url)
+                async with asyncio.timeout(PATIENCE), session.mutex("n").lock():
+                    assert lease.held
+
+
+# Failovers
+
+
+@pytest.fixture
+def replicated() -> Iterator[Cluster]:
+    with a_cluster(replicas=True) as cluster:
+        yield cluster
+
+
+def replica_of(cluster: Cluster, master: Server) -> Server:
+    return cluster.nodes[cluster.nodes.index(master) + 3]
+
+
+def keys_of(node: Server) -> set[str]:
+    found = cast("list[bytes]", node.tell("KEYS", "*"))
+    return {each.decode() for each in found}
+
+
+@pytest.mark.exhaustive
+async def test_a_failover_keeps_what_the_replica_has(replicated: Cluster) -> None:
+    url = replicated.url("jobs")
+    master = replicated.master_of(url)
+    # Of the one node that ends: the others are known from it.
+    url = replicated.url("jobs", master, parameters="&max_window=60")
+    async with tenure.connect(f"{url}&min_replicas=1") as client, tenure.connect(url) as other:
+        session = await client.session(recovery_window=PATIENCE)
+        lease = await session.mutex("m").lock(timeout=PATIENCE)
+        waiting = asyncio.ensure_future(
+            (await other.session(recovery_window=PATIENCE)).mutex("m").lock()
+        )
+        await is_waited_for(client, "m")
+        master.kill()
+        async with asyncio.timeout(PATIENCE):
+            await lease.release()  # answered by the one that was promoted
+            later = await waiting
+        assert later.fencing_token > lease.fencing_token
+        await later.release()
+
+
+@pytest.mark.exhaustive
+async def test_a_failover_that_forgets_a_lease_tells_its_holder_and_tokens_rise(
+    replicated: Cluster,
+) -> None:
+    url = replicated.url("jobs", parameters="&max_window=60")
+    master = replicated.master_of(url)
+    replica = replica_of(replicated, master)
+    async with tenure.connect(url) as client:
+        await client.list_nodes()
+        await until(lambda: "{jobs}:meta" in keys_of(replica))
+        replica.pause()
+        master.tell("CLIENT", "KILL", "TYPE", "replica")  # it does not hear of what follows
+        session = await client.session(recovery_window=PATIENCE)
+        lease = await session.mutex("m").lock()
+        master.kill()
+        replica.resume()
+        async with asyncio.timeout(PATIENCE):
+            lost = await lease.wait_lost()
+        assert isinstance(lost.__cause__, tenure.SessionExpired)
+        async with (
+            client.session() as another,
+            another.mutex("m").lock(timeout=PATIENCE) as later,
+        ):
+            assert later.fencing_token > lease.fencing_token
+
+
+@pytest.mark.exhaustive
+async def test_a_failover_without_any_data_is_a_loss_of_data(replicated: Cluster) -> None:
+    url = replicated.url("jobs", parameters="&max_window=5")
+    master = replicated.master_of(url)
+    replica = replica_of(replicated, master)
+    replica.pause()
+    master.tell("CLIENT", "KILL", "TYPE", "replica")
+    async with tenure.connect(url) as client:
+        session = await client.session(recovery_window=5)
+        lease = await session.mutex("m").lock()
+        granted = time.monotonic()
+        master.kill()
+        replica.resume()
+        async with asyncio.timeout(PATIENCE):
+            await lease.wait_lost()
+            async with client.mutex("m").lock() as later:
+                assert later.fencing_token > lease.fencing_token
+        assert time.monotonic() - granted > 5.0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["asked for", "stopped"])
+async def test_holders_and_waiters_follow_a_promoted_replica(replicated: Cluster, how: str) -> None:
+    url = replicated.url("jobs")
+    master = replicated.master_of(url)
+    replica = replica_of(replicated, master)
+    async with tenure.connect(url) as client, tenure.connect(url) as other:
+        lease = await client.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock(timeout=PATIENCE))
+        await is_waited_for(client, "m")
+        if how == "stopped":
+            await until(lambda: keys_of(replica) == keys_of(master))
+            master.pause()
+        else:
+            replica.tell("CLUSTER", "FAILOVER")  # connections of the former master stay
+        await until(lambda: cast("list[bytes]", replica.tell("ROLE"))[0] == b"master")
+        async with asyncio.timeout(PATIENCE):
+            await lease.release()
+            async with await waiting as later:
+                assert later.fencing_token > lease.fencing_token
+                if how == "stopped":
+                    master.resume()
+                    await until(lambda: cast("list[bytes]", master.tell("ROLE"))[0] == b"slave")
+                async with client.mutex("other").lock(timeout=PATIENCE):
+                    assert later.held
 
 
 @pytest.mark.exhaustive
