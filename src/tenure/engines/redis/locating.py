@@ -51,7 +51,7 @@ HOPS = 5
 """Nodes that name another one, until an attempt to connect has failed."""
 
 _OTHERS = 0.2  # seconds for other servers to answer, after the first one
-_ASKED = 5  # nodes besides those of the URL
+_QUERIED = 5  # nodes besides those of the URL
 _SLOTS = 16384
 _MOST_KNOWN = 1000
 
@@ -119,14 +119,14 @@ class Locator(ABC):
         """Authenticate on a new connection."""
 
     @abstractmethod
-    async def _ask(self, connection: RedisConnection, place: Place) -> _Claim:
+    async def _claim_of(self, connection: RedisConnection, place: Place) -> _Claim:
         """Query one server."""
 
     @abstractmethod
     def _refused(self, place: Place, refusal: Refusal) -> TenureError:
         """Return the error for a refused query."""
 
-    async def _ask_all(self, places: Iterable[Place], what: str) -> _Claim:
+    async def _query_all(self, places: Iterable[Place], what: str) -> _Claim:
         """Query servers, and return the latest of their answers."""
         loop = asyncio.get_running_loop()
         pending = {loop.create_task(self._query(place)) for place in places}
@@ -168,7 +168,7 @@ class Locator(ABC):
                 async with in_time(self._address, place):
                     await self._login(connection)
             async with in_time(self._address, place):
-                return await self._ask(connection, place)
+                return await self._claim_of(connection, place)
         except BaseException as error:
             self._connections.pop(place, None)
             if connection is not None:
@@ -188,7 +188,7 @@ class Sentinels(Locator):
 
     async def locate(self) -> Place:
         """Return the master that the sentinels name; after a failover, the one of the latest."""
-        claim = await self._ask_all(self._address.places, "no sentinel names a master")
+        claim = await self._query_all(self._address.places, "no sentinel names a master")
         return claim.place
 
     async def newer(self, server: Server) -> Place | None:
@@ -208,7 +208,7 @@ class Sentinels(Locator):
             account = filter(None, (address.sentinel_username, address.sentinel_password))
             await connection.execute("AUTH", *account)
 
-    async def _ask(self, connection: RedisConnection, place: Place) -> _Claim:
+    async def _claim_of(self, connection: RedisConnection, place: Place) -> _Claim:
         service = self._address.service
         found = await connection.execute("SENTINEL", "MASTER", service)
         master = await connection.execute("SENTINEL", "get-master-addr-by-name", service)
@@ -266,8 +266,10 @@ class ClusterNodes(Locator):
         if not self._clustered:
             return self._address.places[0]
         others = [each for each in self._known if each not in self._address.places]
-        places = *self._address.places, *random.sample(others, min(_ASKED, len(others)))
-        claim = await self._ask_all(places, "no node of the cluster names the one of the namespace")
+        places = *self._address.places, *random.sample(others, min(_QUERIED, len(others)))
+        claim = await self._query_all(
+            places, "no node of the cluster names the one of the namespace"
+        )
         return claim.place
 
     async def serve(self, connection: RedisConnection, server: Server) -> None:
@@ -277,7 +279,7 @@ class ClusterNodes(Locator):
         self._clustered = True
         try:
             async with in_time(self._address, server.place):
-                self._current = await self._ask(connection, server.place)
+                self._current = await self._claim_of(connection, server.place)
         except Refusal as refusal:
             raise self._refused(server.place, refusal) from refusal
 
@@ -299,7 +301,7 @@ class ClusterNodes(Locator):
     async def _login(self, connection: RedisConnection) -> None:
         await greet(connection, self._address, protocol=2)
 
-    async def _ask(self, connection: RedisConnection, place: Place) -> _Claim:
+    async def _claim_of(self, connection: RedisConnection, place: Place) -> _Claim:
         try:
             ranges, text = await asyncio.gather(
                 connection.execute("CLUSTER", "SLOTS"), connection.execute("CLUSTER", "NODES")
@@ -322,7 +324,7 @@ class ClusterNodes(Locator):
                 if claim is None and first <= self.slot <= last:  # the master is the first one
                     name = node.decode()
                     found = nodes.get(name)
-                    itself = found is not None and found.is_asked
+                    itself = found is not None and found.is_reporter
                     claim = _Claim(0 if found is None else found.epoch, itself, there, name)
         if claim is None:
             raise EngineUnavailable(
@@ -359,7 +361,7 @@ class Node(NamedTuple):
     moving: tuple[str, ...]
 
     @property
-    def is_asked(self) -> bool:
+    def is_reporter(self) -> bool:
         """True if this node has made the report."""
         return "myself" in self.flags
 

@@ -32,9 +32,9 @@ def cluster(state: Info, nodes: Sequence[Node], slot: int, place: str) -> Findin
 
     Args:
         state: its report (``CLUSTER INFO``).
-        nodes: its nodes, as the one that was asked reports them.
+        nodes: its nodes, as one of them reports them.
         slot: the slot of the namespace.
-        place: the address of the node that was asked.
+        place: the address of the node that reports.
     """
     masters = sum("master" in each.flags for each in nodes)
     found = (
