@@ -102,7 +102,7 @@ async def _refuses(url: str, kind: type[tenure.TenureError], why: str) -> None:
 
 
 async def test_what_a_cluster_cannot_do_is_said(cluster: Cluster) -> None:
-    await _refuses(cluster.url(parameters="&db=1"), tenure.EngineError, "database 0 only")
+    await _refuses(cluster.url(parameters="&db=1"), tenure.EngineError, "a cluster has one")
 
 
 async def test_one_server_is_not_taken_for_a_cluster() -> None:

@@ -100,7 +100,7 @@ async def test_the_account_of_the_page_may_confirm_grants_by_replicas(server: Se
         ("-script|load", r"Grant its account \+script\|load"),
         ("-subscribe", r"Grant its account \+subscribe"),
         ("-time", r"Grant its account .*\+time"),
-        ("-hset", r"Grant its account .*\+@write"),
+        ("-hset", r"Grant its account .*\+(@write|hset)"),
         ("resetkeys", r"Grant its account ~\{tenure\}:\*"),
         ("resetchannels", r"Grant its account &\{tenure\}:\*"),
     ],

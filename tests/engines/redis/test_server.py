@@ -147,9 +147,7 @@ async def test_nobody_there_is_said_at_once() -> None:
 async def test_an_account_that_may_not_hear_anything_is_told_so(protocol: int) -> None:
     with a_server("--user", *"job on >word ~* +@all resetchannels".split()) as server:
         url = f"{server.url}&protocol={protocol}&username=job&password=word"
-        with pytest.raises(
-            tenure.AuthenticationFailed, match=r"permissions .* channels .*\. Grant"
-        ):
+        with pytest.raises(tenure.AuthenticationFailed, match=r"ermissions .*channels?.*\. Grant"):
             await works(url)
 
 

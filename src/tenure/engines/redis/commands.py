@@ -89,7 +89,7 @@ UNSERVED = {
 _CODE = re.compile(r"(?:(?:ERR Error running script|@user_script).*?: -|-)?([A-Z]+)(?: |$)")
 """Matches the code of an error. Before Redis 7, an error in a script follows its place there."""
 _DENIED = re.compile(
-    r"NOPERM|ERR unknown command|.*Unknown Redis command called|"
+    r"NOPERM|ERR ACL failure|ERR unknown command|.*Unknown Redis command called|"
     r".*user executing the script can't (?:run|access|publish)"
 )
 _DENIED_COMMAND = re.compile(r"run the '([^']+)' command")

@@ -346,14 +346,10 @@ def translated(address: RedisUrl, refusal: Refusal) -> TenureError:
         return Loading(f"{address.url}: {UNSERVED[code]}")
     if code in UNSERVED:
         return EngineUnavailable(f"{address.url}: {UNSERVED[code]}")
-    if "SELECT is not allowed in cluster mode" in text:
-        return EngineError(
-            f"{address.url} is a cluster, which has database 0 only. Choose another ?prefix= in it"
-        )
-    if "DB index" in text:
+    if "DB index" in text or "SELECT is not allowed in cluster mode" in text:
         return EngineError(
             f"{address.url} has no database {address.db}. Choose one below its setting 'databases' "
-            "(16 by default), or another ?prefix= in database 0"
+            "(16 by default; a cluster has one), or another ?prefix= in database 0"
         )
     return EngineError(f"{address.url} cannot be used: {refusal}")
 

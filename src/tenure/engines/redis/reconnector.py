@@ -336,11 +336,12 @@ class RedisReconnector:
         """Drop the connection, and make another one."""
         pair = self._reconnector.connection
         if pair is not None:
-            error = EngineUnavailable(f"{self._address.url}: {why}")
+            code = code_of(why)
+            error = EngineUnavailable(f"{self._address.url}: {UNSERVED.get(code, why)}")
             place = None if self._server is None else moved_to(why, self._server.place)
             if place is not None:
                 self._locator.moved(place)
-            first = None if code_of(why) in UNSERVED else True
+            first = None if code in UNSERVED else True
             self._reconnector.lost(pair, error, first=first)
 
 
