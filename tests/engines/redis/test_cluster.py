@@ -278,8 +278,8 @@ async def test_nodes_are_found_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own = authority.signs("server")
     files = ("--tls-cert-file", own.cert, "--tls-key-file", own.key)
-    tls = (*files, "--tls-ca-cert-file", authority.cert, "--tls-auth-clients", "no")
-    tls = (*tls, "--tls-cluster", "yes")  # Redis 7.0 names the other ports without that
+    others = ("--tls-ca-cert-file", authority.cert, "--tls-auth-clients", "no")
+    tls = (*files, *others, "--tls-cluster", "yes")  # else Redis 7.0 announces the other ports
     with a_cluster(tls=tls) as cluster:
         for port in cluster.tls_ports:
             url = f"redis+cluster://localhost:{port}?fresh=true&prefix=test-{port}"
