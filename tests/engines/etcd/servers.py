@@ -36,7 +36,16 @@ from tests.clean_up import clean_up_with
 from tests.ports import free_port
 from tests.server.certificates import Authority, Pair
 
-__all__ = ["Cluster", "Member", "a_cluster", "a_prefix", "free_port", "program", "shared"]
+__all__ = [
+    "Cluster",
+    "Member",
+    "a_cluster",
+    "a_prefix",
+    "free_port",
+    "program",
+    "shared",
+    "version",
+]
 
 PATIENCE = 60.0
 """Seconds in which members on a busy machine start, elect a leader, or end."""
@@ -53,6 +62,15 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"no {name} here: apt-get install etcd-server")
     return found
+
+
+@functools.cache
+def version() -> tuple[int, ...]:
+    """The version of etcd."""
+    told = subprocess.run(
+        [program("etcd"), "--version"], capture_output=True, text=True, check=True
+    )
+    return tuple(int(each) for each in told.stdout.splitlines()[0].split()[-1].split("."))
 
 
 class Member:

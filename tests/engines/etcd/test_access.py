@@ -15,7 +15,7 @@ from tenure.engines.contract import Attach
 from tenure.engines.etcd import connect
 from tenure.model import DEFAULT_NODE
 from tenure.testing.recorder import Recorder
-from tests.engines.etcd.servers import a_cluster, a_prefix, free_port
+from tests.engines.etcd.servers import a_cluster, a_prefix, free_port, version
 from tests.server.certificates import Authority
 
 MIB = 1024 * 1024
@@ -104,6 +104,8 @@ async def test_a_member_that_takes_only_small_requests_refuses_large_data() -> N
 
 
 async def test_a_member_without_space_grants_nothing_and_takes_releases() -> None:
+    if version() < (3, 4, 20) or (3, 5) <= version() < (3, 5, 7):
+        pytest.skip("this etcd refuses releases too: its issue 13435")
     with a_cluster(1, "--quota-backend-bytes", str(4 * MIB)) as cluster:
         async with tenure.connect(cluster.url) as client, client.session() as session:
             pool = session.semaphore("pool")
