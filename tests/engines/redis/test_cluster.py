@@ -69,6 +69,11 @@ async def test_a_cluster_that_does_not_know_how_it_is_reached_is_on_one_host(
             place = f"{scheme}://localhost:{other.port}?{url.partition('?')[2]}"
             async with tenure.connect(place) as client, client.mutex("m").lock() as lease:
                 assert lease.held
+        place = f"redis+unix://{cluster.master_of(url).socket}?{url.partition('?')[2]}"
+        async with tenure.connect(place) as client, client.mutex("m").lock() as lease:
+            assert lease.held
+        place = f"redis+unix://{other.socket}?{url.partition('?')[2]}"
+        await _refuses(place, tenure.EngineUnavailable, "does not have the keys")
     finally:
         for node in cluster.nodes:
             node.tell("CONFIG", "SET", "cluster-preferred-endpoint-type", "ip")

@@ -668,6 +668,14 @@ def test_behind_sentinels_nothing_is_certain() -> None:
     assert judge(sentinel, 0.0, report(1000.0)) == Verdict(30.0, "sentinel")
 
 
+def test_on_a_node_of_a_cluster_nothing_is_certain() -> None:
+    cluster = parse("redis+cluster://one,two")
+    assert judge(cluster, 0.0, Report(None, None, 0.0)) == Verdict(30.0, "cluster")
+    node = report(1000.0, cluster_enabled="1")
+    assert judge(parse("redis://one"), 0.0, node) == Verdict(30.0, "cluster")
+    assert judge(replace(cluster, fresh=True), 0.0, node) == Verdict(0.0, "fresh")
+
+
 def test_each_namespace_has_witnesses_of_its_own() -> None:
     urls = ("redis://h/0", "redis://h/1", "redis://h/0?prefix=x", "redis://h/0?max_window=60")
     texts = [Witnesses(parse(url)).mine for url in urls]

@@ -317,21 +317,21 @@ class ClusterNodes(Locator):
         known = dict.fromkeys(self._known)
         for first, last, *servers in ranges:
             for host, port, node, *_ in servers:
-                there = announced((host or b"").decode(), port, place)
+                found = nodes.get(node.decode())
+                itself = found is not None and found.is_reporter
+                there = place if itself else announced((host or b"").decode(), port, place)
                 if there is None:
                     continue
                 known[there] = None
                 if claim is None and first <= self.slot <= last:  # the master is the first one
-                    name = node.decode()
-                    found = nodes.get(name)
-                    itself = found is not None and found.is_reporter
-                    claim = _Claim(0 if found is None else found.epoch, itself, there, name)
+                    epoch = 0 if found is None else found.epoch
+                    claim = _Claim(epoch, itself, there, node.decode())
         if claim is None:
             raise EngineUnavailable(
                 f"the node at {shown(place)} knows no node that serves slot {self.slot}"
             )
         self._known = list(known)[-_MOST_KNOWN:]
-        return claim._replace(place=place) if claim.itself else claim
+        return claim
 
     async def _try(self, connection: RedisConnection, place: Place) -> _Claim:
         """Find out by a command for a key, where this account may not use ``CLUSTER``."""
