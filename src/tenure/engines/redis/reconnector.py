@@ -30,7 +30,7 @@ from tenure.engines._kit.commands.operations import Operation
 from tenure.engines._kit.commands.unsent import UnsentOperations
 from tenure.engines._kit.reconnect import Reconnector
 from tenure.engines.contract import LastWords
-from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of, pack
+from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of, keys_of, pack
 from tenure.engines.redis.connecting import (
     Loading,
     Lost,
@@ -118,7 +118,7 @@ class RedisReconnector:
         account = tuple(filter(None, (address.username, address.password)))
         login = pack(("AUTH", *account)) if address.password else b""
         database = pack(("SELECT", address.db)) if address.db else b""
-        return LastWords(server.place, login + database + command.packed(self._meta))
+        return LastWords(server.place, login + database + command.packed(keys_of(address.prefix)))
 
     @property
     def is_up(self) -> bool:
