@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import tenure
+from tenure.background import Failures, supervise
 from tenure.errors import AcquireTimeout, EngineUnavailable, SelfDeadlock
 from tenure.model import Capabilities
 from tenure.testing import VirtualClock
+from tests.engines.stores import BY_NAME
 from tests.primitives.helpers import World, released_after, turns
 
 HERE = re.escape(__file__)
@@ -49,6 +52,37 @@ async def test_a_lease_without_a_block_is_waited_for_by_its_only_task(
         assert len(await store.queue("m")) == 1
         await lease.release()
     await store.close()
+
+
+async def test_a_background_task_of_the_engine_releases_nothing(world: World) -> None:
+    async def keep() -> None:
+        await end.wait()
+
+    async with world.client() as client:
+        end = asyncio.Event()
+        failures = Failures("keeping a connection", logging.getLogger("tenure"))
+        keeping = asyncio.create_task(supervise(keep, failures))  # as a reconnector does
+        lease = await client.mutex("m").lock()
+        with pytest.raises(SelfDeadlock):
+            await client.mutex("m").lock()
+        await lease.release()
+        end.set()
+        await keeping
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("engine", ["redis", "postgresql", "etcd", "tenure-sqlite", "dflockd"])
+def test_on_an_engine_with_a_connection_it_is_one_too(engine: str) -> None:
+    async def main(url: str) -> None:
+        async with tenure.connect(url) as client:
+            lease = await client.mutex("m").lock()
+            with pytest.raises(SelfDeadlock):
+                async with asyncio.timeout(20):
+                    await client.mutex("m").lock()
+            await lease.release()
+
+    with BY_NAME[engine].make().empty() as url:
+        asyncio.run(main(url))
 
 
 async def test_through_another_client_of_the_store_it_is_one_too(world: World) -> None:

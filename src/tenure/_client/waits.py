@@ -52,7 +52,7 @@ _READ_TIMEOUT = 1.0
 _log = logging.getLogger("tenure")
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_ENGINES = os.path.join(_PACKAGE, "engines", "")
+_SERVICES = (os.path.join(_PACKAGE, "engines", ""), os.path.join(_PACKAGE, "background.py"))
 _PRIMITIVES = tuple(os.path.join(_PACKAGE, name, "") for name in ("_client", "blocking"))
 
 
@@ -242,7 +242,7 @@ def _is_internal(task: asyncio.Task[Any]) -> bool:
     code: CodeType | None = getattr(task.get_coro(), "cr_code", None)
     if code is None:
         return False
-    if code.co_filename.startswith(_ENGINES):
+    if code.co_filename.startswith(_SERVICES):
         return True
     # A public coroutine function, such as `Client.run`, calls the program.
     return code.co_filename.startswith(_PRIMITIVES) and code.co_name.startswith("_")
