@@ -12,12 +12,13 @@ Rules:
 
 from __future__ import annotations
 
+import _socket  # gevent replaces what uses it
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from tenure.background import BackgroundThread
@@ -32,6 +33,9 @@ IN_BACKGROUND = '"$0" "$@" &'
 
 START = 30.0
 """Seconds within which the process reports that it is watching."""
+
+_QUIETLY = getattr(_socket, "MSG_NOSIGNAL", 0)
+"""A program may have SIGPIPE end it."""
 
 _LEAST_DESCRIPTOR = 10  # above those which the process gets
 
@@ -68,7 +72,7 @@ class _Program:
         self._impossible: bool | None = None  # whether this program cannot have one, once known
         self._lingers = False
         self._unsent = bytearray()
-        self._control: socket.socket | None = None
+        self._control: int | None = None  # the descriptor of the socket
         self._inode = 0
         self._busy = False  # the thread starts it, or sends
         self._thread = BackgroundThread("tenure-reaper", self._run)
@@ -88,14 +92,14 @@ class _Program:
     def drop(self, key: str) -> None:
         """Withdraw a session. Safe to call twice."""
         with self._lock:
-            if self._lines.pop(key, None) is not None and (self._control or self._busy):
+            if self._lines.pop(key, None) is not None and (self._control is not None or self._busy):
                 self._send(f"-{key}\n".encode())
 
     def leave(self, client: object) -> None:
         """Let the process go with its last client."""
         with self._lock:
             self._clients.discard(client)
-            if not self._clients and (self._control or self._busy):
+            if not self._clients and (self._control is not None or self._busy):
                 self._send(b"bye\n")
                 if not self._busy:
                     self._disconnect()
@@ -110,7 +114,7 @@ class _Program:
         with self._lock:
             self._lingers = True
             self._send(b"linger\n")
-            return None if self._control is None else self._control.fileno()
+            return self._control
 
     def settle(self) -> bool:
         """Wait until the process watches, or could not be started; return whether it watches."""
@@ -151,7 +155,8 @@ class _Program:
             return False
         assert self._control is not None
         try:
-            sent = self._control.send(self._unsent, socket.MSG_DONTWAIT)
+            with _socket_of(self._control) as control:
+                sent = control.send(self._unsent, _socket.MSG_DONTWAIT | _QUIETLY)
         except BlockingIOError:
             return False
         except OSError:  # it was killed
@@ -161,21 +166,18 @@ class _Program:
         return not self._unsent
 
     def _is_ours(self) -> bool:
-        control = self._control
-        if control is None:
+        if self._control is None:
             return False
-        try:
-            if os.fstat(control.fileno()).st_ino == self._inode:
+        with contextlib.suppress(OSError):
+            if os.fstat(self._control).st_ino == self._inode:
                 return True
-        except OSError:
-            pass
-        control.detach()  # the number may belong to another file by now
+        self._control = None  # the number may belong to another file by now
         return False
 
     def _disconnect(self) -> None:
-        control, self._control = self._control, None
-        if control is not None:
-            control.close()
+        if self._is_ours() and self._control is not None:
+            os.close(self._control)
+        self._control = None
 
     # The thread
 
@@ -192,16 +194,16 @@ class _Program:
                 if control is None or not self._clients:
                     self._busy = False
                     if control is not None:
-                        control.close()
+                        os.close(control)
                     return
                 self._control = control
-                self._inode = os.fstat(control.fileno()).st_ino
+                self._inode = os.fstat(control).st_ino
                 self._unsent += b"".join((_environment(), *self._lines.values()))
                 if self._lingers:
                     self._unsent += b"linger\n"
         self._send_all(control)
 
-    def _send_all(self, control: socket.socket) -> None:
+    def _send_all(self, control: int) -> None:
         while True:
             with self._lock:
                 chunk = bytes(self._unsent)
@@ -212,7 +214,9 @@ class _Program:
                         self._disconnect()
                     return
             try:
-                control.sendall(chunk)
+                with _socket_of(control) as connection:
+                    connection.settimeout(None)
+                    connection.sendall(chunk, _QUIETLY)
             except OSError:
                 with self._lock:
                     self._unsent.clear()
@@ -234,7 +238,17 @@ def _environment() -> bytes:
     return f"program {json.dumps(environment)}\n".encode()
 
 
-def _start() -> socket.socket:
+@contextlib.contextmanager
+def _socket_of(descriptor: int) -> Iterator[_socket.socket]:
+    """Use the socket for a call; nothing is reported when the program ends without closing it."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
+def _start() -> int:
     """Start the process, and return the program's end of its socket.
 
     Raises:
@@ -242,16 +256,15 @@ def _start() -> socket.socket:
     """
     import fcntl
 
-    ours, theirs = socket.socketpair()
-    passed = []
+    ours, theirs = (each.detach() for each in _socket.socketpair())
+    opened = [theirs]
     try:
-        death = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else os.open(os.devnull, 0)
-        try:
-            passed.append(fcntl.fcntl(death, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR))
-            passed.append(fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR))
-        finally:
-            os.close(death)
-            theirs.close()
+        if hasattr(os, "pidfd_open"):
+            opened.append(os.pidfd_open(os.getpid()))
+        else:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        passed = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _LEAST_DESCRIPTOR) for each in opened]
+        opened += passed
         shell = original("os", "posix_spawn")(
             SHELL,
             [
@@ -263,23 +276,22 @@ def _start() -> socket.socket:
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
-                (os.POSIX_SPAWN_DUP2, passed[0], 3),
-                (os.POSIX_SPAWN_DUP2, passed[1], 4),
+                (os.POSIX_SPAWN_DUP2, passed[1], 3),
+                (os.POSIX_SPAWN_DUP2, passed[0], 4),
             ],
             setsigmask=[],
         )
-        for each in passed:
-            os.close(each)
-        passed.clear()
+        while opened:
+            os.close(opened.pop())
         with contextlib.suppress(ChildProcessError):  # the program has waited for all children
             original("os", "waitpid")(shell, 0)
-        ours.settimeout(START)
-        if not ours.recv(1):
-            raise ConnectionAbortedError("the process has ended")
-        ours.settimeout(None)
+        with _socket_of(ours) as control:
+            control.settimeout(START)
+            if not control.recv(1):
+                raise ConnectionAbortedError("the process has ended")
+            control.settimeout(None)
     except BaseException:
-        ours.close()
-        for each in passed:
+        for each in (ours, *opened):
             os.close(each)
         raise
     return ours
