@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import quantiles
 
 import pytest
@@ -305,3 +307,31 @@ async def test_the_doctor_says_why_there_is_none(
     (finding,) = await findings(redis)
     assert finding.level == "warning"
     assert reason in finding.found
+
+
+def test_nothing_is_written_to_a_file_that_has_the_number_of_the_socket(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from tenure.engines.contract import Orphan
+        from tenure.reaper import program
+
+        sessions = program.Registrations("redis://nowhere.invalid")
+        sessions.put(Orphan("/default", 1, 1.0, "token"))
+        assert program.settled()
+        os.closerange(3, 256)  # as a daemonizing program does
+        files = [open(f"{sys.argv[1]}/{number}", "wb") for number in range(32)]
+        sessions.put(Orphan("/default", 2, 1.0, "token"))
+        assert program.settled()  # another one
+        sessions.drop(1)
+        sessions.close()
+        assert not program.settled()
+        print([os.fstat(each.fileno()).st_size for each in files if os.fstat(each.fileno()).st_size])
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
