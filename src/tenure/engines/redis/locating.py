@@ -246,7 +246,7 @@ class ClusterNodes(Locator):
         self._named: Place | None = None  # by a node that does not serve the namespace
         self._known: list[Place] = []  # named by the nodes
         self._current: _Claim | None = None  # of the node in use
-        self._turn = 0
+        self._first, self._turn = random.randrange(_MOST_KNOWN), 0
 
     @property
     def follows(self) -> bool:
@@ -267,10 +267,11 @@ class ClusterNodes(Locator):
             return self._address.places[0]
         others = [each for each in self._known if each not in self._address.places]
         places = *self._address.places, *random.sample(others, min(_QUERIED, len(others)))
-        claim = await self._query_all(
-            places, "no node of the cluster names the one of the namespace"
-        )
-        return claim.place
+        what = "no node of the cluster names the one of the namespace"
+        try:
+            return (await self._query_all(places, what)).place
+        finally:
+            self.disconnect()
 
     async def serve(self, connection: RedisConnection, server: Server) -> None:
         """Use this node from now on, and learn the addresses of the others."""
@@ -289,8 +290,9 @@ class ClusterNodes(Locator):
         current = self._current
         if not others or current is None:
             return None
-        self._turn += 1
-        claim = await self._query(others[self._turn % len(others)])
+        # A few of them, in turn: each is a connection. Another client has others.
+        self._turn = (self._turn + 1) % _QUERIED
+        claim = await self._query(others[(self._first + self._turn) % len(others)])
         if current is not self._current or claim.epoch <= current.epoch:
             return None
         if claim.node == current.node:
