@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import redis
 
 import tenure
 from tenure.engines.redis.connecting import Moved, connect
@@ -409,6 +410,31 @@ async def test_holders_and_waiters_follow_a_promoted_replica(replicated: Cluster
                     await until(lambda: cast("list[bytes]", master.tell("ROLE"))[0] == b"slave")
                 async with client.mutex("other").lock(timeout=PATIENCE):
                     assert later.held
+
+
+@pytest.mark.exhaustive
+async def test_holders_and_waiters_follow_a_slot_that_is_moved_at_once(cluster: Cluster) -> None:
+    url = cluster.url()
+    slot = str(slot_of(url))
+    async with tenure.connect(url) as client, tenure.connect(url) as other:
+        lease = await client.mutex("m").lock()
+        waiting = asyncio.ensure_future(other.mutex("m").lock(timeout=PATIENCE))
+        await is_waited_for(client, "m")
+        source = cluster.master_of(url)
+        to = cluster.other_than(source)
+        place = "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(to)
+        try:
+            source.tell("CLUSTER", "MIGRATESLOTS", *place)
+        except redis.ResponseError:
+            await lease.release()
+            await (await waiting).release()
+            pytest.skip("this Redis has no CLUSTER MIGRATESLOTS (Valkey 9 has)")
+        await until(lambda: cluster.master_of(url) is to)
+        async with asyncio.timeout(PATIENCE):
+            assert lease.held
+            await lease.release()
+            async with await waiting as later:
+                assert later.fencing_token > lease.fencing_token
 
 
 @pytest.mark.exhaustive
