@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import quantiles
 
@@ -247,7 +248,7 @@ async def test_only_the_session_of_the_credential_is_ended(url: str) -> None:
         other = mine[:-4] + ("0000" if mine[-4:] != "0000" else "1111")
         await engine.open()
         try:
-            await engine.end_orphan(orphan._replace(credential=other))
+            await engine.end_orphan(replace(orphan, credential=other))
             assert not await is_free(administrator)
             lease.check()
             await engine.end_orphan(orphan)

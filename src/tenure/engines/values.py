@@ -78,7 +78,8 @@ class Attach:
     adopt: bool = False
 
 
-class Orphan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Orphan:
     """A session whose program is dead, or will be when it is ended.
 
     Attributes:
@@ -94,7 +95,8 @@ class Orphan(NamedTuple):
     credential: str
 
 
-class LastWords(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LastWords:
     """Bytes that end a session, if a server receives them over a new connection.
 
     Attributes:

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from tenure.background import BackgroundThread
@@ -337,7 +338,7 @@ class Registrations:
 
     def put(self, orphan: Orphan, words: LastWords | None = None) -> None:
         """Register a session, or replace its registration."""
-        fields = {"url": self._url, **orphan._asdict()}
+        fields = {"url": self._url, **asdict(orphan)}
         if words is not None:
             fields |= {"place": words.place, "words": words.data.hex()}
         line = f"+{self._key(orphan.session_id)} {orphan.recovery_window} {json.dumps(fields)}\n"
