@@ -30,6 +30,8 @@ async def told() -> str:
 
 async def main(url: str, name: str, window: float, *options: str) -> None:
     """Hold the lock."""
+    if "impatient" in options:
+        reaper.IDLE = 0.2
     client = tenure.connect(url)
     resumable = "resumable" in options
     session = await client.session(recovery_window=window, resumable=resumable)
@@ -47,6 +49,11 @@ async def main(url: str, name: str, window: float, *options: str) -> None:
             case "detach":
                 await session.detach()
                 say("detached")
+            case "again":
+                other = tenure.connect(url)
+                await other.mutex("b").lock()
+                await asyncio.to_thread(reaper.settled)
+                say("holds b")
             case "close":
                 await client.aclose()
                 say("closed")

@@ -24,6 +24,7 @@ from tenure.doctor import Finding, examine
 from tenure.engines import connect_engine
 from tenure.engines.contract import Orphan
 from tenure.reaper import program
+from tenure.reaper.program import WAITER
 from tests.engines.stores import stores
 from tests.reaper.programs import Program, ends, reapers_of
 
@@ -190,10 +191,24 @@ async def test_a_session_that_survives_its_program_is_left_alone(redis: str, opt
             assert not await is_free(client)
 
 
-async def test_the_reaper_leaves_with_the_last_client(redis: str) -> None:
+async def test_the_reaper_leaves_when_there_is_no_session_for_a_while(redis: str) -> None:
+    async with tenure.connect(redis) as client:
+        with Program.holding(redis, 30, "impatient") as program:
+            assert program.tell("close") == "closed"
+            await ends(program.reaper)
+            assert program.tell("again") == "holds b"
+            (another,) = reapers_of(program.id)
+            assert another != program.reaper
+            program.kill()
+            async with client.mutex("b").lock(timeout=AT_ONCE):
+                pass
+
+
+async def test_the_reaper_serves_clients_one_after_the_other(redis: str) -> None:
     with Program.holding(redis) as program:
         assert program.tell("close") == "closed"
-        await ends(program.reaper)
+        assert program.tell("again") == "holds b"
+        assert reapers_of(program.id) == [program.reaper]
 
 
 async def test_the_program_has_no_child(redis: str) -> None:
@@ -325,7 +340,6 @@ def test_nothing_is_written_to_a_file_that_has_the_number_of_the_socket(tmp_path
         assert program.settled()  # another one
         sessions.drop(1)
         sessions.close()
-        assert not program.settled()
         sizes = [os.fstat(each.fileno()).st_size for each in files]
         print([each for each in sizes if each])
         """
@@ -337,3 +351,39 @@ def test_nothing_is_written_to_a_file_that_has_the_number_of_the_socket(tmp_path
         check=False,
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_session_that_is_registered_as_the_reaper_leaves_is_ended() -> None:
+    program = """
+        import os, socket, subprocess, sys
+        sys.path.insert(0, sys.argv[1])
+        from waiter import CONTROL, PIDFD, Waiter
+
+        program = subprocess.Popen(["sleep", "600"])
+        ours, theirs = socket.socketpair()
+        ours, theirs = (os.fdopen(os.dup2(each.detach(), 20 + n), "wb", 0)
+                        for n, each in enumerate((ours, theirs)))
+        os.dup2(os.pidfd_open(program.pid), PIDFD)
+        os.dup2(theirs.fileno(), CONTROL)
+
+        class Leaving(Waiter):
+            def _refuse(self):
+                ours.write(b"+key 30 {}\\n")
+                super()._refuse()
+                try:
+                    ours.write(b"+late 30 {}\\n")
+                except BrokenPipeError:
+                    program.kill()
+
+        waiter = Leaving(program.pid, 0.0)
+        assert waiter.wait()
+        print(*waiter.orphans)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(WAITER.parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("b'key'\n", "")

@@ -7,7 +7,7 @@ next holder follows at once. One reaper serves all clients of a program.
 States of the reaper::
 
     waiting --death--> ending --all ended, or window passed--> left
-       |----farewell (every client was closed)---------------> left
+       |----no session for a minute--------------------------> left
        +----silence (its socket closed, the program lives)---> forsaken --window passed--> left
                                                                    +----death--> ending
 
@@ -24,6 +24,8 @@ Rules:
 * **Nothing of the program is shared** but the pidfd and the socket. The reaper is no child of the
   program (a shell starts it and ends), has its own session and no inherited descriptor, and ignores
   signals except SIGKILL. SIGTERM shortens its attempts.
+* **It outlives the clients** of a program that opens and closes many, and leaves after a minute
+  without sessions. The next session starts another one.
 * The credentials and the URL pass through the socket, never through arguments or the environment.
 * A forked child has no part in it: its first session starts a reaper of its own. After an ``exec``
   the process lives on, so its sessions expire with their windows, and then the reaper leaves.

@@ -7,7 +7,7 @@ Rules:
   the thread.
 * A descriptor may have been closed behind Python's back, as by a daemonizing program, and its
   number used again. So it is written to only while it is still the socket.
-* A reaper that was killed is started again by the next session.
+* A reaper that was killed, or has left, is started again by the next session.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ IN_BACKGROUND = '"$0" "$@" &'
 
 START = 30.0
 """Seconds within which the process reports that it is watching."""
+
+IDLE = 60.0
+"""Seconds without sessions after which the process leaves."""
 
 _QUIETLY = getattr(_socket, "MSG_NOSIGNAL", 0)
 """A program may have SIGPIPE end it."""
@@ -69,7 +72,6 @@ class _Program:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: dict[str, bytes] = {}  # of the registered sessions
-        self._clients: set[object] = set()
         self._impossible: bool | None = None  # whether this program cannot have one, once known
         self._lingers = False
         self._unsent = bytearray()
@@ -77,16 +79,16 @@ class _Program:
         self._inode = 0
         self._busy = False  # the thread starts it, or sends
         self._thread = BackgroundThread("tenure-reaper", self._run)
-        self._settled = threading.Event()  # set when an attempt to start it has ended
+        self._settled = threading.Event()  # cleared while it is being started
+        self._settled.set()
 
-    def put(self, client: object, key: str, line: bytes) -> None:
+    def put(self, key: str, line: bytes) -> None:
         """Register a session, or replace its registration."""
         if self._impossible is None:
             self._impossible = missing() is not None
         if self._impossible:
             return
         with self._lock:
-            self._clients.add(client)
             self._lines[key] = line
             self._send(line)
 
@@ -95,15 +97,6 @@ class _Program:
         with self._lock:
             if self._lines.pop(key, None) is not None and (self._control is not None or self._busy):
                 self._send(f"-{key}\n".encode())
-
-    def leave(self, client: object) -> None:
-        """Let the process go with its last client."""
-        with self._lock:
-            self._clients.discard(client)
-            if not self._clients and (self._control is not None or self._busy):
-                self._send(b"bye\n")
-                if not self._busy:
-                    self._disconnect()
 
     def descriptor(self) -> int | None:
         """Return a descriptor whose last copy must be closed before sessions are ended.
@@ -119,9 +112,6 @@ class _Program:
 
     def settle(self) -> bool:
         """Wait until the process watches, or could not be started; return whether it watches."""
-        with self._lock:
-            if not self._clients:
-                return False
         self._settled.wait()
         with self._lock:
             return self._is_ours()
@@ -184,7 +174,7 @@ class _Program:
 
     def _run(self) -> None:
         with self._lock:
-            control, wanted = self._control, bool(self._clients)
+            control, wanted = self._control, bool(self._lines)
         if control is None:
             if wanted:
                 with contextlib.suppress(OSError):
@@ -192,10 +182,8 @@ class _Program:
             with self._lock:
                 self._unsent.clear()
                 self._settled.set()
-                if control is None or not self._clients:
+                if control is None:
                     self._busy = False
-                    if control is not None:
-                        os.close(control)
                     return
                 self._control = control
                 self._inode = os.fstat(control).st_ino
@@ -211,8 +199,6 @@ class _Program:
                 self._unsent.clear()
                 if not chunk:
                     self._busy = False
-                    if not self._clients:
-                        self._disconnect()
                     return
             try:
                 with _socket_of(control) as connection:
@@ -270,7 +256,7 @@ def _start() -> int:
             SHELL,
             [
                 *(SHELL, "-c", IN_BACKGROUND),
-                *(sys.executable, "-I", "-S", str(WAITER), str(os.getpid())),
+                *(sys.executable, "-I", "-S", str(WAITER), str(os.getpid()), str(IDLE)),
             ],
             os.environ,
             file_actions=[
@@ -335,22 +321,30 @@ class Registrations:
     def __init__(self, url: str) -> None:
         """Start without sessions."""
         self._url = url
+        self._keys: set[str] = set()
 
     def put(self, orphan: Orphan, words: LastWords | None = None) -> None:
         """Register a session, or replace its registration."""
         fields = {"url": self._url, **asdict(orphan)}
         if words is not None:
             fields |= {"place": words.place, "words": words.data.hex()}
-        line = f"+{self._key(orphan.session_id)} {orphan.recovery_window} {json.dumps(fields)}\n"
-        _program.put(self, self._key(orphan.session_id), line.encode())
+        key = self._key(orphan.session_id)
+        self._keys.add(key)
+        line = f"+{key} {orphan.recovery_window} {json.dumps(fields)}\n"
+        _program.put(key, line.encode())
 
     def drop(self, session_id: int) -> None:
         """Withdraw a session. Safe to call twice, and in a forked child."""
-        _program.drop(self._key(session_id))
+        self._drop(self._key(session_id))
 
     def close(self) -> None:
-        """Leave; the reaper ends with the last client. Safe to call twice."""
-        _program.leave(self)
+        """Withdraw all sessions. Safe to call twice."""
+        for key in list(self._keys):
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        self._keys.discard(key)
+        _program.drop(key)
 
     def _key(self, session_id: int) -> str:
         return f"{id(self)}.{session_id}"

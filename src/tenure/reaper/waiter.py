@@ -2,7 +2,9 @@
 
 Lines received: ``+KEY WINDOW JSON`` registers or replaces an orphan-to-be, ``-KEY`` withdraws it,
 ``program JSON`` has the program's environment, ``linger`` makes it wait also for the last process
-that has the program's end of the socket, ``bye`` ends it. One byte is sent when it is watching.
+that has the program's end of the socket. One byte is sent when it is watching.
+
+Arguments: the id of the program, and the seconds without sessions after which the process leaves.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ class Waiter:
         hurried: whether a service manager wants the process to end.
     """
 
-    def __init__(self, program: int) -> None:
+    def __init__(self, program: int, idle: float) -> None:
         """Start without sessions; `program` is the id of the process."""
         self.program = program
+        self.idle = idle
         self.environment = b"{}"
         self.orphans: dict[bytes, tuple[float, bytes]] = {}
         self.hurried = False
@@ -62,23 +65,41 @@ class Waiter:
         wait, died = _death_of(self.program)
         os.write(CONTROL, WATCHING)
         while True:
-            left = self.window + 1 if self.closed else None
-            ready = wait(not self.closed, left)
+            ready = wait(not self.closed, self._patience())
             if not self._read():
                 return False
             if died():
                 if not self._read():  # what it sent last
                     return False
                 break
-            if self.closed and not ready:
+            if ready:
+                continue
+            if self.closed:
                 return False  # not renewed since: the program's image was replaced by an exec
+            self._refuse()
+            if not self._read() or not self.orphans:
+                return False
         while self.linger and not self.closed:
             if not select.select([CONTROL], [], [], self.window)[0] or not self._read():
                 return False
         return bool(self.orphans)
 
+    def _patience(self) -> float | None:
+        """Seconds until the process leaves, if nothing happens."""
+        if self.closed:
+            return self.window + 1
+        return None if self.orphans or self.linger else self.idle
+
+    def _refuse(self) -> None:
+        """Receive no more lines than were sent. The program starts another process for the next."""
+        from _socket import AF_UNIX, SHUT_RD, SOCK_STREAM, socket
+
+        control = socket(AF_UNIX, SOCK_STREAM, 0, CONTROL)
+        control.shutdown(SHUT_RD)
+        control.detach()
+
     def _read(self) -> bool:
-        """Process what has been received; false after a farewell."""
+        """Process what has been received; false if the process cannot stay."""
         while not self.closed and select.select([CONTROL], [], [], 0)[0]:
             try:
                 received = os.read(CONTROL, 1 << 16)
@@ -92,8 +113,6 @@ class Waiter:
 
     def _process(self, line: bytes) -> bool:
         word, _, rest = line.partition(b" ")
-        if word == b"bye":
-            return False
         if word == b"program":
             self.environment = rest
             # A child of the program would be seen by its wait(): it adopts orphans itself.
@@ -152,7 +171,7 @@ def _say(orphan: dict[str, Any]) -> socket | None:
 
 def main() -> None:
     """Wait, end the sessions, and leave."""
-    waiter = Waiter(int(sys.argv[1]))
+    waiter = Waiter(int(sys.argv[1]), float(sys.argv[2]))
     os.setsid()  # no signal of the program's terminal or process group arrives
     for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(each, signal.SIG_IGN)
