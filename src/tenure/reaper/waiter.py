@@ -65,7 +65,7 @@ class Waiter:
         wait, died = _death_of(self.program)
         os.write(CONTROL, WATCHING)
         while True:
-            ready = wait(not self.closed, self._patience())
+            ready = wait(not self.closed, self._longest_wait())
             if not self._read():
                 return False
             if died():
@@ -84,7 +84,7 @@ class Waiter:
                 return False
         return bool(self.orphans)
 
-    def _patience(self) -> float | None:
+    def _longest_wait(self) -> float | None:
         """Seconds until the process leaves, if nothing happens."""
         if self.closed:
             return self.window + 1
