@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -351,6 +352,39 @@ def test_nothing_is_written_to_a_file_that_has_the_number_of_the_socket(tmp_path
         check=False,
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_socket_that_is_closed_while_lines_are_sent_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reapers = []
+    with (tmp_path / "file").open("wb") as file:
+
+        def start() -> int:
+            ours, theirs = socket.socketpair()
+            reapers.append((ours.fileno(), theirs))
+            return ours.detach()
+
+        def environment() -> bytes:
+            if len(reapers) == 1:
+                os.dup2(file.fileno(), reapers[0][0])  # its number belongs to a file now
+            return b"program {}\n"
+
+        monkeypatch.setattr(program, "_start", start)
+        monkeypatch.setattr(program, "_environment", environment)
+        monkeypatch.setattr(program, "_program", type(program.__dict__["_program"])())
+        sessions = program.Registrations("redis://nowhere.invalid")
+        sessions.put(Orphan("/default", 1, 1.0, "token"))
+        assert program.settled()
+        (taken, lost), (ours, reaper) = reapers
+        with lost, reaper:
+            lines = reaper.recv(1 << 16, socket.MSG_DONTWAIT).splitlines()
+            assert [line[:1] for line in lines] == [b"p", b"+"]
+            assert os.fstat(taken).st_size == 0
+            sessions.close()
+            assert reaper.recv(1 << 16, socket.MSG_DONTWAIT).startswith(b"-")
+            os.close(taken)
+            os.close(ours)
 
 
 def test_a_session_that_is_registered_as_the_reaper_leaves_is_ended() -> None:

@@ -35,6 +35,8 @@ IN_BACKGROUND = '"$0" "$@" &'
 START = 30.0
 """Seconds within which the process reports that it is watching."""
 
+_ATTEMPTS = 2
+
 IDLE = 60.0
 """Seconds without sessions after which the process leaves."""
 
@@ -77,9 +79,9 @@ class _Program:
         self._unsent = bytearray()
         self._control: int | None = None  # the descriptor of the socket
         self._inode = 0
-        self._busy = False  # the thread starts it, or sends
+        self._busy = False  # the thread runs
         self._thread = BackgroundThread("tenure-reaper", self._run)
-        self._settled = threading.Event()  # cleared while it is being started
+        self._settled = threading.Event()  # cleared while the thread runs
         self._settled.set()
 
     def put(self, key: str, line: bytes) -> None:
@@ -111,7 +113,7 @@ class _Program:
             return self._control
 
     def settle(self) -> bool:
-        """Wait until the process watches, or could not be started; return whether it watches."""
+        """Wait until the process watches and knows all sessions; false if there is none."""
         self._settled.wait()
         with self._lock:
             return self._is_ours()
@@ -125,19 +127,23 @@ class _Program:
 
     def _send(self, line: bytes) -> None:
         self._unsent += line
-        if self._busy:
-            return
-        if self._control is not None and self._flush():
+        if self._busy or (self._control is not None and self._flush()):
             return
         self._busy = True
-        if self._control is None:
-            self._settled.clear()
+        self._settled.clear()
         try:
             self._thread = BackgroundThread("tenure-reaper", self._run)
             self._thread.start()
-        except (RuntimeError, MemoryError):  # no more threads; the next line tries again
-            self._busy = False
-            self._settled.set()
+        except (RuntimeError, MemoryError):  # no more threads
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._unsent.clear()  # the next line sends all
+        self._end_run()
+
+    def _end_run(self) -> None:
+        self._busy = False
+        self._settled.set()
 
     def _flush(self) -> bool:
         """Send what can be sent without blocking; return whether that was everything."""
@@ -173,43 +179,50 @@ class _Program:
     # The thread
 
     def _run(self) -> None:
-        with self._lock:
-            control, wanted = self._control, bool(self._lines)
-        if control is None:
-            if wanted:
-                with contextlib.suppress(OSError):
-                    control = _start()
+        """Send what is unsent, to a new process if there is none or it is lost meanwhile."""
+        for _ in range(_ATTEMPTS):
             with self._lock:
-                self._unsent.clear()
-                self._settled.set()
-                if control is None:
-                    self._busy = False
+                connected = self._is_ours()
+                if not connected and not self._lines:
+                    self._give_up()
                     return
-                self._control = control
-                self._inode = os.fstat(control).st_ino
-                self._unsent += b"".join((_environment(), *self._lines.values()))
-                if self._lingers:
-                    self._unsent += b"linger\n"
-        self._send_all(control)
+            if (connected or self._connect()) and self._send_all():
+                return
+        with self._lock:
+            self._give_up()
 
-    def _send_all(self, control: int) -> None:
+    def _connect(self) -> bool:
+        try:
+            control = _start()
+        except OSError:
+            return False
+        with self._lock:
+            self._control = control
+            self._inode = os.fstat(control).st_ino
+            self._unsent[:] = b"".join((_environment(), *self._lines.values()))
+            if self._lingers:
+                self._unsent += b"linger\n"
+        return True
+
+    def _send_all(self) -> bool:
         while True:
             with self._lock:
-                chunk = bytes(self._unsent)
+                if not self._is_ours():
+                    return False
+                control, chunk = self._control, bytes(self._unsent)
                 self._unsent.clear()
                 if not chunk:
-                    self._busy = False
-                    return
+                    self._end_run()
+                    return True
+            assert control is not None
             try:
                 with _socket_of(control) as connection:
                     connection.settimeout(None)
                     connection.sendall(chunk, _QUIETLY)
-            except OSError:
+            except OSError:  # it was killed, or the descriptor was closed
                 with self._lock:
-                    self._unsent.clear()
-                    self._busy = False
                     self._disconnect()
-                return
+                return False
 
 
 def _environment() -> bytes:
