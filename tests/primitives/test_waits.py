@@ -71,7 +71,9 @@ async def test_a_background_task_of_the_engine_releases_nothing(world: World) ->
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("engine", ["redis", "postgresql", "etcd", "tenure-sqlite", "dflockd"])
+@pytest.mark.parametrize(
+    "engine", ["redis", "postgresql", "etcd", "ydb", "tenure-sqlite", "dflockd"]
+)
 def test_on_an_engine_with_a_connection_it_is_one_too(engine: str) -> None:
     async def main(url: str) -> None:
         async with tenure.connect(url) as client:

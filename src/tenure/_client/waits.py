@@ -53,6 +53,8 @@ _log = logging.getLogger("tenure")
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _SERVICES = (os.path.join(_PACKAGE, "engines", ""), os.path.join(_PACKAGE, "background.py"))
+_GRPC_CALLS = "/aio/call.pyx.pxi"
+"""Where grpcio has the tasks of a client's calls. Those of a gRPC server run the program's code."""
 _PRIMITIVES = tuple(os.path.join(_PACKAGE, name, "") for name in ("_client", "blocking"))
 
 
@@ -242,7 +244,7 @@ def _is_internal(task: asyncio.Task[Any]) -> bool:
     code: CodeType | None = getattr(task.get_coro(), "cr_code", None)
     if code is None:
         return False
-    if code.co_filename.startswith(_SERVICES):
+    if code.co_filename.startswith(_SERVICES) or code.co_filename.endswith(_GRPC_CALLS):
         return True
     # A public coroutine function, such as `Client.run`, calls the program.
     return code.co_filename.startswith(_PRIMITIVES) and code.co_name.startswith("_")
