@@ -30,8 +30,6 @@ import pytest
 import tenure
 from tests.engines.stores import stores
 
-__all__ = ["Calls", "calls_of_lock", "main"]
-
 ROUNDS = 20
 WARM_UP = 5
 

@@ -32,8 +32,6 @@ import uvloop
 from benchmarks.measure import Measured
 from benchmarks.servers import CLIENT, on_core, running
 
-__all__ = ["measure"]
-
 SECONDS = 1.0
 ROUNDS = 5
 CONNECTIONS = (1, 10, 100)

@@ -14,8 +14,6 @@ from typing import cast
 import msgspec
 import uvloop
 
-__all__ = ["EchoClient"]
-
 
 class _Frames(asyncio.Protocol):
     """Cuts what arrives into frames, and decodes them."""

@@ -38,8 +38,6 @@ from tenure.engines.etcd.members import Channel, Members, Metadata
 from tenure.engines.etcd.url import parse
 from tests.engines.etcd.servers import a_cluster
 
-__all__ = ["CLIENTS", "main"]
-
 ROUNDS = 7
 TIMEOUT = 5.0
 

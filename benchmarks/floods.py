@@ -18,8 +18,6 @@ from tests.hostile.arena import arena
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.target import LISTENERS
 
-__all__ = ["measure"]
-
 SECONDS = 5.0
 _MOST = 0.1  # seconds
 _FLOODS = (

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Measured", "in_turn", "percentile", "rate"]
-
 
 @dataclass(frozen=True)
 class Measured:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 import redis
 
-__all__ = ["Pair", "Pairs", "spent", "work"]
-
 SECONDS = 1.5
 
 

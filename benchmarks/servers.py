@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CLIENT", "SERVER", "echo_server", "on_core", "redis_server", "running", "tenure_server"]
-
 CLIENT, SERVER = 0, 1
 """The cores of the two ends."""
 

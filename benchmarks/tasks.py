@@ -8,8 +8,6 @@ import time
 
 from benchmarks.redis_work import Pair, Pairs
 
-__all__ = ["SECONDS", "work"]
-
 SECONDS = 1.5
 WARM_UP = 0.2
 """Seconds before measuring, in which a server prepares what it executes for the first time."""

@@ -23,8 +23,6 @@ from chaos.runner import Plan, run
 from chaos.served import OverYdb, Served, in_front_of
 from chaos.sqlite import Sqlite
 
-__all__ = ["ENGINES", "main"]
-
 _STORES: tuple[type[Engine], ...] = (Postgresql, Redis, Etcd)
 _SERVERS: tuple[type[Served], ...] = (Served, OverYdb, Dflockd)
 _ALL: tuple[type[Engine], ...] = (

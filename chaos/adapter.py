@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from chaos.crew import Crew
     from tenure.testing.history import Journal
 
-__all__ = ["Engine", "Fault", "Inflict", "NotNow", "Scene"]
-
 
 class NotNow(Exception):
     """A fault could not be inflicted this time; it says why. Nothing is broken."""

@@ -27,8 +27,6 @@ from chaos.work import Part
 from tenure.model import SessionDescription
 from tenure.testing.history import Continued, Crashed, Journal, Paused
 
-__all__ = ["Crew", "Member", "Slot"]
-
 _ROOT = Path(__file__).parent.parent
 
 _PATIENCE = 30.0

@@ -15,8 +15,6 @@ import tenure
 from chaos.work import CONFIGS, ELECTION, NODE, Part
 from tenure.testing.history import Journal
 
-__all__ = ["Documents"]
-
 _PAUSE = 0.2
 """Seconds between two calls, on average."""
 

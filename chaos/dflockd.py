@@ -27,8 +27,6 @@ from chaos.served import Served
 from chaos.servers import server_faults
 from tenure.model import DEFAULT_NODE, SemaphoreDescription
 
-__all__ = ["Dflockd"]
-
 _NODE = "/dflockd"
 """Where administrators find what the processes have on their only node."""
 

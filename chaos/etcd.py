@@ -24,8 +24,6 @@ from chaos.servers import Server, server_faults
 from tenure.model import NodeConfig
 from tests.ports import free_port
 
-__all__ = ["Etcd", "healthy"]
-
 _MEMBERS = 3
 
 _PATIENCE = 60.0

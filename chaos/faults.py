@@ -15,8 +15,6 @@ from chaos.adapter import Fault, NotNow, Scene
 from chaos.crew import Member, Slot
 from chaos.work import ELECTION, MUTEXES, NODE, POOLS, label_in
 
-__all__ = ["create", "everywhere", "killed", "stopped"]
-
 _SETBACK = 0.1
 """Seconds after which a store that is out of order is tried again."""
 

@@ -34,8 +34,6 @@ from tenure.testing.history import (
     Revokes,
 )
 
-__all__ = ["ENOUGH", "LATEST", "Figures", "Gap", "Spread", "measure"]
-
 ENOUGH = 50.0
 """Acquisitions a second below which a run does not count."""
 

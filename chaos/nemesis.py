@@ -20,8 +20,6 @@ from random import Random
 from chaos.adapter import Fault, NotNow, Scene
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 
-__all__ = ["Inflicted", "Nemesis"]
-
 _REST = (0.4, 1.8)
 """Seconds between two faults of one lane."""
 

@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 
 from chaos.adapter import Fault, Scene
 
-__all__ = ["Proxy", "network_faults"]
-
 _PIECE = 1 << 16
 
 

@@ -15,8 +15,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-__all__ = ["Peers"]
-
 _SENDER = re.compile(rb"\r\nX-PeerURLs: http://127\.0\.0\.1:(\d+)\r\n", re.IGNORECASE)
 
 _PIECE = 1 << 16

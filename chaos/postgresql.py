@@ -23,8 +23,6 @@ from chaos.network import Proxy, network_faults
 from chaos.servers import Server, server_faults
 from tests.ports import free_port
 
-__all__ = ["Postgresql"]
-
 _STARTS = 100
 """Attempts to start a server whose former processes still end, or to reach one that recovers."""
 _PAUSE = 0.1

@@ -26,8 +26,6 @@ from chaos.work import CONFIGS, NODE
 from tenure.model import NodeConfig
 from tests.ports import free_port
 
-__all__ = ["Redis", "RedisInMemory", "RedisLossy"]
-
 _FATAL = frozenset({"kill-server", "restart-server"})
 """What a server without persistence does not survive."""
 

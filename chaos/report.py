@@ -15,8 +15,6 @@ from typing import Any
 from chaos.figures import ENOUGH, Figures, Spread, measure
 from tenure.testing.history import History, Truth, Violation, check, load
 
-__all__ = ["Report", "examine"]
-
 _SLACK = 1.0
 """Seconds that a busy machine may take to let a process run that has something to learn."""
 

@@ -22,8 +22,6 @@ from chaos.work import CONFIGS, ELECTION, IMPLICIT, MUTEXES, NODE, POOLS, resuma
 from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.testing.history import AppendOnly, Journal, Truth
 
-__all__ = ["Plan", "prepare", "run"]
-
 _WINDOWS = (1.5, 2.0, 2.5)
 """Seconds of recovery window, by slot: short, so that a pause may last longer."""
 

@@ -20,8 +20,6 @@ from tenure.model import NodeConfig
 from tests.hostile.target import Listener, Target
 from tests.ports import free_port
 
-__all__ = ["OverYdb", "Served", "in_front_of"]
-
 _FLOODS: dict[Listener, tuple[str, ...]] = {
     "tenure": ("native-pings", "native-renewals", "connecting-silent"),
     "ydb": ("http2-settings", "http2-pings", "http2-rapid-resets", "http2-header-lists"),

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from chaos.adapter import Fault, Inflict, Scene
 
-__all__ = ["Server", "server_faults"]
-
 _PATIENCE = 30.0
 """Seconds in which a server on a busy machine starts, or ends when it is told to."""
 

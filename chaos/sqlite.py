@@ -19,8 +19,6 @@ from chaos.adapter import Engine, Fault, NotNow, Scene
 from chaos.crew import Slot
 from chaos.faults import killed, stopped
 
-__all__ = ["Sqlite"]
-
 _DISK = 48 << 20
 """Bytes of the file system: a few times what the store and its log ever take."""
 

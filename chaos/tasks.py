@@ -18,8 +18,6 @@ import tenure
 from chaos.work import ELECTION, IMPLICIT, MUTEXES, POOLS, Part, label_in, resumable
 from tenure.testing.history import Holding, Journal, Request
 
-__all__ = ["SAMPLE", "Hand", "data_of", "steadily", "tolerated"]
-
 SAMPLE = 0.05
 """Seconds between two looks at a lease that is held longer."""
 

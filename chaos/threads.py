@@ -16,8 +16,6 @@ from tenure import blocking
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired
 from tenure.testing.history import Journal, Request
 
-__all__ = ["Threads"]
-
 _PATIENCE = 0.5
 """Seconds of timeout."""
 

@@ -13,18 +13,6 @@ from pathlib import Path
 
 from tenure.model import DEFAULT_NODE
 
-__all__ = [
-    "CONFIGS",
-    "ELECTION",
-    "IMPLICIT",
-    "MUTEXES",
-    "NODE",
-    "POOLS",
-    "Part",
-    "label_in",
-    "resumable",
-]
-
 NODE = "/chaos"
 
 MUTEXES = tuple(f"mutex-{number}" for number in range(12))

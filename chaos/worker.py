@@ -29,8 +29,6 @@ from chaos.work import POOLS, Part
 from tenure.model import DEFAULT_NODE
 from tenure.testing.history import AppendOnly, Continued, Journal, Paused
 
-__all__ = ["main"]
-
 _SETBACK = 0.05
 """Seconds after which a store that could not be opened is tried again."""
 

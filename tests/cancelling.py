@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from tenure._client.lease import Lease
 
-__all__ = ["Canceller", "cancellers"]
-
 T = TypeVar("T")
 
 

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["clean_up_with"]
-
 
 @contextmanager
 def clean_up_with(action: Callable[[], object]) -> Iterator[None]:

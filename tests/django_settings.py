@@ -7,8 +7,6 @@ import tempfile
 import django
 import django.conf
 
-__all__ = ["configure_django"]
-
 _FOLDER = tempfile.TemporaryDirectory(prefix="tenure-")  # removed when the process ends
 
 

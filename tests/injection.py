@@ -19,16 +19,6 @@ from tenure.background import BackgroundTimer
 from tenure.engines.contract import Place, Removal
 from tenure.testing.program import Program, ProgramRequest
 
-__all__ = [
-    "ERRORS",
-    "Injector",
-    "a_hand_over",
-    "a_timeout",
-    "each_error",
-    "failing_once",
-    "played_in_spite_of_errors",
-]
-
 ERRORS: tuple[type[Exception], ...] = (OSError, MemoryError, RuntimeError)
 
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 import socket
 
-__all__ = ["free_port"]
-
 _BELOW_THE_KERNELS = range(10_000, 32_000)
 
 _reserved: list[socket.socket] = []  # until this process ends

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["DOCS", "FILES", "PHRASES", "RELEASING", "RULES", "UNDO", "File", "Wrapper"]
-
 
 @dataclass(frozen=True)
 class Wrapper:

@@ -31,20 +31,6 @@ from typing import Any, Generic, TypeVar
 from tenure.errors import TenureError
 from tenure.greenlets import Thread, new_thread
 
-__all__ = [
-    "ATTEMPTS",
-    "FIRST_PAUSE",
-    "LONGEST_PAUSE",
-    "QUIET",
-    "BackgroundQueue",
-    "BackgroundThread",
-    "BackgroundTimer",
-    "Ending",
-    "Failures",
-    "persist",
-    "supervise",
-]
-
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -72,7 +58,6 @@ class Failures:
     __slots__ = ("_logged", "_logger", "_pause", "_what")
 
     def __init__(self, what: str, logger: logging.Logger) -> None:
-        """Start with the shortest pause and nothing logged."""
         self._what = what
         self._logger = logger
         self._pause = FIRST_PAUSE
@@ -236,7 +221,6 @@ class BackgroundQueue(Generic[T]):
         handle: Callable[[T], object],
         failures: Failures,
     ) -> None:
-        """Start with an empty queue."""
         self.items: deque[T] = deque()
         self._loop = loop
         self._handle = handle
@@ -337,7 +321,6 @@ class Ending:
         step: Callable[[], Awaitable[None]],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = asyncio.create_task,
     ) -> None:
-        """Begin soon, on the running loop."""
         self._step = step
         self._start = start
         self._begun = False
@@ -369,7 +352,6 @@ class BackgroundThread:
     __slots__ = ("_name", "_run", "_thread")
 
     def __init__(self, name: str, run: Callable[[], object]) -> None:
-        """Prepare the thread without starting it."""
         self._name = name
         self._run = run
         self._thread: Thread | None = None

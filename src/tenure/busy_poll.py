@@ -21,8 +21,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["LONGEST", "USUAL", "BusyPoll"]
-
 USUAL, LONGEST = 200, 10_000
 """Default and longest polling time, in microseconds."""
 
@@ -48,7 +46,6 @@ class BusyPoll:
         now: Callable[[], float] = time.monotonic,
         step_back: Callable[[], object] = _sched_yield,
     ) -> None:
-        """Start without polling."""
         self._soon = soon
         self._longest = longest
         self._now = now

@@ -7,8 +7,6 @@ from datetime import timedelta
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["Duration", "seconds", "timeout_seconds"]
-
 Duration = float | timedelta
 
 

@@ -6,8 +6,6 @@ import os
 
 from tenure.errors import Misuse
 
-__all__ = ["check", "generation"]
-
 generation = 0
 """Number of forks between the process that imported tenure and this one. Not cached by callers."""
 

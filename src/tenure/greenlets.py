@@ -26,21 +26,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = [
-    "Condition",
-    "Event",
-    "Thread",
-    "are_used",
-    "in_thread",
-    "new_condition",
-    "new_event",
-    "new_queue",
-    "new_selector",
-    "new_thread",
-    "original",
-    "wait_readable",
-]
-
 T = TypeVar("T")
 
 

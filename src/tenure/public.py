@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import FunctionType
 
-__all__ = ["publish"]
-
 
 def publish(package: str, names: Iterable[str], namespace: Mapping[str, object]) -> None:
     """Set ``__module__`` of the public classes and functions of a package.

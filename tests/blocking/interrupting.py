@@ -19,8 +19,6 @@ from typing import Any, TypeAlias
 from tenure import blocking
 from tests.blocking.helpers import is_free
 
-__all__ = ["OPERATIONS", "Injected", "Interruption", "interrupt_everywhere"]
-
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 

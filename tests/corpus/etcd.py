@@ -18,14 +18,6 @@ from tenure.engines.etcd.session import EtcdSession
 from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import EtcdWatch, Watching
 
-__all__ = [
-    "create_whatever_is_there",
-    "grant_the_last",
-    "numbered_by_the_hour",
-    "plant_forgetful_watches",
-    "plant_requests_under_no_lease",
-]
-
 
 def numbered_by_the_hour(self: EtcdAttachment, request: EtcdRequest) -> int:
     """An order id."""

@@ -7,8 +7,6 @@ import pytest
 from tenure.engines.redis.commands import SCRIPTS, Script
 from tests.corpus.rows import Plant
 
-__all__ = ["in_lua"]
-
 
 def in_lua(line: str, by: str) -> Plant:
     """Plant something in the place of a line, wherever it is."""

@@ -14,8 +14,6 @@ from tests.corpus.subjects import SUBJECTS, Check
 from tests.engines.stores import Variant
 from tests.guarantees.vocabulary import INAPPLICABLE, Fault, Promise, guarantee
 
-__all__ = ["ROWS", "Plant", "Row", "does_nothing", "replacing", "row", "together"]
-
 IN_THE_CHECK = (AssertionError, TimeoutError, pytest.fail.Exception, tenure.AcquireTimeout)
 """What an assertion, a wait, or ``pytest.raises`` raises."""
 

@@ -7,8 +7,6 @@ import pytest
 from tenure.engines.postgresql import schema
 from tests.corpus.rows import Plant
 
-__all__ = ["in_sql"]
-
 
 def in_sql(line: str, by: str) -> Plant:
     """Plant something in the place of a line, in the stores that are created from now on."""

@@ -22,14 +22,6 @@ from tests.engines.stores import VARIANTS
 from tests.primitives.helpers import World
 from tests.server.network import Network
 
-__all__ = [
-    "SUBJECTS",
-    "Check",
-    "Scene",
-    "SystemClockThatSteps",
-    "run",
-]
-
 T = TypeVar("T")
 
 PATIENCE = 30.0

@@ -16,8 +16,6 @@ from tests.engines.ydb.behind import Server as YdbServer
 from tests.server.network import Network
 from tests.server.served import served
 
-__all__ = ["NETWORKED", "Afar"]
-
 
 class Afar:
     """A store behind a network.

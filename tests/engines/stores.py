@@ -17,18 +17,6 @@ import pytest
 
 from tenure.testing.conformance import Stores
 
-__all__ = [
-    "BY_NAME",
-    "MEMORY",
-    "MEMORY_IN_REAL_TIME",
-    "VARIANTS",
-    "Histories",
-    "Variant",
-    "a_file",
-    "at_once",
-    "stores",
-]
-
 _numbers = itertools.count(1)
 
 

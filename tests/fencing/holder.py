@@ -27,8 +27,6 @@ from tenure.fencing import RedisFence, SQLFence
 from tests.engines.sqlite.worker import Worker, serve
 from tests.fencing.plants import PLANTS
 
-__all__ = ["Holder"]
-
 SQL = SQLFence("notes")
 REDIS = RedisFence("notes")
 

@@ -10,8 +10,6 @@ import pytest
 from tenure.fencing import Fence, redis, sql
 from tenure.fencing.tokens import Token, stale, token_of
 
-__all__ = ["PLANTS", "Plant"]
-
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

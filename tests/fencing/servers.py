@@ -19,8 +19,6 @@ import pytest
 
 from tests.clean_up import clean_up_with
 
-__all__ = ["a_postgres", "a_redis", "jobs_database"]
-
 _PATIENCE = 60  # seconds for a command that starts or ends a server
 
 

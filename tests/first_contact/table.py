@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TABLE", "Typed"]
-
 
 @dataclass(frozen=True)
 class Typed:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.fuzzing.mutations import mutated
 
-__all__ = ["Finding", "Target", "run_one"]
-
 SLOW = 2.0
 """Seconds of this thread's processor time in which any input must be dealt with."""
 MEMORY = 256

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-__all__ = ["LARGEST", "mutated", "pieces"]
-
 LARGEST = 1 << 17
 """Bytes of an input, at the most."""
 

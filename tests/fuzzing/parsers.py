@@ -41,9 +41,6 @@ from tests.fuzzing.checks import Run, Target
 from tests.fuzzing.mutations import pieces
 from tests.fuzzing.samples import CLIENT_MESSAGES, ETCD_ANSWERS, HTTP2_ANSWERS, SERVER_MESSAGES
 
-__all__ = ["PARSERS"]
-
-
 # The native protocol
 
 

@@ -26,9 +26,6 @@ from tenure.engines.etcd.wire import integer, octets
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import ClientMessage, ServerMessage
 
-__all__ = ["CLIENT_MESSAGES", "ETCD_ANSWERS", "HTTP2_ANSWERS", "SERVER_MESSAGES", "framed"]
-
-
 # The native protocol: one of each message
 
 

@@ -34,8 +34,6 @@ from tests.fuzzing.checks import Target
 from tests.fuzzing.mutations import pieces
 from tests.fuzzing.samples import CLIENT_MESSAGES, framed
 
-__all__ = ["serving"]
-
 _COMMAND = (
     *(sys.executable, "-m", "tenure", "serve", "--store", "memory://", "--log-format", "json"),
     *("--max-connections-per-second", "1000000", "--max-sessions", "1000"),

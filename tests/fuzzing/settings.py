@@ -14,8 +14,6 @@ from tenure.server.auth.tokens import read_tokens
 from tenure.server.sources import load
 from tests.fuzzing.checks import Run, Target
 
-__all__ = ["FILES"]
-
 
 def _file(read: Callable[[str], object]) -> Run:
     def run(data: bytes, _: random.Random) -> None:

@@ -15,8 +15,6 @@ from tenure.engines.sqlite.restore import restore
 from tenure.errors import TenureError
 from tests.fuzzing.checks import Target
 
-__all__ = ["stores"]
-
 
 async def _fill(url: str) -> None:
     async with tenure.connect(url) as client:

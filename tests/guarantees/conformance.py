@@ -7,8 +7,6 @@ from collections.abc import Callable
 from tenure.testing.conformance import BEHAVIOURS, Conformance, Stores, conformance_tests
 from tests.guarantees.vocabulary import INAPPLICABLE, Engine, Fault, Promise, guarantee
 
-__all__ = ["conformance_of"]
-
 SHOWN: dict[Fault, dict[str, tuple[Promise, ...]]] = {
     "none": {
         "the_lock_is_never_in_two_hands": ("one owner",),

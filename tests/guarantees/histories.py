@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from tests.guarantees.vocabulary import SIMULATED, SQLITE, Engine, Fault, Promise, guarantee
 
-__all__ = ["by_chaos", "by_simulation"]
-
 T = TypeVar("T", bound=Callable[..., object])
 
 _SIMULATED: dict[Fault, tuple[Promise, ...]] = {

@@ -10,8 +10,6 @@ import pytest
 
 from tests.guarantees.vocabulary import DURABLE_SQLITE, SQLITE, Claim
 
-__all__ = ["Outcome", "Recorder", "Shown"]
-
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
 Shown: TypeAlias = dict[Claim, dict[str, Outcome]]
 """Of every claim the places of the tests that show it, and what came of them."""

@@ -18,8 +18,6 @@ from tests.guarantees.vocabulary import (
     Promise,
 )
 
-__all__ = ["DOCUMENT", "RUN", "lines_by_place", "table", "tables"]
-
 DOCUMENT = Path(__file__).parents[2] / "docs" / "evidence" / "guarantee-table.md"
 
 RUN = "Last run: "

@@ -9,30 +9,6 @@ import pytest
 
 from tests.engines.stores import VARIANTS
 
-__all__ = [
-    "CONCERNS",
-    "DFLOCKD",
-    "DURABLE_SQLITE",
-    "ENGINES",
-    "ETCD",
-    "FAULTS",
-    "INAPPLICABLE",
-    "MEMORY",
-    "POSTGRESQL",
-    "PROMISES",
-    "REDIS",
-    "SERVED",
-    "SIMULATED",
-    "SQLITE",
-    "YDB",
-    "Claim",
-    "Engine",
-    "Fault",
-    "Promise",
-    "broken",
-    "guarantee",
-]
-
 Engine: TypeAlias = str
 """The name of a variant that has a title, or "simulated"."""
 

@@ -13,8 +13,6 @@ import signal
 import sys
 import time
 
-__all__ = ["descendants", "is_alive", "main"]
-
 _STACKS = 10.0
 """Seconds in which a process has written its stacks, and died of SIGABRT."""
 _LOOK = 0.02

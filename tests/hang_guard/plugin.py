@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["HangGuard"]
-
 _PROGRAM = str(Path(__file__).with_name("guard.py"))
 
 _TIMES = 2

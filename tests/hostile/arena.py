@@ -25,8 +25,6 @@ from tests.hostile.target import Listener, Target
 from tests.server.certificates import Authority
 from tests.server.serving import Served, serving
 
-__all__ = ["WINDOW", "Arena", "arena"]
-
 WINDOW = 10.0
 """Seconds of the holder's recovery window."""
 

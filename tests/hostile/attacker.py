@@ -8,8 +8,6 @@ import threading
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.target import Target
 
-__all__: list[str] = []
-
 
 def main(name: str, target: Target) -> None:
     """Attack until stdin ends."""

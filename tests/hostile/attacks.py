@@ -14,9 +14,6 @@ from tests.hostile import connecting, http2, reads
 from tests.hostile.strangers import TLS_KINDS, strangers
 from tests.hostile.target import LISTENERS, Target
 
-__all__ = ["ATTACKS", "Attack"]
-
-
 _ASYNCIO = ("--loop", "asyncio")  # without it, uvloop is used where it is installed
 
 

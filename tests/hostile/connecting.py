@@ -10,8 +10,6 @@ from collections import deque
 
 from tests.hostile.target import Listener, Target
 
-__all__ = ["client_hello", "client_hellos", "hurried", "silent"]
-
 _LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
 _SILENT = 200  # connections that one thread keeps open
 _AT_ONCE = 32  # handshakes that one thread begins at once

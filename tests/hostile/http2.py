@@ -11,23 +11,6 @@ from hpack import Encoder
 
 from tests.hostile.target import H2_PREFACE, Target, h2_frame
 
-__all__ = [
-    "BEGIN",
-    "call_block",
-    "calls",
-    "continuations",
-    "empty_data",
-    "header_lists",
-    "pings",
-    "priorities",
-    "rapid_resets",
-    "session_pings",
-    "settings",
-    "settings_of_a_client",
-    "small_messages",
-    "window_updates",
-]
-
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING, _WINDOW, _CONTINUATION = (
     0,
     1,

@@ -30,8 +30,6 @@ from tenure.wire.messages import (
 )
 from tests.hostile.target import H2_PREFACE, Listener, Target, h2_frame
 
-__all__ = ["attaches", "descriptions", "lists", "resumes", "statistics"]
-
 _SESSIONS = 500  # of each connection
 _REQUESTS = 500
 _ALL = 2**64 - 1

@@ -17,8 +17,6 @@ from tests.hostile.connecting import client_hello
 from tests.hostile.http2 import BEGIN, call_block
 from tests.hostile.target import Listener, Target, h2_frame
 
-__all__ = ["TLS_KINDS", "change_keys", "strangers"]
-
 _MOST = 1 << 20  # bytes on each connection
 _PIECE = 16 * 1024  # bytes of one write
 _TOKEN = "a-token-that-is-not-valid"

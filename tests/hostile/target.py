@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-__all__ = ["H2_PREFACE", "Listener", "Target", "h2_frame", "native_frame"]
-
 Listener: TypeAlias = Literal["tenure", "ydb", "dflockd"]
 LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
 

@@ -12,8 +12,6 @@ from tests.mutation.groups import HERE, ROOT, groups
 from tests.mutation.mutants import Mutant
 from tests.mutation.results import Module, modules
 
-__all__ = ["DOCUMENT", "rendered", "unexplained", "write"]
-
 DOCUMENT = ROOT / "docs" / "evidence" / "mutation.md"
 MARK = re.compile(r"(<!-- from here on it is written .*? -->\n).*", re.DOTALL)
 

@@ -6,8 +6,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HERE", "ROOT", "Group", "groups"]
-
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 

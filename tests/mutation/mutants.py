@@ -12,8 +12,6 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Mutant", "look_up"]
-
 
 @dataclass(frozen=True, order=True)
 class Mutant:

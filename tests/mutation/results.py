@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from tests.mutation.groups import HERE
 from tests.mutation.mutants import Mutant
 
-__all__ = ["KILLED", "SURVIVED", "TIMED_OUT", "UNTESTED", "Module", "merge", "modules"]
-
 KILLED, TIMED_OUT, SURVIVED, UNTESTED = "killed", "timed out", "survived", "untested"
 
 _FILE = HERE / "results.json"

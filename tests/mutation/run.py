@@ -21,8 +21,6 @@ from tests.mutation.groups import ROOT, Group
 from tests.mutation.mutants import Mutant, look_up
 from tests.mutation.results import KILLED, SURVIVED, TIMED_OUT, UNTESTED, Module, merge, modules
 
-__all__ = ["run", "run_survivors"]
-
 SETTINGS = """
 [tool.mutmut]
 source_paths = ["src"]

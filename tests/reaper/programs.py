@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tenure.reaper.program import WAITER
 
-__all__ = ["Program", "ends", "reapers_of"]
-
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 20.0
 

@@ -21,16 +21,6 @@ from tenure.wire.messages import (
 )
 from tests.server.talking import Direct, serving
 
-__all__ = [
-    "ALL",
-    "keep",
-    "mutex",
-    "new_store",
-    "sessions",
-    "slow_store",
-    "two_servers",
-]
-
 _numbers = itertools.count(1)
 
 ALL = 2**64 - 1

@@ -10,8 +10,6 @@ from msgspec import Struct
 from tenure.wire.messages import ClientMessage, Hello
 from tenure.wire.values import Config, Number
 
-__all__ = ["KINDS", "any_message"]
-
 KINDS: tuple[type[Struct], ...] = get_args(ClientMessage)
 
 _SMALL = st.integers(0, 3)

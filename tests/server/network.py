@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from tests.ports import free_port
 
-__all__ = ["Network", "aside"]
-
 T = TypeVar("T")
 
 

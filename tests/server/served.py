@@ -18,8 +18,6 @@ from tenure.server.native import NativeListener
 from tests.clean_up import clean_up_with
 from tests.server.talking import PATIENCE, serving
 
-__all__ = ["Served", "served"]
-
 T = TypeVar("T")
 
 

@@ -34,8 +34,6 @@ from tenure.wire.messages import (
     server_message,
 )
 
-__all__ = ["PATIENCE", "Caller", "Direct", "Raw", "called", "linked", "port_of", "serving"]
-
 PATIENCE = 60.0
 """Seconds after which what a test waits for is taken to be lost."""
 

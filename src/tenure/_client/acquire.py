@@ -27,8 +27,6 @@ from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["acquire", "as_it_is", "join", "settled", "try_acquire"]
-
 L = TypeVar("L")
 
 

@@ -29,8 +29,6 @@ from tenure.errors import EngineUnavailable, InvalidArgument, TenureError, Unsup
 from tenure.identity import described
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["SessionOptions", "attach", "attach_anchored"]
-
 
 class SessionOptions(NamedTuple):
     """Arguments of `Client.session`, checked."""

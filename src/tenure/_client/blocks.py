@@ -15,8 +15,6 @@ from tenure._client.scope import note_failure
 from tenure.engines.contract import Withdrawn
 from tenure.errors import LeaseLost, SessionExpired
 
-__all__ = ["finish_leaving", "note_loss", "start_leaving"]
-
 
 def start_leaving(
     handle: object, request: Request, error: BaseException | None

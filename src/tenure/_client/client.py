@@ -47,8 +47,6 @@ from tenure.reaper.program import Registrations
 if TYPE_CHECKING:
     from tenure.events import EventStream
 
-__all__ = ["DEFAULT_WINDOW", "Client", "connect", "default_url"]
-
 T = TypeVar("T")
 
 DEFAULT_WINDOW = 30.0

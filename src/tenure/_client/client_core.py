@@ -36,8 +36,6 @@ from tenure.reaper.program import Registrations
 if TYPE_CHECKING:
     from tenure._client.request import Request
 
-__all__ = ["ClientCore", "OwnedSession", "living_clients"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("tenure")

@@ -22,8 +22,6 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import EngineError, EngineUnavailable, Misuse, TenureError
 
-__all__ = ["ANSWER_TIMEOUT", "Contact", "Obstacle", "reason_of", "running_loop", "shortened"]
-
 T = TypeVar("T")
 
 ANSWER_TIMEOUT = 5.0

@@ -20,8 +20,6 @@ from tenure.model import RequestDescription, SemaphoreDescription
 if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
 
-__all__ = ["contention"]
-
 _log = logging.getLogger("tenure")
 
 _TIMEOUT = 0.25

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tenure._client.contact import Contact
     from tenure._client.session_core import SessionCore
 
-__all__ = ["Election", "Leadership"]
-
 
 class Leadership(Lease):
     """The lease of a leader. `Election.campaign` returns one; its fencing token is the term."""

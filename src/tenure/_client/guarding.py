@@ -18,8 +18,6 @@ from tenure.engines.contract import GuardStatement
 from tenure.errors import InvalidArgument, LeaseLost, Misuse, Unsupported
 from tenure.fencing.connections import rendered
 
-__all__ = ["guard", "guard_in_thread"]
-
 _IDLE = 0  # libpq's status for no transaction, as psycopg and psycopg2 report it
 
 _UNKNOWN_THERE = frozenset({"3F000", "42883", "42501"})

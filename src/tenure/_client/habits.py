@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 
 from tenure.errors import Misuse
 
-__all__ = ["missing_attribute", "missing_name", "not_a_block", "unknown_argument"]
-
 _RENEWED = (
     "a lease is renewed for as long as it is held; recovery_window= of client.session() bounds "
     "how long it outlives its program"

@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from tenure._client.habits import missing_attribute, not_a_block
 from tenure.errors import Misuse
 
-__all__ = ["UNKNOWN", "AsyncHandle", "CallSite", "Handle", "call_site", "warn_dropped"]
-
 _NOT_THE_PROGRAM = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     str(contextlib.__file__),

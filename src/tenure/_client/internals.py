@@ -27,25 +27,6 @@ if TYPE_CHECKING:
     from tenure._client.source import ClientAnchor, SessionAnchor, SessionSource
     from tenure._client.ticket import Ticket
 
-__all__ = [
-    "Readable",
-    "abandon_entered",
-    "check_enterable",
-    "client_anchor",
-    "client_core",
-    "enter_lease",
-    "entered_lease",
-    "lease_of",
-    "leave_entered",
-    "leave_ticket",
-    "note_lease_site",
-    "note_session_site",
-    "put_back",
-    "request_of",
-    "session_core",
-    "source_of",
-]
-
 T_contra = TypeVar("T_contra", contravariant=True)
 
 

@@ -32,8 +32,6 @@ from tenure.background import BackgroundThread, BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.greenlets import new_event
 
-__all__ = ["TICK", "Keeper", "Kept"]
-
 TICK = 1.0
 """Longest time between two readings of the clock, in seconds."""
 

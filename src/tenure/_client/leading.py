@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tenure._client.source import ClientAnchor
     from tenure.clock import Clock
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Retry", "Supervision", "lead", "pause"]
-
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0

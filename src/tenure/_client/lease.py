@@ -35,8 +35,6 @@ from tenure.errors import (
     Unsupported,
 )
 
-__all__ = ["Acquirable", "Lease"]
-
 
 class Lease(AsyncHandle):
     """A granted request.

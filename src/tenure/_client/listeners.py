@@ -15,8 +15,6 @@ from weakref import ref
 if TYPE_CHECKING:
     from tenure.events import EventStream
 
-__all__ = ["EventKind", "Listeners"]
-
 EventKind = Literal[
     "Acquired",
     "Closed",

@@ -9,15 +9,6 @@ from typing import Literal, Protocol
 
 from tenure.errors import InvalidArgument, LeaseLost
 
-__all__ = [
-    "LOSS_EXIT_STATUS",
-    "OnLoss",
-    "carry_out",
-    "check_policy",
-    "late_release_error",
-    "lost_error",
-]
-
 OnLoss = Literal["cancel", "exit"] | Callable[[LeaseLost], object]
 """Policy for the loss of a lease. ``"cancel"`` cancels the task that entered its block; ``"exit"``
 ends the process at once; a callable is called, perhaps from another thread, and the task is

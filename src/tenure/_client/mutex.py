@@ -22,8 +22,6 @@ from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.model import EPHEMERAL_LIMIT, MutexHolder, SemaphoreDescription
 
-__all__ = ["Mutex"]
-
 
 class Mutex(Acquirable):
     """A mutex on a node. Not re-entrant.

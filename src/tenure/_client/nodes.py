@@ -20,8 +20,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["Nodes"]
-
 T = TypeVar("T")
 
 

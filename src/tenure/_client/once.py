@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from tenure._client.handles import AsyncHandle
 from tenure.errors import Misuse
 
-__all__ = ["Once"]
-
 
 class _Block(Protocol):
     def _enter(self) -> None:

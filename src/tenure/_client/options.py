@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 from tenure._client.loss import OnLoss, check_policy
 from tenure.durations import Duration, seconds
 
-__all__ = ["RequestOptions"]
-
 L_co = TypeVar("L_co", covariant=True)
 
 

@@ -17,8 +17,6 @@ from tenure._client.request_states import WAITING
 from tenure._client.session_core import SessionCore, session_of
 from tenure.errors import TenureError
 
-__all__ = ["Probe"]
-
 _log = logging.getLogger("tenure")
 
 LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2

@@ -8,8 +8,6 @@ Only the session's event loop changes the margin; proofs may be recorded from an
 
 from __future__ import annotations
 
-__all__ = ["Proof"]
-
 
 class Proof:
     """Proof of one session's life, from its renewals.

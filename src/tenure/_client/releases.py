@@ -14,8 +14,6 @@ from typing import Protocol
 from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import SessionExpired
 
-__all__ = ["ReleaseRetries"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """First and longest time between two attempts, in seconds."""
 

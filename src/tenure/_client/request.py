@@ -45,8 +45,6 @@ from tenure.errors import (
     SessionExpired,
 )
 
-__all__ = ["HeldSlots", "Request"]
-
 _log = logging.getLogger("tenure")
 
 _GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED

@@ -14,8 +14,6 @@ from tenure._client.loss import OnLoss
 from tenure.engines.contract import Withdrawn
 from tenure.errors import SessionClosed, SessionExpired
 
-__all__ = ["RequestSession"]
-
 R = TypeVar("R")
 
 

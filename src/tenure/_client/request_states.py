@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
-__all__ = ["EVENTS", "RequestEvent", "RequestState"]
-
 
 class RequestState(Enum):
     """State of a request."""

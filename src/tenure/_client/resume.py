@@ -19,8 +19,6 @@ from typing import NamedTuple
 from tenure.core import rules
 from tenure.errors import InvalidArgument
 
-__all__ = ["ResumeToken", "new_key"]
-
 _PREFIX = "tenure1."
 _FIXED = struct.Struct(f">Qd{rules.ATTACH_KEY_BYTES}s")
 _CHECKSUM = struct.Struct(">I")

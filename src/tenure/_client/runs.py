@@ -41,8 +41,6 @@ from tenure.errors import (
 from tenure.identity import ANONYMOUS, described, part
 from tenure.model import LastRun
 
-__all__ = ["SUFFIX", "RunLease", "last_run", "once"]
-
 SUFFIX = ":last-run"
 """Suffix of the name of the semaphore with the record."""
 

@@ -22,8 +22,6 @@ from typing import Any
 
 from tenure.errors import Misuse
 
-__all__ = ["Scope", "entered_scopes", "note_failure"]
-
 
 class Scope:
     """A block that a task may enter once.

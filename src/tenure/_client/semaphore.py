@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tenure._client.contact import Contact
     from tenure._client.session_core import SessionCore
 
-__all__ = ["Semaphore"]
-
 
 class Semaphore(Acquirable):
     """A counting semaphore on a node.

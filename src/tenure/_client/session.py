@@ -23,8 +23,6 @@ from tenure.core import rules
 from tenure.durations import Duration, seconds, timeout_seconds
 from tenure.model import EPHEMERAL_LIMIT, LastRun
 
-__all__ = ["Primitives", "Session"]
-
 
 class Primitives:
     """Methods of clients and sessions that make primitives, in one session."""

@@ -40,8 +40,6 @@ from tenure.model import Recovered
 if TYPE_CHECKING:
     from tenure._client.source import SessionAnchor
 
-__all__ = ["SessionCore", "session_of"]
-
 _LEFT = Withdrawn.LEFT
 
 

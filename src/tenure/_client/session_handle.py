@@ -14,8 +14,6 @@ from tenure._client.source import SessionAnchor
 from tenure.errors import Misuse, SessionExpired, Unsupported
 from tenure.model import Recovered
 
-__all__ = ["SessionHandle"]
-
 
 class SessionHandle(AsyncHandle):
     """A session without its primitives: its state, its block and its end.

@@ -44,8 +44,6 @@ from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, Te
 if TYPE_CHECKING:
     from tenure._client.request import Request
 
-__all__ = ["ORIGIN", "SessionLife"]
-
 T = TypeVar("T")
 
 ORIGIN = "_origin"

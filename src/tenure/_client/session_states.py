@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Literal, TypeAlias
 
-__all__ = ["LIVING", "REPORTED", "SessionEvent", "SessionPhase", "SessionState"]
-
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
 
 

@@ -18,8 +18,6 @@ from tenure._client.source import ClientAnchor
 from tenure.errors import InvalidArgument, LeaseLost, SessionExpired
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["Attempt", "Attempts", "ImplicitSession", "is_loss", "path_and_work"]
-
 W = TypeVar("W", bound=Callable[..., object])
 
 

@@ -22,8 +22,6 @@ from tenure._client.client_core import ClientCore
 from tenure.background import persist
 from tenure.errors import InvalidArgument, Misuse
 
-__all__ = ["CLOSE_TIMEOUT", "close_in_time", "close_on_loop", "release_on"]
-
 CLOSE_TIMEOUT = 5.0
 """Longest time in seconds for which a signal's action waits for one client to close."""
 

@@ -26,8 +26,6 @@ from tenure._client.watch import described_now
 from tenure.errors import InvalidArgument
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["MOST_SLOTS", "Slots"]
-
 MOST_SLOTS = 1024
 """Highest limit of a semaphore with slots."""
 

@@ -20,8 +20,6 @@ from tenure._client.session_states import LIVING
 if TYPE_CHECKING:
     from tenure._client.session_handle import SessionHandle
 
-__all__ = ["ClientAnchor", "SessionAnchor", "SessionSource"]
-
 
 class SessionSource(Protocol):
     """Source of a primitive's session: a fixed session, or a client's implicit one."""

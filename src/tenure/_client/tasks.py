@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["Tasks", "failure_of"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from tenure._client.watch import described_now
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, Misuse, SemaphoreNotFound, Unsupported
 
-__all__ = ["Ticket", "recover"]
-
 L = TypeVar("L", bound=Lease)
 
 

@@ -39,8 +39,6 @@ from tenure.model import SemaphoreDescription
 if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
 
-__all__ = ["LONG", "LOOK", "Wait", "Waits"]
-
 LOOK = 1.0
 """Seconds between two looks, and length of a wait that is looked at."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
     from tenure._client.source import SessionSource
 
-__all__ = ["Watch", "described_now"]
-
 T = TypeVar("T")
 
 

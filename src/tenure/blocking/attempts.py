@@ -9,8 +9,6 @@ from tenure.blocking.blocks import abandon_session
 from tenure.blocking.session import Session
 from tenure.blocking.wrapper import SyncWrapper, obtaining, releasing
 
-__all__ = ["Attempt", "Attempts"]
-
 
 class Attempts(SyncWrapper[async_sessions.Attempts]):
     """The loop of `Client.sessions`."""

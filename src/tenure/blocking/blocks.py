@@ -35,19 +35,6 @@ from tenure.blocking.wrapper import SyncWrapper, insist, obtaining, releasing, w
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import LeaseLost, TenureError
 
-__all__ = [
-    "AcquirableBlock",
-    "LeaseBlock",
-    "SessionBlock",
-    "Stream",
-    "TicketBlock",
-    "abandon_session",
-    "abandon_ticket",
-    "as_it_is",
-    "optional",
-    "undo_acquire",
-]
-
 A = TypeVar("A", bound=async_lease.Acquirable)
 L = TypeVar("L")
 R = TypeVar("R")
@@ -90,7 +77,6 @@ class LeaseBlock(SyncWrapper[async_lease.Lease]):
     __slots__ = ()
 
     def __init__(self, portal: Portal, wrapped: async_lease.Lease) -> None:
-        """Wrap an asynchronous lease."""
         super().__init__(portal, wrapped)
         note_lease_site(wrapped)
 
@@ -278,7 +264,6 @@ class SessionBlock(SyncWrapper[async_session.SessionHandle]):
     __slots__ = ()
 
     def __init__(self, portal: Portal, wrapped: async_session.SessionHandle) -> None:
-        """Wrap an asynchronous session."""
         super().__init__(portal, wrapped)
         note_session_site(wrapped)
 

@@ -13,8 +13,6 @@ import warnings
 
 from tenure.errors import Misuse, Unsupported
 
-__all__ = ["check_event_loop", "check_threads"]
-
 _warned = False
 
 

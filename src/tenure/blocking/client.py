@@ -31,8 +31,6 @@ from tenure.clock import Clock
 from tenure.durations import Duration
 from tenure.model import DEFAULT_NODE
 
-__all__ = ["Client", "connect"]
-
 T = TypeVar("T")
 
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-__all__ = ["covered", "covered_to_the_end"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

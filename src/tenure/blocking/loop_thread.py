@@ -28,8 +28,6 @@ from typing import TypeVar, TypeVarTuple, Unpack
 from tenure import fork, greenlets
 from tenure.blocking.worker import Call
 
-__all__ = ["SWITCH_INTERVAL", "Loop", "LoopRunner", "LoopThread"]
-
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
@@ -41,7 +39,6 @@ class Loop(asyncio.SelectorEventLoop):
     """Event loop that belongs to its process: a forked child must not close it."""
 
     def __init__(self) -> None:
-        """Create the loop of this process."""
         self._born = fork.generation
         super().__init__(greenlets.new_selector())
 

@@ -13,8 +13,6 @@ from functools import partial
 
 from tenure.greenlets import are_used, wait_readable
 
-__all__ = ["Notifier"]
-
 _ONE = (1).to_bytes(8, sys.byteorder)
 
 
@@ -24,7 +22,6 @@ class Notifier:
     __slots__ = ("_greenlets", "_post", "_read", "_sockets", "_take")
 
     def __init__(self) -> None:
-        """Open the descriptors."""
         self._greenlets = are_used()
         if sys.platform == "linux":
             self._sockets: tuple[socket.socket, ...] = ()

@@ -48,8 +48,6 @@ Kind: TypeAlias = type[BaseException] | None
 Error: TypeAlias = BaseException | None
 Trace: TypeAlias = TracebackType | None
 
-__all__ = ["EXIT_TIMEOUT", "Portal", "Served", "has_settled", "the_portal"]
-
 EXIT_TIMEOUT = 5.0
 """Longest time in seconds that the interpreter's exit waits for clients to close."""
 

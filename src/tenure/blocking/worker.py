@@ -30,8 +30,6 @@ from tenure._client.session_core import SessionCore
 from tenure.blocking.notifier import Notifier
 from tenure.errors import SessionClosed
 
-__all__ = ["Call", "WorkerTask", "loss_around"]
-
 
 class Call:
     """One call of a thread.
@@ -64,7 +62,6 @@ class Call:
         undo: Callable[[Any], object] | None = None,
         releases: bool = False,
     ) -> None:
-        """Create a call that no worker carries out yet."""
         self.function = function
         self.undo = undo
         self.releases = releases
@@ -99,7 +96,6 @@ class WorkerTask:
     """
 
     def __init__(self, finished: Callable[[Call], None], waits: Callable[[], None]) -> None:
-        """Start without a task and without a call."""
         self.task: asyncio.Task[None] | None = None
         self.notifier = Notifier()
         self._finished = finished

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from tenure.background import BackgroundTimer, Failures
 from tenure.blocking.worker import Call, WorkerTask
 
-__all__ = ["REMINDER", "ThreadWorkers", "WorkerTasks"]
-
 REMINDER = 1.0
 """Seconds after which a waiting thread checks for signals and exceptions again."""
 

@@ -30,8 +30,6 @@ from tenure.blocking.portal import Portal, has_settled
 from tenure.blocking.worker import Call
 from tenure.errors import Misuse
 
-__all__ = ["SyncWrapper", "insist", "made_from", "obtaining", "releasing", "wrap"]
-
 _classes: dict[str, type[SyncWrapper[Any]]] = {}
 """The wrapper classes, by the names that they share with the asynchronous classes."""
 
@@ -116,7 +114,6 @@ class SyncWrapper(Handle, Generic[T]):
         _classes.setdefault(cls.__name__, cls)
 
     def __init__(self, portal: Portal, wrapped: T) -> None:
-        """Wrap an asynchronous object that belongs to the portal's loop."""
         self._portal = portal
         self._wrapped = wrapped
 

@@ -28,8 +28,6 @@ from tenure.cli.output import Column, duration, print_json, safe, say, shown_dat
 from tenure.cli.status import Status
 from tenure.cli.store import NoStoreYet, open_store
 
-__all__ = ["evict", "session"]
-
 LARGEST = 2**63 - 1
 """The greatest number that any store gives to a session or a request."""
 

@@ -24,8 +24,6 @@ from tenure.cli.mistakes import Mistake, explain
 from tenure.cli.options import url_option
 from tenure.cli.status import Status, after_signal, table
 
-__all__ = ["CommandGroup", "invoke", "tenure"]
-
 SIGINT, SIGPIPE = 2, 13
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 

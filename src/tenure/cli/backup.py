@@ -14,8 +14,6 @@ from tenure.cli.status import Status
 from tenure.cli.store import check_there, chosen_url, shown_url
 from tenure.engines import split_client_parameters
 
-__all__ = ["backup", "restore"]
-
 _SERVER = (
     "run it beside the server, on the file that it serves ('tenure serve' logs it as store=...): "
     "tenure {command} --url sqlite:///FILE; "

@@ -23,8 +23,6 @@ import tenure
 from tenure.cli.status import Status
 from tenure.cli.store import open_store
 
-__all__ = ["VARIABLE", "answer", "completion", "files", "names", "nodes"]
-
 VARIABLE = "_TENURE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 TIMEOUT = 0.5

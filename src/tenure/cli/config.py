@@ -30,8 +30,6 @@ from tenure.cli.store import did_you_mean, open_store
 from tenure.cli.watch import show_states
 from tenure.recipes import SharedConfig, json_codec
 
-__all__ = ["config"]
-
 
 class _Raw:
     """Bytes, unchanged."""

@@ -18,9 +18,6 @@ from tenure.cli.store import given_url
 from tenure.server.dflockd.flags import FLAGS, settings_of
 from tenure.server.settings import Wrong
 
-__all__ = ["dflockd"]
-
-
 _SWITCHES = [flag.name for flag in FLAGS if flag.kind == "switch"]
 _WITHOUT_VALUE = {
     "-h",

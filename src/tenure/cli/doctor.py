@@ -12,8 +12,6 @@ from tenure.cli.status import Status
 from tenure.cli.store import given_url
 from tenure.doctor import Finding, examine, healthy, summary
 
-__all__ = ["doctor", "finding_json", "show_finding"]
-
 _STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 _SIGNS = {"ok": "✓", "warning": "!", "failure": "✗"}
 

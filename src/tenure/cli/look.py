@@ -31,8 +31,6 @@ from tenure.cli.store import NoStoreYet, open_store, shown_url
 from tenure.core.rules import EXACT
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["describe", "ls", "node_json"]
-
 Semaphore = tenure.SemaphoreDescription
 Request = tenure.RequestDescription
 Session = tenure.SessionDescription

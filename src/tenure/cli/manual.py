@@ -10,8 +10,6 @@ import click
 from tenure import __version__
 from tenure.cli.status import table
 
-__all__ = ["man", "manual_page"]
-
 ENVIRONMENT = (
     ("TENURE_URL", "The store, unless --url names another."),
     ("XDG_STATE_HOME", "Folder of the default store, tenure/tenure.db; else ~/.local/state."),

@@ -24,8 +24,6 @@ from tenure import (
 )
 from tenure.cli.status import Status
 
-__all__ = ["Mistake", "explain"]
-
 _STATUS: tuple[tuple[tuple[type[TenureError], ...], Status], ...] = (
     ((InvalidArgument, Unsupported), Status.USAGE),
     ((NodeNotFound, SemaphoreNotFound), Status.REFUSED),
@@ -40,7 +38,6 @@ class Mistake(Exception):
     """Error of a command, with a message for the user and an exit code."""
 
     def __init__(self, status: Status, message: str) -> None:
-        """Store the exit code and the message."""
         super().__init__(message)
         self.status = status
 

@@ -15,8 +15,6 @@ from tenure.cli.options import a_duration, complete, json_option, run_async, url
 from tenure.cli.output import Column, duration, print_json, safe, say, table
 from tenure.cli.store import open_store
 
-__all__ = ["SESSION_COLUMNS", "node", "session_row"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -11,20 +11,6 @@ import click
 
 from tenure.model import DEFAULT_NODE
 
-__all__ = [
-    "a_count",
-    "a_duration",
-    "a_span",
-    "complete",
-    "data_options",
-    "json_option",
-    "name_argument",
-    "node_option",
-    "read_data",
-    "run_async",
-    "url_option",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 

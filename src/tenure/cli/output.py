@@ -21,23 +21,6 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "GAP",
-    "Column",
-    "data_json",
-    "duration",
-    "fitted",
-    "is_terminal",
-    "print_json",
-    "print_json_line",
-    "safe",
-    "say",
-    "shortened",
-    "shown_data",
-    "table",
-    "terminal",
-]
-
 DATA_WIDTH = 60
 GAP = 2
 _SHORTEST_TOKEN = 4

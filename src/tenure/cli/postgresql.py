@@ -16,8 +16,6 @@ from tenure.cli.store import chosen_url, given_url
 from tenure.engines import split_client_parameters
 from tenure.engines._kit.extras import needs_extra
 
-__all__ = ["postgresql"]
-
 _SCHEMES = ("postgresql", "postgres")
 
 

@@ -23,8 +23,6 @@ from tenure.cli.options import (
 from tenure.cli.status import Status
 from tenure.cli.store import open_store
 
-__all__ = ["sem"]
-
 
 @click.group(cls=CommandGroup)
 def sem() -> None:

@@ -21,8 +21,6 @@ from tenure.doctor import Finding, healthy, summary, without_secrets
 from tenure.server.settings import PREFIX, SETTINGS, Setting, Settings, Wrong
 from tenure.server.sources import load
 
-__all__ = ["run_server", "serve"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STDERR = 2

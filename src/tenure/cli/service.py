@@ -39,8 +39,6 @@ from tenure.cli.watch import show_states
 from tenure.core import rules
 from tenure.recipes import ServiceRegistry
 
-__all__ = ["service"]
-
 
 @click.group(cls=CommandGroup)
 def service() -> None:

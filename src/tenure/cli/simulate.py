@@ -16,8 +16,6 @@ from tenure.testing.simulation import Outcome, smallest
 from tenure.testing.simulation import simulate as simulated
 from tenure.testing.simulation.batch import FEWEST_FAULTS, FEWEST_OPERATIONS, Tally, tallies
 
-__all__ = ["simulate"]
-
 FEW = 3
 """Number of failing seeds after which the search ends."""
 

@@ -11,8 +11,6 @@ from enum import IntEnum
 
 from tenure import LOSS_EXIT_STATUS
 
-__all__ = ["Status", "after_signal", "table"]
-
 
 class Status(IntEnum):
     """Exit codes of `tenure` itself."""

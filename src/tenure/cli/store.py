@@ -14,17 +14,6 @@ from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
 from tenure.doctor import without_secrets
 
-__all__ = [
-    "NoStoreYet",
-    "check_there",
-    "chosen_url",
-    "did_you_mean",
-    "given_url",
-    "open_store",
-    "shown_url",
-    "warn_of_new_store",
-]
-
 
 class NoStoreYet(Mistake):
     """Error: a read-only command was called before anything was stored."""

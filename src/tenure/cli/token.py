@@ -20,8 +20,6 @@ from tenure.server.auth.permissions import EVERYTHING, Access
 from tenure.server.auth.tokens import Rights, Token, read_tokens, written_hash
 from tenure.server.settings import PREFIX
 
-__all__ = ["token"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _VARIABLE = PREFIX + "AUTH_TOKEN_FILE"

@@ -33,8 +33,6 @@ from tenure.cli.options import (
 from tenure.cli.output import print_json_line, safe, say, shown_data
 from tenure.cli.store import open_store
 
-__all__ = ["output_gone", "show_states", "shown_state", "state_json", "watch"]
-
 OWNERS = 3
 """Number of owners shown in a line; with ``--json`` all are shown."""
 

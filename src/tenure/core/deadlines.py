@@ -11,14 +11,11 @@ from heapq import heapify, heappop, heappush
 
 from tenure.core.node import StoredRequest, StoredSession
 
-__all__ = ["Deadlines"]
-
 
 class Deadlines:
     """A heap of deadlines, the earliest first."""
 
     def __init__(self) -> None:
-        """Start without deadlines."""
         self._heap: list[tuple[float, int, StoredSession | StoredRequest]] = []
         self._pushed = 0
         self._compact_at = 1000

@@ -18,8 +18,6 @@ from tenure.core import refusals, rules
 from tenure.core.rules import fits
 from tenure.model import Liveness, NodeConfig
 
-__all__ = ["Node", "StoredRequest", "StoredSemaphore", "StoredSession", "StoredWatch"]
-
 
 class Node:
     """A namespace with its configuration."""
@@ -27,7 +25,6 @@ class Node:
     __slots__ = ("config", "path", "semaphores", "sessions", "watches")
 
     def __init__(self, path: str, config: NodeConfig) -> None:
-        """Start with no sessions, semaphores or watches."""
         self.path = path
         self.config = config
         self.sessions: dict[int, StoredSession] = {}
@@ -168,7 +165,6 @@ class StoredRequest:
         data: bytes,
         joined_at: float,
     ) -> None:
-        """Start ungranted, outside any queue and without a deadline."""
         self.semaphore = semaphore
         self.session = session
         self.request_id = request_id
@@ -209,7 +205,6 @@ class StoredSemaphore:
     )
 
     def __init__(self, node: Node, name: str, limit: int, data: bytes, ephemeral: bool) -> None:
-        """Start with an empty queue and nothing held."""
         self.node = node
         self.name = name
         self.limit = limit

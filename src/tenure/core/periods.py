@@ -17,8 +17,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["RunRecord", "decode", "encode"]
-
 _VERSION = 1
 
 

@@ -15,19 +15,6 @@ from tenure.errors import (
     SessionExpired,
 )
 
-__all__ = [
-    "node_busy",
-    "node_exists",
-    "node_full",
-    "node_not_found",
-    "request_over",
-    "semaphore_busy",
-    "semaphore_exists",
-    "semaphore_not_found",
-    "semaphores_full",
-    "session_over",
-]
-
 
 def node_not_found(path: str) -> NodeNotFound:
     """Return the error for a path without a node."""

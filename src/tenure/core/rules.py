@@ -12,36 +12,6 @@ import re
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, Liveness, NodeConfig
 
-__all__ = [
-    "ATTACH_KEY_BYTES",
-    "DATA_BYTES",
-    "DEFAULT_GRACE",
-    "EXACT",
-    "MAX_WINDOW",
-    "MIN_WINDOW",
-    "SEMAPHORES_PER_NODE",
-    "SESSIONS_PER_NODE",
-    "check_count",
-    "check_data",
-    "check_description",
-    "check_droppable",
-    "check_key",
-    "check_kind",
-    "check_limit",
-    "check_name",
-    "check_path",
-    "check_resumable",
-    "check_shrink",
-    "check_timeout",
-    "check_window",
-    "fits",
-    "grace_period",
-    "merge_config",
-    "next_order_id",
-    "not_there_to_resume",
-    "taken_over",
-]
-
 EXACT = 2**53 - 1
 """The greatest count that every store adds exactly (numbers are doubles in Lua, or become doubles
 in SQLite)."""

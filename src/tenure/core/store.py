@@ -23,8 +23,6 @@ from tenure.core.deadlines import Deadlines
 from tenure.core.node import Node, StoredRequest, StoredSemaphore, StoredSession, StoredWatch
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, Liveness, NodeConfig, Unchanged
 
-__all__ = ["CHANGED", "DELETED", "ENDED", "EVICTED", "GRANTED", "TIMED_OUT", "Effect", "Store"]
-
 GRANTED, TIMED_OUT, DELETED, EVICTED, CHANGED, ENDED = range(6)
 """Kinds of effects: (session, GRANTED, request), (session, TIMED_OUT | DELETED | EVICTED, request),
 (session, CHANGED, watch), (session, ENDED, reason)."""

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
 
-__all__ = ["look_at_machine"]
-
 EARLIEST = 1_735_689_600
 """Start of 2025 in Unix time; an earlier wall clock is wrong."""
 FEW_FILES = 256

@@ -18,8 +18,6 @@ from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.reaper.program import missing, settled
 
-__all__ = ["try_out"]
-
 TIMEOUT = 15.0
 """Timeout of the store's answers in seconds."""
 ROUNDS = 20

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 
-__all__ = ["on_connecting"]
-
 _ANOTHER_NAME = frozenset({62, 64})
 """OpenSSL's codes for a valid certificate of another host name, or address."""
 

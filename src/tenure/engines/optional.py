@@ -11,8 +11,6 @@ from tenure.engines.values import LastWords, Orphan
 from tenure.errors import Unsupported
 from tenure.model import SemaphoreDescription, SessionDescription
 
-__all__ = ["EngineDefaults", "Finding", "GuardStatement", "Level", "Pages", "SessionDefaults"]
-
 Level: TypeAlias = Literal["ok", "warning", "failure"]
 """Severity of a finding; after a failure, the store cannot be used."""
 

@@ -17,8 +17,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-__all__ = ["Prompt", "when_answered"]
-
 T = TypeVar("T")
 
 # called often, therefore without super()

@@ -9,8 +9,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from tenure.model import Liveness
 
-__all__ = ["Answer", "Attach", "Enqueued", "LastWords", "Orphan", "Place", "Removal", "Withdrawn"]
-
 T = TypeVar("T")
 Answer: TypeAlias = "T | asyncio.Future[T]"
 

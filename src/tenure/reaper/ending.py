@@ -14,8 +14,6 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Engine, Orphan
 from tenure.errors import EngineError, EngineUnavailable, NodeNotFound, TenureError
 
-__all__ = ["end", "end_all"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 

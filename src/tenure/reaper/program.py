@@ -26,8 +26,6 @@ from tenure.background import BackgroundThread
 from tenure.engines.contract import LastWords, Orphan
 from tenure.greenlets import original
 
-__all__ = ["Registrations", "descriptor", "missing", "settled"]
-
 WAITER = Path(__file__).with_name("waiter.py")
 SHELL = "/bin/sh"
 IN_BACKGROUND = '"$0" "$@" &'
@@ -332,7 +330,6 @@ class Registrations:
     """
 
     def __init__(self, url: str) -> None:
-        """Start without sessions."""
         self._url = url
         self._keys: set[str] = set()
 

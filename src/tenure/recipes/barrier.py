@@ -24,8 +24,6 @@ from tenure.errors import AcquireTimeout, InvalidArgument, SemaphoreExists
 from tenure.model import SemaphoreDescription
 from tenure.recipes.base import Source
 
-__all__ = ["MOST_PARTIES", "Barrier"]
-
 MOST_PARTIES = 60_000
 """The fencing tokens of so many parties fit into a semaphore's data."""
 

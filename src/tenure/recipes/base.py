@@ -13,8 +13,6 @@ from tenure._client.watch import Watch
 from tenure.errors import TenureError
 from tenure.model import SemaphoreDescription
 
-__all__ = ["Source", "States"]
-
 T = TypeVar("T")
 
 Source: TypeAlias = "Client | Session"

@@ -15,8 +15,6 @@ from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
 from tenure.model import SemaphoreDescription
 from tenure.recipes.base import Source, States
 
-__all__ = ["Codec", "SharedConfig", "dataclass_codec", "json_codec"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ from tenure._client.once import Once
 from tenure.model import SemaphoreDescription
 from tenure.recipes.base import Source, States
 
-__all__ = ["Change", "Changes", "Group", "Joined", "Left", "Member", "Updated"]
-
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -136,7 +134,6 @@ class Changes:
     """A stream of changes in a group: an async iterator and an async context manager."""
 
     def __init__(self, states: States[tuple[Member, ...]]) -> None:
-        """Start with no known members: the first members count as changes."""
         self._states = states
         self._known: dict[int, Member] = {}
         self._untold: deque[Change] = deque()

@@ -15,8 +15,6 @@ from tenure.errors import InvalidArgument
 from tenure.model import SemaphoreDescription
 from tenure.recipes.base import Source, States
 
-__all__ = ["Endpoint", "ServiceRegistry"]
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

@@ -13,8 +13,6 @@ from tenure.durations import Duration
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.recipes.base import Source
 
-__all__ = ["RWLock"]
-
 
 class RWLock:
     """A read/write lock on a node. Not re-entrant.

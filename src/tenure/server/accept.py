@@ -31,8 +31,6 @@ from tenure.server.foreign import explain, foreign
 from tenure.server.limits import LimitReached
 from tenure.server.tls_input import slice_tls
 
-__all__ = ["Door", "Greeting", "peer_host", "peer_name"]
-
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 1.0  # seconds without accepting, when no descriptors are left and none can be freed
 _HANDSHAKE = 0.002  # seconds that a TLS handshake takes on the server
@@ -82,7 +80,6 @@ class Greeting:
     )
 
     def __init__(self, context: Context, peer: str, source: Source | None = None) -> None:
-        """Count the connection, whose client has not identified itself."""
         self._context = context
         self._stage = "greeting"
         self._identity = ANONYMOUS

@@ -22,8 +22,6 @@ from typing import Literal, TypeAlias
 from tenure.errors import InvalidArgument
 from tenure.wire.places import host_and_port, is_local, parameters, shown, socket_path
 
-__all__ = ["SCHEMES", "TLS_FILES", "Address", "Protocol", "parse"]
-
 Protocol: TypeAlias = Literal["tenure", "ydb", "dflockd"]
 
 SCHEMES: dict[str, tuple[Protocol, bool]] = {

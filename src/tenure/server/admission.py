@@ -33,17 +33,6 @@ from tenure.server.auth.identity import Identity
 from tenure.server.auth.peer import uid_of
 from tenure.server.limits import Count, LimitReached, Limits
 
-__all__ = [
-    "LOCAL",
-    "Admission",
-    "PendingConnection",
-    "Source",
-    "fitted",
-    "local_source",
-    "raise_file_limit",
-    "source_at",
-]
-
 LOCAL = 64
 """Minimum number of slots for Unix sockets beyond the limit, and for greetings."""
 
@@ -194,7 +183,6 @@ class Admission:
     """
 
     def __init__(self, limits: Limits, connections: Count, greetings: Count, clock: Clock) -> None:
-        """Start without connections."""
         self._limits = limits
         self._connections = connections
         self._greetings = greetings

@@ -37,8 +37,6 @@ from tenure.server.reloading import Reloader
 from tenure.server.settings import Settings
 from tenure.server.sockets import claim
 
-__all__ = ["Server", "make_listener"]
-
 _LISTENERS = {
     "tenure": ("tenure.server.native", "NativeListener"),
     "ydb": ("tenure.server.ydb", "YdbListener"),

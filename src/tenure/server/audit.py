@@ -30,8 +30,6 @@ from tenure.server.auth.identity import Identity
 from tenure.server.log import moment
 from tenure.server.log_writer import LogWriter
 
-__all__ = ["Audit"]
-
 _OFTEN = 20  # recorded failures of one source in a period
 _PERIOD = 10.0  # seconds
 _SOURCES = 1000  # sources that are counted apart in a period

@@ -30,17 +30,6 @@ from collections.abc import Callable, Hashable
 from tenure.background import Failures
 from tenure.server.limits import LimitReached, Limits
 
-__all__ = [
-    "FORGOTTEN",
-    "ITERATION",
-    "QUANTUM",
-    "STRANGERS",
-    "InputBudget",
-    "LoopBudget",
-    "Share",
-    "UnreadInput",
-]
-
 ITERATION = 0.010
 """Seconds of an iteration for queued connections."""
 
@@ -263,7 +252,6 @@ class LoopBudget:
     )
 
     def __init__(self, now: Callable[[], float], logger: logging.Logger) -> None:
-        """Start with nothing queued."""
         self.now = now
         self.free = _FREE
         self.iteration = 0
@@ -347,7 +335,6 @@ class InputBudget:
     __slots__ = ("_limits", "_of_owners", "_total")
 
     def __init__(self, limits: Limits) -> None:
-        """Start with nothing unread."""
         self._limits = limits
         self._total = 0
         self._of_owners: dict[Hashable, int] = {}
@@ -389,7 +376,6 @@ class UnreadInput:
     __slots__ = ("_budget", "_owner", "size")
 
     def __init__(self, budget: InputBudget) -> None:
-        """Start empty."""
         self._budget = budget
         self._owner: Hashable = None  # of all strangers
         self.size = 0  # counted bytes

@@ -28,14 +28,11 @@ from tenure.server.reads import Reads
 from tenure.server.semaphores import Semaphores
 from tenure.server.sessions.keys import SessionKeys
 
-__all__ = ["Context", "Counts"]
-
 
 class Counts:
     """Current counts over all listeners of a server."""
 
     def __init__(self, engine: Engine, limits: Limits, reads: Reads, guard: Guard) -> None:
-        """Start at zero."""
         self.connections = Count("connections", limits.connections)
         self.greetings = Count("greetings", limits.greetings)
         self.sessions = Count("sessions", limits.sessions)
@@ -74,7 +71,6 @@ class Context:
         arrived: Callable[[], None] = lambda: None,
         audit: Audit | None = None,
     ) -> None:
-        """Create the shared state of the listeners of one server."""
         self.engine = engine
         self.limits = limits
         self.authenticator = authenticator

@@ -21,8 +21,6 @@ from tenure.server.auth.revocation import read_revoked
 from tenure.server.settings import Settings
 from tenure.server.tls import TlsFiles, certificate_of, server_context
 
-__all__ = ["examine_files", "examine_store"]
-
 _SOON = timedelta(days=14)
 """Remaining validity of a certificate below which a warning is given."""
 

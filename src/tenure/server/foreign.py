@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-__all__ = ["Foreign", "answer", "explain", "foreign", "is_http"]
-
 _ALERT = b"\x15\x03\x01\x00\x02\x02\x46"  # of TLS, fatal: protocol_version
 
 Foreign: TypeAlias = Literal["HTTP", "TLS", "PROXY"]

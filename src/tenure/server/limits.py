@@ -12,8 +12,6 @@ from typing import Any
 from tenure.core import rules
 from tenure.errors import EngineError, InvalidArgument
 
-__all__ = ["NO_LIMIT", "Count", "LimitReached", "Limits"]
-
 NO_LIMIT = 2**31 - 1
 """The value of a limit that is switched off."""
 
@@ -30,7 +28,6 @@ class LimitReached(EngineError):
     def __init__(
         self, message: str, limit: str, *, node: str | None = None, name: str | None = None
     ) -> None:
-        """Keep the message and the name of the limit."""
         super().__init__(message, node=node, name=name)
         self.limit = limit
 
@@ -155,7 +152,6 @@ class Count:
     __slots__ = ("limit", "most", "taken", "where")
 
     def __init__(self, limit: str, most: int, where: str = "this server") -> None:
-        """Start at zero."""
         self.limit = limit
         self.most = most
         self.where = where

@@ -16,8 +16,6 @@ from typing import Protocol
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
 
-__all__ = ["Endable", "Listener", "ListenerFactory", "end_in_slices"]
-
 _ENDED, _SEEN = 16, 1024  # connections that are checked and ended in one iteration of the loop
 
 

@@ -20,8 +20,6 @@ from tenure.server.log import LOGGER, log_event
 from tenure.server.settings import Settings, Wrong
 from tenure.server.tls import server_context
 
-__all__ = ["LoadedFiles", "load_files"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedFiles:

@@ -21,8 +21,6 @@ from typing import Any, Literal, TypeAlias
 
 from tenure.server.log_writer import LogWriter
 
-__all__ = ["LOGGER", "LogFormat", "LogLevel", "log_event", "log_uncaught", "moment", "set_up"]
-
 LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 

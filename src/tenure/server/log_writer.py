@@ -19,8 +19,6 @@ from queue import Empty, SimpleQueue
 
 from tenure.background import BackgroundThread
 
-__all__ = ["LogWriter", "open_standard_files"]
-
 MOST_BYTES = 1024 * 1024
 """Maximum bytes of queued lines."""
 

@@ -35,8 +35,6 @@ from tenure.server.log import LOGGER, log_event
 from tenure.server.settings import Settings
 from tenure.server.systemd import Notifier, passed_sockets
 
-__all__ = ["Ending", "examine", "run"]
-
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -29,18 +29,6 @@ from tenure.model import SemaphoreDescription, SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
 
-__all__ = [
-    "PRICE",
-    "SLICE",
-    "Reader",
-    "Reads",
-    "converted",
-    "pages_of_semaphores",
-    "pages_of_sessions",
-    "reader_of",
-    "session_by_id",
-]
-
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -68,7 +56,6 @@ class Reads:
     """
 
     def __init__(self) -> None:
-        """Start without waiting reads."""
         self.beginning = asyncio.Semaphore(_BEGINNING)
         self.looking_up = asyncio.Semaphore(_LOOKING_UP)
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-__all__ = ["Reloader"]
-
 T = TypeVar("T")
 
 
@@ -39,7 +37,6 @@ class Reloader(Generic[T]):
         apply: Callable[[T], object],
         failed: Callable[[Exception], object],
     ) -> None:
-        """Start idle."""
         self._read = read
         self._apply = apply
         self._failed = failed

@@ -14,8 +14,6 @@ from tenure.server.auth.guard import REFUSALS, Guard
 from tenure.server.limits import Count, LimitReached, Limits
 from tenure.server.reads import Reader, Reads, pages_of_semaphores
 
-__all__ = ["Semaphores"]
-
 _RECOUNT_AFTER = 10.0  # minimum seconds between two counts of the store's semaphores
 
 
@@ -50,7 +48,6 @@ class Semaphores:
         reads: Reads | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """Start with nothing counted."""
         self._engine = engine
         self._guard = guard
         self._reader = Reader(reads or Reads(), "this server")

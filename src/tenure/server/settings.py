@@ -22,8 +22,6 @@ from tenure.server.limits import Limits
 from tenure.server.log import LogFormat, LogLevel
 from tenure.server.tls import TlsFiles
 
-__all__ = ["PREFIX", "SETTINGS", "Given", "Loop", "Setting", "Settings", "Wrong", "put_together"]
-
 PREFIX = "TENURE_SERVE_"
 
 Kind: TypeAlias = Literal["text", "texts", "file", "choice", "count", "seconds", "microseconds"]
@@ -187,7 +185,6 @@ class Wrong(InvalidArgument):
     """
 
     def __init__(self, faults: list[str]) -> None:
-        """Join the faults to one message, and keep them."""
         super().__init__("; ".join(faults))
         self.faults = tuple(faults)
 

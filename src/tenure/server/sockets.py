@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from tenure.errors import EngineUnavailable
 from tenure.server.addresses import Address
 
-__all__ = ["SocketFile", "bind_ports", "bind_unix", "claim"]
-
 _TIMEOUT = 1.0
 """Timeout in seconds for connecting to a live server's Unix socket."""
 

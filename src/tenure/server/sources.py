@@ -18,8 +18,6 @@ from tenure.engines import state_home
 from tenure.errors import InvalidArgument
 from tenure.server.settings import PREFIX, SETTINGS, Given, Setting, Settings, Wrong, put_together
 
-__all__ = ["load"]
-
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 

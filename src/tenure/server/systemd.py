@@ -11,8 +11,6 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 
-__all__ = ["FIRST_DESCRIPTOR", "Notifier", "passed_sockets"]
-
 FIRST_DESCRIPTOR = 3
 """The first passed descriptor; the others follow it."""
 
@@ -29,7 +27,6 @@ class Notifier:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Read the address and the watchdog's interval from the environment."""
         self._address = environment.get("NOTIFY_SOCKET", "")
         self.watchdog = _watchdog(environment) if self._address else None
 

@@ -15,8 +15,6 @@ from tenure.errors import InvalidArgument
 from tenure.server.auth.revocation import read_revoked
 from tenure.server.tls_input import SlicedTls
 
-__all__ = ["Certificate", "TlsFiles", "certificate_of", "server_context"]
-
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:

@@ -22,8 +22,6 @@ from typing import Any, TypeAlias
 
 from tenure.server.budget import FORGOTTEN, Share
 
-__all__ = ["SlicedTls", "slice_tls"]
-
 NewShare: TypeAlias = Callable[[Callable[[], None], float], Share]
 CutOff: TypeAlias = Callable[[], None]
 

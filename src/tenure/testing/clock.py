@@ -39,8 +39,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
 
-__all__ = ["HORIZON", "Deadlock", "VirtualClock", "VirtualLoop", "run"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

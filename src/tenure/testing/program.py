@@ -30,16 +30,6 @@ from tenure.model import (
 )
 from tenure.testing.recorder import TIMEOUT, Recorder
 
-__all__ = [
-    "Program",
-    "ProgramRequest",
-    "Standing",
-    "Watching",
-    "answer_of",
-    "raises",
-    "require_owners",
-]
-
 T = TypeVar("T")
 E = TypeVar("E", bound=TenureError)
 
@@ -140,7 +130,6 @@ class Watching:
     """Watch of a program, with the number of its calls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start without calls."""
         self.calls = 0
         self.stop: Callable[[], None] = lambda: None
         self._loop = loop
@@ -171,7 +160,6 @@ class Program:
     def __init__(
         self, engine: Engine, session: EngineSession, recorder: Recorder, node: str
     ) -> None:
-        """Start with the requests that the session recovered."""
         self.engine = engine
         self.session = session
         self.recorder = recorder

@@ -29,8 +29,6 @@ from tenure.testing.sides import (
 )
 from tenure.testing.stage import Stores, new_loop
 
-__all__ = ["ANY", "Sessions", "choose"]
-
 T = TypeVar("T")
 
 SESSIONS = 12
@@ -56,7 +54,6 @@ class Sessions(RuleBasedStateMachine):
     stores: tuple[Stores, Stores]
 
     def __init__(self) -> None:
-        """Open two empty stores without sessions."""
         super().__init__()
         self._closing = contextlib.ExitStack()
         virtual = all(stores.virtual for stores in self.stores)

@@ -15,19 +15,6 @@ from tenure.engines.contract import Answer, Enqueued, Place, Removal
 from tenure.errors import SessionExpired
 from tenure.model import Recovered
 
-__all__ = [
-    "TIMEOUT",
-    "Attached",
-    "Detached",
-    "Ended",
-    "GrantedRequest",
-    "Proven",
-    "Recorder",
-    "Removed",
-    "Resumed",
-    "Said",
-]
-
 TIMEOUT = 30.0
 """Seconds after which a test stops waiting for an event. An idle machine needs milliseconds; a busy
 one may need much more."""
@@ -90,7 +77,6 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        """Start without events, on the running loop and in this thread."""
         self.said: list[Said] = []
         self.proofs: list[float] = []
         self.grants: dict[int, int | None] = {}

@@ -19,17 +19,6 @@ from tenure.model import RequestDescription, SemaphoreDescription
 from tenure.testing.program import Program, ProgramRequest, Standing, Watching
 from tenure.testing.stage import Stage, Stores
 
-__all__ = [
-    "CONNECTIONS",
-    "Side",
-    "TwinRequest",
-    "TwinSession",
-    "TwinWatch",
-    "outcome",
-    "placed",
-    "same_removal",
-]
-
 T = TypeVar("T")
 
 CONNECTIONS = 2
@@ -47,6 +36,7 @@ class Unknown:
 
 
 def known(fact: T | None) -> T | Unknown:
+    """Return the fact, or one that equals every other if it is not known."""
     return Unknown() if fact is None else fact
 
 
@@ -127,7 +117,6 @@ class Side:
     """One of the two stores, with its connections and the labels of its ids."""
 
     def __init__(self, stores: Stores, url: str, clock: Clock) -> None:
-        """Start without connections."""
         self.stage = Stage(stores, url, clock)
         self.connections: list[Engine] = []
         self.sessions: dict[int, str] = {}

@@ -23,8 +23,6 @@ from tenure.testing.clock import VirtualClock, VirtualLoop
 from tenure.testing.program import Program, ProgramRequest, Standing, require_owners
 from tenure.testing.recorder import TIMEOUT, Recorder
 
-__all__ = ["WINDOW", "Stage", "Stores", "new_loop"]
-
 WINDOW = 4 * TIMEOUT
 """Recovery window in seconds of a session that must not expire although it is not renewed."""
 

@@ -12,8 +12,6 @@ from msgspec import Struct
 from tenure import errors
 from tenure.errors import EngineError, SemaphoreExists, SessionExpired, TenureError
 
-__all__ = ["WireError", "from_wire", "to_wire"]
-
 _KINDS: dict[str, type[TenureError]] = {
     name: getattr(errors, name)
     for name in (

@@ -13,8 +13,6 @@ from struct import Struct as Layout
 from msgspec import DecodeError, Struct
 from msgspec.msgpack import Encoder
 
-__all__ = ["HEADER_BYTES", "BadFrame", "FrameReader", "FrameTooLong", "FrameWriter"]
-
 _LENGTH = Layout(">I")
 HEADER_BYTES = _LENGTH.size
 
@@ -31,7 +29,6 @@ class FrameTooLong(BadFrame):
     """
 
     def __init__(self, length: int, largest: int) -> None:
-        """Keep the announced length in bytes."""
         super().__init__(f"a message of {length} bytes was announced; {largest} are the maximum")
         self.length = length
 

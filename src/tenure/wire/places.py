@@ -12,8 +12,6 @@ from urllib.parse import unquote
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["host_and_port", "is_host", "is_local", "parameters", "shown", "socket_path"]
-
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _DIGITS = 5  # of a port
 _LONGEST_LABEL = 63  # characters of a label of a host name

@@ -23,17 +23,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = [
-    "Abilities",
-    "Config",
-    "Found",
-    "NodeInfo",
-    "Number",
-    "RequestInfo",
-    "SemaphoreInfo",
-    "SessionInfo",
-]
-
 T = TypeVar("T")
 
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]

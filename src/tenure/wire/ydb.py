@@ -14,15 +14,6 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-__all__ = [
-    "Message",
-    "SessionRequest",
-    "SessionResponse",
-    "Status",
-    "message_class",
-    "unpacked",
-]
-
 Message: TypeAlias = Any
 """A message, whose class is made at run time."""
 

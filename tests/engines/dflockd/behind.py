@@ -20,8 +20,6 @@ from tenure.model import SemaphoreDescription
 from tenure.testing.conformance import Stores
 from tests.engines.dflockd.servers import InThread
 
-__all__ = ["stores"]
-
 _NODE = "/dflockd"
 """Where the server keeps its clients' locks."""
 

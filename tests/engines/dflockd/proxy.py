@@ -8,8 +8,6 @@ import socket
 import struct
 from types import TracebackType
 
-__all__ = ["Proxy"]
-
 _AT_ONCE = struct.pack("ii", 1, 0)
 
 

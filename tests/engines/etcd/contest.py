@@ -15,8 +15,6 @@ from contextlib import asynccontextmanager
 import tenure
 from tenure.clock import Clock
 
-__all__ = ["PATIENCE", "Contest", "contest"]
-
 PATIENCE = 60.0
 
 _LATE = 1.0

@@ -13,8 +13,6 @@ from tenure.engines.etcd.errors import Lost
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl, parse
 
-__all__ = ["losing_answers"]
-
 _SHARE = 0.2
 _LATE = 0.02
 

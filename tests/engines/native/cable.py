@@ -15,8 +15,6 @@ from tenure.engines.native.reconnector import dialler
 from tenure.engines.native.url import parse
 from tenure.testing.stage import Stage, Stores
 
-__all__ = ["Cable", "Plug", "on_a_cable"]
-
 
 class Plug(asyncio.Protocol):
     """The engine's end of one connection."""

@@ -18,20 +18,6 @@ from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.events import EventStream, SessionAttached, SessionDetached
 from tests.engines.postgresql.servers import PostgresServer
 
-__all__ = [
-    "PATIENCE",
-    "SessionOfStatements",
-    "a_transaction",
-    "an_engine",
-    "backends",
-    "engine_of",
-    "enqueue",
-    "is_waited_for",
-    "queue_of",
-    "until",
-    "until_detached_and_back",
-]
-
 PATIENCE = 40.0
 
 

@@ -20,8 +20,6 @@ from tests.clean_up import clean_up_with
 from tests.engines.postgresql.servers import PostgresServer, new_name, shared
 from tests.ports import free_port
 
-__all__ = ["a_pooled_schema", "a_pooler"]
-
 _ATTEMPTS = 100
 
 

@@ -12,8 +12,6 @@ import psycopg
 from tenure.core import rules
 from tests.engines.postgresql.stepping import NODE, Actor, Store, a_store, arguments
 
-__all__ = ["CALLS", "Scenario", "a_scenario"]
-
 _PASSING = frozenset({"TN001", "55P03"})
 """Codes of errors after which the engine sends the call again."""
 _WAITS = 600.0

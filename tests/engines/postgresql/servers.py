@@ -25,8 +25,6 @@ import pytest
 from tests.clean_up import clean_up_with
 from tests.ports import free_port
 
-__all__ = ["PostgresServer", "a_schema", "a_server", "new_name", "shared"]
-
 _PATIENCE = 60  # seconds for a command that starts or ends a server
 _numbers = itertools.count(1)
 

@@ -19,8 +19,6 @@ from tenure.engines.postgresql import schema
 from tests.engines.postgresql.helpers import PATIENCE
 from tests.engines.postgresql.servers import new_name, shared
 
-__all__ = ["NODE", "TABLES", "Actor", "Store", "a_store", "arguments", "array", "maintenance"]
-
 NODE = "/default"
 TABLES = ("meta", "witness", "nodes", "sessions", "former", "queues", "requests", "removals")
 

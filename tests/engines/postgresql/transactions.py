@@ -32,15 +32,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.django_settings import configure_django
 from tests.engines.postgresql.servers import shared
 
-__all__ = [
-    "ASYNC",
-    "ASYNC_AUTOCOMMIT",
-    "SYNC",
-    "SYNC_AUTOCOMMIT",
-    "AsyncTransaction",
-    "Transaction",
-]
-
 
 @dataclass(frozen=True)
 class AsyncTransaction:

@@ -21,8 +21,6 @@ from tests.clean_up import clean_up_with
 from tests.engines.redis.helpers import PATIENCE
 from tests.engines.redis.servers import Server, a_folder, free_port
 
-__all__ = ["Cluster", "a_cluster", "a_namespace", "shared", "slot_of"]
-
 _numbers = itertools.count(1)
 _SLOTS = 16384
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 import tenure
 from tests.engines.redis.servers import Server
 
-__all__ = ["PATIENCE", "is_waited_for", "queue_of", "replicates", "until"]
-
 PATIENCE = 30.0
 
 

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from types import TracebackType
 
-__all__ = ["Proxy"]
-
 
 class Proxy:
     """What listens on a socket, and passes everything on to another one, for better or worse.

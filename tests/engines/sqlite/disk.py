@@ -20,18 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = [
-    "Delete",
-    "Log",
-    "Sync",
-    "SyncFolder",
-    "Truncate",
-    "Write",
-    "after_power_cut",
-    "is_possible",
-    "recorded",
-]
-
 _OPEN_FOLDER = b"openDirectory"
 _SECTOR = 512
 """Bytes that a disk writes whole or not at all."""

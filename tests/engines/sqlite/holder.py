@@ -24,8 +24,6 @@ from tests.engines.sqlite.worker import (
     serve,
 )
 
-__all__ = ["Holder"]
-
 _LOOK = 0.001  # seconds between two looks at a lease
 
 

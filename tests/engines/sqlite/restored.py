@@ -9,8 +9,6 @@ from typing import Any
 
 from tenure.engines.sqlite.restore import Restored, restore
 
-__all__ = ["again", "as_of_version_2", "change", "told"]
-
 
 def again(url: str, file: Path, **how: Any) -> Restored:
     """Restore over the store that is there."""

@@ -28,8 +28,6 @@ from tenure.errors import Misuse, SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Liveness, Recovered
 from tenure.testing.program import answer_of
 
-__all__ = ["PATIENCE", "Refused", "Worker", "look_no_more", "now", "say", "serve"]
-
 PATIENCE = 30.0
 """Seconds after which something that a test waits for is taken to be lost."""
 

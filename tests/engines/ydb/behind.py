@@ -39,8 +39,6 @@ from tenure.server.ydb import YdbListener
 from tenure.testing.conformance import Stores
 from tests.server.network import Network, aside
 
-__all__ = ["Behind", "Proxy", "Server", "in_a_file", "in_memory", "stores_of"]
-
 _numbers = itertools.count(1)
 
 

@@ -27,8 +27,6 @@ from tenure.server.listener import Listener
 from tenure.server.native import NativeListener
 from tenure.server.ydb import YdbListener
 
-__all__ = ["Several", "attached", "rights", "several", "token_of"]
-
 
 def rights(permissions: Permissions = EVERYTHING, quotas: Quotas = UNSET) -> Rights:
     return Rights(permissions, quotas)

@@ -32,8 +32,6 @@ from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
 
-__all__ = ["Client", "play", "serving"]
-
 SOON = 0.1
 """Seconds in which a server that has nothing to wait for has replied."""
 

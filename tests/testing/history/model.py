@@ -27,8 +27,6 @@ from tenure.testing.history.records import (
     Truth,
 )
 
-__all__ = ["LIMITS", "NODE", "World"]
-
 NODE = "/n"
 LIMITS = {"mutex": EPHEMERAL_LIMIT, "pool": 3}
 WINDOW = 2.0

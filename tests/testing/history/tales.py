@@ -48,8 +48,6 @@ from tenure.testing.history.records import (
     Why,
 )
 
-__all__ = ["broken", "found", "tale"]
-
 WINDOW = 30.0
 
 

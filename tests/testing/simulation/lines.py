@@ -36,8 +36,6 @@ from tenure.testing.simulation.process import Incarnation
 from tenure.testing.simulation.world import World
 from tests.testing.simulation.served import End, Line, ServedWorld
 
-__all__ = ["LinesWorld", "connected"]
-
 ADDRESS = "dflockd://simulated:6388"
 
 STORE_DELAY = 0.003

@@ -30,8 +30,6 @@ from tenure.testing.simulation.plan import Plan
 from tenure.testing.simulation.process import Incarnation
 from tenure.testing.simulation.world import World
 
-__all__ = ["ServedWorld"]
-
 ADDRESS = "tenure://simulated:7070"
 
 

@@ -25,8 +25,6 @@ from tenure.cli.options import run_async
 from tenure.cli.output import is_terminal, say, terminal
 from tenure.cli.status import Status, after_signal
 
-__all__ = ["demo"]
-
 WORKERS = [f"w{number}" for number in range(1, 9)]
 TIME_LIMIT = 60.0
 """Timeout of the whole demo in seconds; it takes a few."""

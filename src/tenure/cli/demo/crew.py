@@ -17,8 +17,6 @@ from tenure.cli.demo.history import DemoEvent, History, parse
 from tenure.cli.mistakes import Mistake
 from tenure.cli.status import Status
 
-__all__ = ["DemoWorker", "started_crew"]
-
 
 class DemoWorker:
     """One process. Its reports go into the history."""
@@ -26,7 +24,6 @@ class DemoWorker:
     def __init__(
         self, who: str, process: asyncio.subprocess.Process, history: History, errors: Path
     ) -> None:
-        """Take over a started process without orders."""
         self.who = who
         self.killed = False
         self._expected = 0  # the number of commands whose end it will report

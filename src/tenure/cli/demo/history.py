@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["DemoEvent", "DemoHold", "Finding", "History", "Look", "parse"]
-
 What = Literal["requested", "queued", "granted", "released", "killed", "written", "seen", "done"]
 
 
@@ -92,7 +90,6 @@ class History:
     """The record of a demo."""
 
     def __init__(self) -> None:
-        """Start with an empty record."""
         self.events: list[DemoEvent] = []
         self.looks: list[Look] = []
 

@@ -8,8 +8,6 @@ from typing import Literal
 
 from tenure.cli.demo.history import DemoHold
 
-__all__ = ["Cell", "Row", "timeline"]
-
 Cell = Literal["held", "waiting", "killed", "idle"]
 IDLE: Cell = "idle"
 

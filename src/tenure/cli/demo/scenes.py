@@ -11,8 +11,6 @@ from tenure.cli.demo.crew import DemoWorker
 from tenure.cli.demo.history import DemoEvent, Finding, History, Look
 from tenure.cli.output import shortened
 
-__all__ = ["SCENES", "DemoStage", "Scene"]
-
 SLOTS = 4
 STATES = [f"version {number}" for number in range(1, 6)]
 

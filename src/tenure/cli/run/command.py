@@ -22,8 +22,6 @@ from tenure.cli.status import Status, table
 from tenure.cli.store import warn_of_new_store
 from tenure.core import rules
 
-__all__ = ["DEFAULT_WINDOW", "check_executable", "run"]
-
 DEFAULT_WINDOW = 30.0
 
 

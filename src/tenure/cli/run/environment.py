@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 import tenure
 
-__all__ = ["environment_of", "slots_of", "without_credentials", "without_secrets"]
-
 _CREDENTIALS = frozenset({"TENURE_TOKEN", "DFLOCKD_AUTH_TOKEN"})
 """Variables that consist of a credential."""
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from tenure.cli.run.guard.cgroup import Cgroup
 from tenure.cli.run.guard.processes import SWEEP, become_subreaper, descendants, send
 
-__all__ = ["CannotGuard", "CannotRun", "CommandEnding", "GuardedCommand", "check_interpreter"]
-
 LATE = 1.0
 """Seconds for the watchdog to exit, after everything has ended."""
 

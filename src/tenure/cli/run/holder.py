@@ -43,8 +43,6 @@ from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 from tenure.reaper import program as reaper
 
-__all__ = ["ADVICE", "ENDING", "Holder", "Job", "on_signals"]
-
 LEAD = 0.05
 """Seconds between the death of the command and the deadline of the lease."""
 

@@ -15,8 +15,6 @@ from typing import Protocol
 
 from tenure.cli.run.terminal import Terminal
 
-__all__ = ["JobControl"]
-
 WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -38,7 +36,6 @@ class JobControl:
     command: _Command
 
     def __init__(self) -> None:
-        """Find the terminal, and check whether the job is alone on it."""
         self._terminal = Terminal()
         self.in_foreground = self._terminal.alone
 

@@ -13,8 +13,6 @@ import signal
 import termios
 from collections.abc import Iterator
 
-__all__ = ["Terminal"]
-
 _Settings = list[int | list[bytes | int]]
 
 
@@ -22,7 +20,6 @@ class Terminal:
     """The controlling terminal of this process, if there is one."""
 
     def __init__(self) -> None:
-        """Open the controlling terminal and save its settings, if there is one."""
         self._fd: int | None = None
         self._settings: _Settings | None = None
         with contextlib.suppress(OSError, termios.error):

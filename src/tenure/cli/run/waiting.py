@@ -10,8 +10,6 @@ import tenure
 from tenure.cli.look import describe_program, program
 from tenure.cli.output import duration, safe
 
-__all__ = ["Notices", "describe_holder", "held_by", "runner"]
-
 FIRST = 1.0
 """Seconds of waiting before the first notice."""
 

@@ -20,8 +20,6 @@ from tenure.cli.top.draw import COLUMNS, cells_of, page_of, render
 from tenure.cli.top.snapshot import Observer, Snapshot
 from tenure.cli.top.view import View, chosen, pressed, settled
 
-__all__ = ["top"]
-
 SHARE = 4
 """Reading takes at most one part in so many of the time."""
 SHORTEST = 0.1

@@ -18,8 +18,6 @@ from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, sh
 from tenure.cli.top.snapshot import Row, Snapshot
 from tenure.cli.top.view import View, chosen
 
-__all__ = ["COLUMNS", "cells_of", "page_of", "render"]
-
 KEYS = "q quit  ↑↓ select  Enter look inside  s sort  r reverse  n node"
 KEYS_INSIDE = "q quit  ↑↓ scroll  Esc back"
 HEAD, FOOT = 3, 1

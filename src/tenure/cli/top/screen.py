@@ -29,8 +29,6 @@ from rich.text import Text
 from tenure.cli.output import terminal
 from tenure.cli.top.view import Keyboard
 
-__all__ = ["Screen"]
-
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ESCAPE_TIME = 0.05
 """Timeout in seconds for the rest of an escape sequence."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import tenure
 
-__all__ = ["Key", "Observer", "Row", "Snapshot"]
-
 Key = tuple[str, str]
 """The path of a node, and the name of a semaphore on it."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from tenure.cli.top.snapshot import Key, Row, Snapshot
 
-__all__ = ["SORTS", "Keyboard", "View", "chosen", "pressed", "settled"]
-
 SORTS = ("name", "held", "waiting", "age", "rate")
 
 
@@ -148,7 +146,6 @@ class Keyboard:
     """
 
     def __init__(self) -> None:
-        """Start without pending bytes."""
         self._pending = b""
 
     @property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "backoff"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 

@@ -7,8 +7,6 @@ from statistics import median
 
 from tenure.engines.contract import Finding
 
-__all__ = ["ROUNDS", "clock", "one_line", "quarantine", "round_trip"]
-
 ROUNDS = 20
 """Round trips to measure."""
 SLOW = 0.05

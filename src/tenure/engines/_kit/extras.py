@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from tenure.errors import Unsupported
 
-__all__ = ["needs_extra", "selector_loop"]
-
 
 @contextmanager
 def needs_extra(scheme: str, extra: str) -> Iterator[None]:

@@ -23,8 +23,6 @@ from typing import ClassVar, Generic, TypeVar
 from tenure.background import BackgroundThread, Failures
 from tenure.greenlets import new_condition
 
-__all__ = ["HeartbeatThread"]
-
 S = TypeVar("S")
 
 _log = logging.getLogger("tenure")

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, KeysView
 
-__all__ = ["OperationQueue", "OperationQueues", "Step"]
-
 Step = Callable[[], bool]
 """Begins an operation and returns true, or returns false if it cannot begin yet."""
 

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from tenure.clock import Clock
 from tenure.errors import EngineError
 
-__all__ = ["Quarantine"]
-
 _log = logging.getLogger("tenure")
 
 _LATE = 3.0
@@ -29,7 +27,6 @@ class Quarantine:
     """
 
     def __init__(self, url: str, clock: Clock) -> None:
-        """Start without a quarantine."""
         self.url = url
         self.reason = ""
         self._now = clock.now

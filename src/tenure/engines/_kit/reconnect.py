@@ -32,8 +32,6 @@ from tenure.background import Failures, supervise
 from tenure.engines._kit.backoff import FIRST_PAUSE, LONGEST_PAUSE, backoff
 from tenure.errors import EngineUnavailable, TenureError
 
-__all__ = ["ReconnectPolicy", "Reconnector", "ReconnectorOwner"]
-
 H = TypeVar("H")
 H_contra = TypeVar("H_contra", contravariant=True)
 C = TypeVar("C")

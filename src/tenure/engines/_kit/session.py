@@ -31,15 +31,6 @@ from tenure.engines.contract import Attach, SessionDefaults, SessionEvents
 from tenure.errors import EngineError, NodeNotFound, SessionExpired, TenureError
 from tenure.model import DEFAULT_NODE, NodeConfig, Recovered
 
-__all__ = [
-    "ClosableSession",
-    "PlainSession",
-    "SessionBase",
-    "close_sessions",
-    "received",
-    "restores_default",
-]
-
 T = TypeVar("T")
 Session = TypeVar("Session", bound="SessionBase")
 

@@ -23,23 +23,6 @@ from tenure.busy_poll import LONGEST, USUAL
 from tenure.errors import InvalidArgument
 from tenure.wire.places import host_and_port, is_host, is_local, parameters, shown, socket_path
 
-__all__ = [
-    "BUSY_POLL",
-    "CONNECT_TIMEOUT",
-    "PASSWORD",
-    "SOCKET_TIMEOUT",
-    "TLS",
-    "USERNAME",
-    "Endpoint",
-    "Parameter",
-    "StoreUrl",
-    "Tls",
-    "choice",
-    "flag",
-    "number",
-    "text",
-]
-
 T = TypeVar("T")
 Verify = Literal["full", "ca", "none"]
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["LocalWatch", "LocalWatches", "Watchers", "WatchingSession"]
-
 Subject = TypeVar("Subject", bound=Hashable)
 Session = TypeVar("Session", bound=Hashable)
 Watch = TypeVar("Watch", bound=Hashable)

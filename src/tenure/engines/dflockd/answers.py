@@ -9,8 +9,6 @@ from tenure.clock import Clock
 from tenure.engines.contract import Enqueued, Place, Removal, SessionEvents, Withdrawn
 from tenure.errors import TenureError
 
-__all__ = ["RequestAnswers", "RequestSession"]
-
 
 class RequestSession(Protocol):
     """Session of a request.
@@ -45,7 +43,6 @@ class RequestAnswers:
     """
 
     def __init__(self, session: RequestSession, number: int) -> None:
-        """Start without answers and without withdrawals."""
         self.place: asyncio.Future[Enqueued] = session.loop.create_future()
         self.given = False
         self.withdrawals: list[asyncio.Future[Withdrawn]] = []

@@ -27,8 +27,6 @@ from typing import Protocol, TypeAlias
 from tenure.clock import Clock
 from tenure.wire.lines.replies import BadReply, Reply, ReplyReader, read_reply
 
-__all__ = ["LOST", "DflockdConnection", "Handler", "User"]
-
 Handler: TypeAlias = Callable[[Reply], None]
 
 LOST = Reply("")

@@ -22,8 +22,6 @@ from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import AuthenticationFailed, EngineUnavailable, TenureError
 from tenure.wire.lines import requesting
 
-__all__ = ["Kind", "dial", "kind_of"]
-
 # While nothing can be sent, TCP keepalive detects a dead peer.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 

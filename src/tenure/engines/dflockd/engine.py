@@ -40,8 +40,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["DflockdEngine", "Sharding", "crc32_shard"]
-
 Sharding: TypeAlias = Callable[[str, int], int]
 """Function from a key and the number of servers to the number of the key's server."""
 

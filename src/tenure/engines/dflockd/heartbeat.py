@@ -13,8 +13,6 @@ from tenure.clock import Clock
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines.dflockd.connection import DflockdConnection
 
-__all__ = ["DflockdHeartbeat"]
-
 _POLL = 50
 """Milliseconds between two checks for new connections, and for the thread's end."""
 
@@ -23,7 +21,6 @@ class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
     """The heartbeat thread of one engine; its table has the connections to read."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start without a thread and without connections."""
         super().__init__("tenure-dflockd-heartbeat", clock.now, "reading renewals")
 
     def renew_now(self, awaited: dict[DflockdConnection, float]) -> None:

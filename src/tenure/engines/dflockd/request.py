@@ -25,8 +25,6 @@ from tenure.model import UNCHANGED, Unchanged
 from tenure.wire.lines import requesting
 from tenure.wire.lines.replies import Reply, fence_of
 
-__all__ = ["DflockdRequest"]
-
 NEW, TRYING, JOINING, WAITING, PROVING, HELD, LEAVING, GONE = Standing
 
 _FOR_EVER = 1_000_000_000  # seconds; every wait in the protocol has a timeout
@@ -55,7 +53,6 @@ class DflockdRequest:
         limit: int,
         timeout: float | None,
     ) -> None:
-        """Start in the state NEW."""
         self.number = number
         self.name = name
         self.standing = NEW

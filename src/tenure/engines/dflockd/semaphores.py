@@ -23,8 +23,6 @@ from tenure.wire.lines import requesting
 from tenure.wire.lines.replies import Reply
 from tenure.wire.lines.rules import is_key
 
-__all__ = ["DeclaredSemaphores", "check_name", "refusal", "uncounted"]
-
 _KEY_BYTES = 255
 """Maximum bytes of a key on all servers: early ones count the end of the line."""
 
@@ -53,7 +51,6 @@ class DeclaredSemaphores:
     """
 
     def __init__(self, shard_of: Callable[[str], Shard]) -> None:
-        """Start without declared semaphores."""
         self._shard_of = shard_of
         self._limits: dict[str, int] = {}
 

@@ -31,8 +31,6 @@ from tenure.errors import LeaseReleased, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire.lines.replies import Reply
 
-__all__ = ["DflockdSession"]
-
 
 class SessionEngine(Protocol):
     """Engine of a session."""

@@ -29,8 +29,6 @@ from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, SemaphoreDescription
 from tenure.wire.lines import requesting
 from tenure.wire.lines.replies import Reply
 
-__all__ = ["Shard", "cannot"]
-
 IDLE = 10.0
 """Seconds for which an idle connection is kept."""
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Standing"]
-
 
 class Standing(Enum):
     """State of a request; the module's docstring has the transitions."""

@@ -25,8 +25,6 @@ from tenure.engines._kit.url import (
 )
 from tenure.wire.lines import requesting
 
-__all__ = ["DEFAULT_PORT", "PARAMETERS", "DflockdUrl", "parse"]
-
 DEFAULT_PORT = 6388
 
 _READ_TIMEOUT = number("read_timeout", 23.0, 1.0, 86400.0)

@@ -32,8 +32,6 @@ from tenure.engines.etcd.semaphores import all_under, describe, described, descr
 from tenure.errors import SemaphoreNotFound
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
-__all__ = ["EtcdNodes"]
-
 _MOST_LEASES = 256
 """Largest number of leases that are queried to list sessions."""
 

@@ -14,19 +14,6 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from tenure.errors import EngineError
 
-__all__ = [
-    "Answer",
-    "EtcdLease",
-    "KeyValue",
-    "WatchAnswer",
-    "WatchEvent",
-    "read_answer",
-    "read_lease",
-    "read_range",
-    "read_string",
-    "read_watch",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -115,7 +102,6 @@ class KeyValue:
     __slots__ = ("created", "key", "lease", "modified", "value", "version")
 
     def __init__(self, data: bytes) -> None:
-        """Decode the message."""
         self.key = self.value = b""
         self.created = self.modified = self.version = self.lease = 0
         for field, value in _fields(data):
@@ -248,7 +234,6 @@ class WatchEvent:
     __slots__ = ("deleted", "kv")
 
     def __init__(self, data: bytes) -> None:
-        """Decode the message."""
         self.deleted = False
         for field, value in _fields(data):
             if field == 1:

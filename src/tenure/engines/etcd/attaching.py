@@ -30,8 +30,6 @@ from tenure.engines.etcd.watch_cache import WatchCaches
 from tenure.errors import EngineUnavailable, SessionClosed, TenureError
 from tenure.identity import retold
 
-__all__ = ["EtcdAttach"]
-
 _LEAST_TTL = 2
 """Seconds; etcd grants no shorter lease."""
 
@@ -42,7 +40,6 @@ class EtcdAttach(EtcdAttempts):
     def __init__(
         self, cluster: EtcdCluster, caches: WatchCaches, how: Attach, events: SessionEvents
     ) -> None:
-        """Start the time limit now."""
         super().__init__(cluster, how.node, cluster.address.connect_timeout)
         self._caches = caches
         self._how = how

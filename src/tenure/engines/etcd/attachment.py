@@ -28,8 +28,6 @@ from tenure.engines.etcd.operations import EtcdOperations
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.errors import SessionExpired, TenureError
 
-__all__ = ["EtcdAttachment", "WrittenAttachment"]
-
 _LEAST_TIMEOUT = 0.5
 
 
@@ -68,7 +66,6 @@ class EtcdAttachment(SessionBase):
     """
 
     def __init__(self, engine: EtcdCluster, attached: WrittenAttachment) -> None:
-        """Start attached, with the record in the session's key."""
         record, number = attached.record, attached.number
         super().__init__(attached.how, attached.events, number, record.window)
         self.engine = engine

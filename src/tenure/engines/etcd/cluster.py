@@ -26,8 +26,6 @@ from tenure.errors import (
     TenureError,
 )
 
-__all__ = ["EtcdAttempts", "EtcdCluster"]
-
 T = TypeVar("T")
 _log = logging.getLogger("tenure")
 
@@ -61,7 +59,6 @@ class EtcdCluster:
     watching: Watching
 
     def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:
-        """Start closed and without sessions."""
         self.url = address.url
         self.clock = clock
         self.keys = Keys(address.prefix)

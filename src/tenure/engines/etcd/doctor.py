@@ -17,8 +17,6 @@ from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import TenureError
 
-__all__ = ["examine"]
-
 _TIMEOUT = 2.0
 """Seconds for each query."""
 _SLOW = 0.1

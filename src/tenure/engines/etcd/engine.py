@@ -35,8 +35,6 @@ from tenure.model import (
     NodeConfig,
 )
 
-__all__ = ["EtcdEngine"]
-
 T = TypeVar("T")
 _log = logging.getLogger("tenure")
 

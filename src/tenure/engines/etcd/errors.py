@@ -9,8 +9,6 @@ from tenure.engines._kit.backoff import backoff
 from tenure.engines.etcd.grpc import CallFailed, Code
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument, TenureError
 
-__all__ = ["Lost", "Refused", "StaleToken", "failure", "pauses", "trouble_of"]
-
 _MAY_PASS = frozenset(
     {
         Code.UNAVAILABLE,
@@ -74,7 +72,6 @@ class Refused(Exception):
     """
 
     def __init__(self, code: Code, reason: str) -> None:
-        """Keep the code and the reason."""
         super().__init__(reason)
         self.code = code
         self.reason = reason

@@ -68,7 +68,6 @@ class Violation(Exception):
     """Error: the peer has violated the protocol; the connection ends."""
 
     def __init__(self, code: Trouble, why: str) -> None:
-        """Keep the error code and the reason."""
         super().__init__(why)
         self.code = code
 
@@ -153,7 +152,6 @@ class HeaderDecoder:
     """
 
     def __init__(self) -> None:
-        """Start without known blocks and without a table."""
         self._decoder = Decoder()
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self.known: dict[bytes, Fields] = {}

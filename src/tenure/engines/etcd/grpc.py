@@ -27,8 +27,6 @@ from tenure.background import BackgroundTimer, Failures
 from tenure.engines.etcd.frames import Fields, Trouble
 from tenure.engines.etcd.http2 import Http2Connection, Http2Stream
 
-__all__ = ["CallFailed", "Code", "GrpcCall", "GrpcConnection", "StreamCall", "UnaryCall", "message"]
-
 _failures = Failures("checking a connection to etcd", logging.getLogger("tenure"))
 
 _SILENCE, _SIGN_OF_LIFE = 10.0, 3.0
@@ -96,7 +94,6 @@ class GrpcCall(Http2Stream):
     __slots__ = ("_begun", "_partial", "_size", "over")
 
     def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
-        """Start with nothing sent."""
         super().__init__(head, pending, ends=ends)
         self.over = False
         self._begun = False
@@ -228,7 +225,6 @@ class StreamCall(GrpcCall):
     __slots__ = ("_failure", "_messages", "_reader")
 
     def __init__(self, head: bytes) -> None:
-        """Start without messages."""
         super().__init__(head)
         self._messages: deque[bytes] = deque()
         self._failure: CallFailed | None = None
@@ -290,7 +286,6 @@ class GrpcConnection(asyncio.Protocol):
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start without a transport."""
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._received_at = 0.0

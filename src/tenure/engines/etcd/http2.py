@@ -22,8 +22,6 @@ from collections.abc import Callable
 from tenure.engines.etcd import frames
 from tenure.engines.etcd.frames import END_HEADERS, END_STREAM, FRAME, NUMBER, Trouble, Violation
 
-__all__ = ["Http2Connection", "Http2Stream"]
-
 _FRAME_SIZE = 1 << 14  # every peer accepts it, and this client accepts no more
 _LARGEST = (1 << 31) - 1  # of windows, and of the numbers of streams
 
@@ -44,7 +42,6 @@ class Http2Stream:
     __slots__ = ("connection", "ends", "head", "number", "pending", "room", "window")
 
     def __init__(self, head: bytes, pending: bytes = b"", *, ends: bool = False) -> None:
-        """Start with nothing sent."""
         self.head = head
         self.pending = pending
         self.ends = ends

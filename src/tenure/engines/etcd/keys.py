@@ -29,30 +29,6 @@ from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import KeyValue
 from tenure.model import EPHEMERAL_LIMIT, Liveness, NodeConfig
 
-__all__ = [
-    "DELETED",
-    "EVICTED",
-    "TIMED_OUT",
-    "Entry",
-    "Keys",
-    "Name",
-    "Queue",
-    "Record",
-    "config_of",
-    "config_text",
-    "entries",
-    "has_room",
-    "limit_of",
-    "limit_value",
-    "name_in",
-    "note",
-    "number_owning",
-    "queues",
-    "request_value",
-    "taking_out",
-]
-
-
 EVICTED, DELETED, TIMED_OUT = b"evicted", b"deleted", b"timed out"
 """Reasons in a note for a session whose request was removed."""
 
@@ -66,7 +42,6 @@ class Name:
     """
 
     def __init__(self, prefix: str, path: str, name: str) -> None:
-        """Compute the keys and the parts of transactions of one semaphore."""
         where = f"{_node(path)}/{quote(name, safe='')}"
         self.path = path
         self.name = name
@@ -96,7 +71,6 @@ class Keys:
     """The keys of one store."""
 
     def __init__(self, prefix: str) -> None:
-        """Compute the keys of the whole store."""
         self._prefix = prefix
         self.prefix = prefix.encode()
         self.base = f"{prefix}base".encode()
@@ -234,7 +208,6 @@ class Entry:
     )
 
     def __init__(self, kv: KeyValue) -> None:
-        """Decode the request from its key and value."""
         count, _, mark = kv.value.partition(b" ")
         session, _, request_id = kv.key[kv.key.rindex(b"/") + 1 :].partition(b"-")
         self.key = kv.key
@@ -265,7 +238,6 @@ class Queue:
     __slots__ = ("limit", "limit_kv", "name", "owning", "requests")
 
     def __init__(self, name: str, limit: KeyValue | None, requests: list[Entry]) -> None:
-        """Read the limit, and count the owners."""
         self.name = name
         self.limit_kv = limit
         self.limit = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)

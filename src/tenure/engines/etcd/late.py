@@ -33,8 +33,6 @@ from tenure.engines.etcd.keys import (
 )
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["LateWaiters"]
-
 _OTHERS = 0.5
 _MOST_SEEN = 4096
 _MOST_COMPARED = 100  # etcd's default maximum is 128 comparisons
@@ -56,7 +54,6 @@ class LateWaiters:
         txn: Callable[[bytes, float], Awaitable[Answer]],
         timeout: float,
     ) -> None:
-        """Start with no requests seen."""
         self._keys = keys
         self._clock = clock
         self._local = local

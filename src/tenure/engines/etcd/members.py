@@ -30,8 +30,6 @@ from tenure.engines.etcd.grpc import CallFailed, GrpcCall, GrpcConnection, Strea
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import AuthenticationFailed
 
-__all__ = ["Channel", "Members", "Metadata"]
-
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 _CONNECTING = 3.0
@@ -196,7 +194,6 @@ class Members:
     """
 
     def __init__(self, address: EtcdUrl) -> None:
-        """Start without channels."""
         self._address = address
         self._channels: list[Channel] = []
         self._token = ""

@@ -17,8 +17,6 @@ from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
 
-__all__ = ["EtcdOperations"]
-
 T = TypeVar("T")
 
 
@@ -93,7 +91,6 @@ class EtcdOperations:
         tasks: set[asyncio.Task[Any]],
         error_of: Callable[[BaseException, str], TenureError],
     ) -> None:
-        """Start without operations."""
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         self._error_of = error_of

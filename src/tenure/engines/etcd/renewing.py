@@ -33,8 +33,6 @@ from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import TenureError
 
-__all__ = ["EtcdHeartbeat", "Renewable", "Rounds", "give_time", "keep_alive"]
-
 _log = logging.getLogger("tenure")
 
 _LEAST_TIMEOUT = 0.2
@@ -166,7 +164,6 @@ class Rounds:
     def __init__(
         self, members: Members, clock: Clock, spawn: Callable[[Any], asyncio.Task[Any]]
     ) -> None:
-        """Start with nothing to renew."""
         self._members = members
         self._clock = clock
         self._spawn = spawn
@@ -235,7 +232,6 @@ class EtcdHeartbeat(HeartbeatThread[Renewable]):
     expected = (OSError, TenureError)
 
     def __init__(self, address: EtcdUrl, clock: Clock) -> None:
-        """Start with nothing to renew, and without a thread."""
         what = f"renewing in the heartbeat thread on {address.url}"
         super().__init__("tenure-etcd-heartbeat", clock.now, what)
         self._address = address

@@ -19,8 +19,6 @@ from tenure.engines.etcd.keys import Entry, Name, limit_of, request_value
 from tenure.engines.etcd.watching import EtcdWatch
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["EtcdRequest"]
-
 _LARGE = 64 * 1024
 """Bytes of data; larger data is sent only once, so the queue is always read first."""
 

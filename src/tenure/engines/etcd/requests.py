@@ -48,8 +48,6 @@ from tenure.engines.etcd.waiting import Waiting, log_failure
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["EtcdRequests"]
-
 _log = logging.getLogger("tenure")
 
 _LAPSED = b"lapsed"
@@ -84,7 +82,6 @@ class EtcdRequests(EtcdAttachment):
     """
 
     def __init__(self, engine: EtcdCluster, attached: WrittenAttachment) -> None:
-        """Start attached, without requests."""
         super().__init__(engine, attached)
         self.requests: dict[int, EtcdRequest] = {}
         self._leaving: dict[int, asyncio.Future[Withdrawn]] = {}

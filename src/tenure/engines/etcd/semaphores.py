@@ -36,19 +36,6 @@ from tenure.engines.etcd.keys import (
 )
 from tenure.model import RequestDescription, SemaphoreDescription
 
-__all__ = [
-    "Reader",
-    "all_under",
-    "check_semaphores",
-    "check_sessions",
-    "create",
-    "delete",
-    "describe",
-    "described",
-    "descriptions",
-    "update",
-]
-
 _MOST_NOTED = 40
 """Requests that are removed in one transaction; etcd's maximum is 128 operations."""
 _MOST_KEYS = 100

@@ -38,8 +38,6 @@ from tenure.model import (
     Unchanged,
 )
 
-__all__ = ["EtcdSession"]
-
 _log = logging.getLogger("tenure")
 
 
@@ -49,7 +47,6 @@ class EtcdSession(EtcdRequests):
     def __init__(
         self, engine: EtcdCluster, caches: WatchCaches, attached: WrittenAttachment
     ) -> None:
-        """Start attached and in contact."""
         super().__init__(engine, attached)
         self._in_contact = True
         self._ending: Ending | None = None

@@ -23,8 +23,6 @@ from tenure.engines._kit.url import (
     text,
 )
 
-__all__ = ["PARAMETERS", "EtcdUrl", "parse"]
-
 _PORT = 2379
 _PREFIX = text("prefix", "tenure")
 PARAMETERS: tuple[Parameter[Any], ...] = (

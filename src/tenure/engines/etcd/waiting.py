@@ -27,8 +27,6 @@ from tenure.engines.etcd.keys import EVICTED, Entry, entries, number_owning
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.errors import TenureError
 
-__all__ = ["Waiting", "log_failure"]
-
 _log = logging.getLogger("tenure")
 
 _POLL, _POLL_BY_PLACE = 2.5, 0.02
@@ -47,7 +45,6 @@ class Waiting:
     """
 
     def __init__(self, session: EtcdAttachment, taken_out: Callable[[int, bytes], None]) -> None:
-        """Start without waiting requests."""
         self._session = session
         self._engine = session.engine
         self._taken_out = taken_out

@@ -24,8 +24,6 @@ from tenure.engines.etcd.watching import EtcdWatch
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = ["CacheWatcher", "WatchCache", "WatchCaches"]
-
 _log = logging.getLogger("tenure")
 
 _PAUSE = 0.5
@@ -39,7 +37,6 @@ class CacheWatcher:
     def __init__(
         self, session: object, data: bool, owners: bool, changed: Callable[[], None]
     ) -> None:
-        """Watch data, owners, or both for a session."""
         self.session = session
         self.data = data
         self.owners = owners
@@ -201,7 +198,6 @@ class WatchCaches:
     """The watch caches of an engine, by name."""
 
     def __init__(self, cluster: EtcdCluster) -> None:
-        """Start without caches."""
         self._cluster = cluster
         self._caches: dict[tuple[str, str], WatchCache] = {}
         self._watchers: Watchers[WatchCache, object, CacheWatcher] = Watchers()

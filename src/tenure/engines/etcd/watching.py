@@ -30,8 +30,6 @@ from tenure.engines.etcd.grpc import CallFailed, Code, StreamCall
 from tenure.engines.etcd.members import Members
 from tenure.errors import TenureError
 
-__all__ = ["EtcdWatch", "Watching"]
-
 _log = logging.getLogger("tenure")
 
 _SENTINEL = 1

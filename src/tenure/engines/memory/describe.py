@@ -11,8 +11,6 @@ from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.core.store import Store
 from tenure.model import Recovered, RequestDescription, SemaphoreDescription, SessionDescription
 
-__all__ = ["ALL", "MemoryPages", "recovered", "semaphore", "session"]
-
 ALL = sys.maxsize
 """Size of a page with the whole list."""
 

@@ -30,8 +30,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["MemoryEngine", "forget"]
-
 _log = logging.getLogger("tenure")
 
 _Push = tuple[MemorySession, int, Any]

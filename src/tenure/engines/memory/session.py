@@ -18,8 +18,6 @@ from tenure.engines.memory import describe
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
-__all__ = ["TICK", "MemorySession", "Shared"]
-
 TICK = 1.0
 """Longest time between two readings of the clock, in seconds."""
 _REFUSED = Enqueued(Place.REFUSED, None)
@@ -58,7 +56,6 @@ class Shared:
     """A store, the lock that guards it, and the connected engines."""
 
     def __init__(self) -> None:
-        """Start with an empty store."""
         self.store = Store()
         self.lock = threading.Lock()
         self.engines: set[_Engine] = set()

@@ -48,8 +48,6 @@ from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 from tenure.wire.frames import FrameWriter
 
-__all__ = ["STORE_LOST", "NativeAttachment", "closing_again"]
-
 STORE_LOST = "the server has lost contact to its store"
 
 
@@ -92,7 +90,6 @@ class NativeAttachment(PlainSession):
         how: Attach,
         events: SessionEvents,
     ) -> None:
-        """Start unattached, with its own channel."""
         super().__init__(how, events, 0, float(how.recovery_window))
         self.attach_number = 0
         self.channel = reconnector.next_channel()

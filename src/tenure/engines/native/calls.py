@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from tenure.wire import messages as wire
 
-__all__ = ["CallOwner", "ConnectionGone", "NativeCall"]
-
 
 class ConnectionGone(Exception):
     """Error: the connection was lost before the answer arrived. It never leaves this engine."""
@@ -64,7 +62,6 @@ class NativeCall:
         future: asyncio.Future[Any],
         owner: CallOwner | None = None,
     ) -> None:
-        """Start unsent."""
         self.rid = rid
         self.message = message
         self.future = future

@@ -31,8 +31,6 @@ from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 from tenure.wire.frames import BadFrame, FrameReader, FrameWriter
 
-__all__ = ["LARGEST_ANSWER", "ConnectionOwner", "Handlers", "NativeConnection"]
-
 Handlers: TypeAlias = Mapping[type[Struct], Callable[[Any], None]]
 
 _log = logging.getLogger("tenure")

@@ -14,8 +14,6 @@ from tenure.errors import TenureError
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
-__all__ = ["Receiver", "dispatch"]
-
 
 class Receiver(Protocol):
     """Session that messages are delivered to."""

@@ -40,8 +40,6 @@ from tenure.model import (
 from tenure.wire import messages as wire
 from tenure.wire.values import Config
 
-__all__ = ["NativeEngine"]
-
 _CLOSING = 5.0
 """Seconds for a server to close the sessions of an engine that is closed."""
 
@@ -86,7 +84,6 @@ class NativeEngine(EngineDefaults):
             self._heartbeat = NativeHeartbeat(address, tls, self.clock, program)
 
     async def _connected(self, program: bytes) -> NativeReconnector:
-        """Connect as a program."""
         dial = self._dial or dialler(self._address, self._tls)
         reconnector = NativeReconnector(self._address, self.clock, program, dial)
         await reconnector.open()

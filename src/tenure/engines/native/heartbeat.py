@@ -24,8 +24,6 @@ from tenure.engines.native.url import NativeUrl
 from tenure.wire import messages as wire
 from tenure.wire.frames import FrameReader, FrameWriter
 
-__all__ = ["NativeHeartbeat", "Proofs"]
-
 _HEAD_START = 0.05
 """Seconds for the loop to renew first."""
 
@@ -47,7 +45,6 @@ class Proofs:
     """
 
     def __init__(self, window: float) -> None:
-        """Start without a proof."""
         self.last: float | None = None
         self.renewed = 0.0
         self._window = window
@@ -143,7 +140,6 @@ class NativeHeartbeat(HeartbeatThread[RenewedSession]):
     def __init__(
         self, address: NativeUrl, tls: ssl.SSLContext | None, clock: Clock, program: bytes
     ) -> None:
-        """Start without a thread and without connections."""
         super().__init__("tenure-native-heartbeat", clock.now, f"heartbeats to {address.url}")
         self._server_name = "" if address.tls is None else address.tls.server_name
         self._tls = tls

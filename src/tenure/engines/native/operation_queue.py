@@ -27,8 +27,6 @@ from tenure.engines.prompt import Prompt
 from tenure.errors import TenureError
 from tenure.wire import messages as wire
 
-__all__ = ["NativeOperationQueue"]
-
 _GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
 
 
@@ -41,7 +39,6 @@ class NativeOperationQueue:
     """
 
     def __init__(self, channel: int, reconnector: NativeReconnector) -> None:
-        """Start empty."""
         self.calls: dict[int, NativeCall] = {}
         self.requests: Requests = {}
         self._channel = channel

@@ -15,8 +15,6 @@ from tenure.engines.native.calls import NativeCall
 from tenure.wire import messages as wire
 from tenure.wire.values import Found
 
-__all__ = ["OWNED", "REFUSED", "REMOVALS", "Plan", "Requests", "reconcile"]
-
 OWNED = -inf
 """In `Requests`: the request is an owner."""
 

@@ -34,8 +34,6 @@ from tenure.engines.native.url import NativeUrl
 from tenure.errors import EngineError, EngineUnavailable, SessionExpired, TenureError
 from tenure.wire import messages as wire
 
-__all__ = ["CONNECTION_TIMEOUT", "Dial", "NativeReconnector", "ReconnectedSession", "dialler"]
-
 Dial: TypeAlias = Callable[[Endpoint, asyncio.Protocol], Awaitable[None]]
 """Connects a protocol to a server. It raises `OSError`, and is cancelled after the timeout."""
 
@@ -84,7 +82,6 @@ class NativeReconnector:
     """
 
     def __init__(self, address: NativeUrl, clock: Clock, program: bytes, dial: Dial) -> None:
-        """Start without a connection, with the servers in random order."""
         self.address = address
         self.clock = clock
         self.loop = asyncio.get_running_loop()

@@ -20,8 +20,6 @@ from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
 
-__all__ = ["NativeSession", "plain_name", "plain_path"]
-
 _SMALLEST = -(2**63)
 
 

@@ -19,8 +19,6 @@ from tenure.busy_poll import USUAL
 from tenure.engines._kit.url import BUSY_POLL, TLS, Endpoint, Parameter, StoreUrl, Tls
 from tenure.errors import InvalidArgument
 
-__all__ = ["DEFAULT_PORT", "PARAMETERS", "NativeUrl", "parse"]
-
 DEFAULT_PORT = 7070
 PARAMETERS: tuple[Parameter[Any], ...] = (BUSY_POLL, *TLS)
 _LONGEST_TOKEN = 4096

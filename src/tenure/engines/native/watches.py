@@ -10,8 +10,6 @@ from tenure.engines.native.connection import NativeConnection
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 
-__all__ = ["NativeWatches"]
-
 POLLING = 1.0
 """Seconds between two notifications if the server rejects a watch."""
 
@@ -31,7 +29,6 @@ class NativeWatches:
     """The watches of one session, on its channel."""
 
     def __init__(self, channel: int) -> None:
-        """Start without watches."""
         self._channel = channel
         self._watches: dict[int, _Watch] = {}
         self._last = 0

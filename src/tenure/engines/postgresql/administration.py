@@ -20,8 +20,6 @@ from tenure.engines.postgresql.statements import Call, Refusal
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import TenureError
 
-__all__ = ["PostgresAdministration"]
-
 _REPORTING = frozenset({"drop_node", "end_session", "evict"})
 """Functions with the engine's channel as an argument, and with events in their replies."""
 
@@ -37,7 +35,6 @@ class PostgresAdministration(CommandEngine[PostgresSession]):
     channel: str
 
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:
-        """Start closed."""
         timeout = address.connect_timeout + address.socket_timeout
         super().__init__(address.url, timeout, values, clock)
         self._address = address

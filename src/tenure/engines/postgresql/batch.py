@@ -10,8 +10,6 @@ from tenure.engines._kit.commands.operations import OrderIds
 from tenure.engines._kit.commands.statements import OperationBatch
 from tenure.engines.postgresql.statements import Refusal
 
-__all__ = ["NO_MORE", "Batch"]
-
 _ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7,$8)"
 _RELEASE = "release($1,$2,$3,$4,$5,$6,$7)"
 _TURN_OVER = "turn_over($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
@@ -43,7 +41,6 @@ class Batch(OperationBatch):
         relaxed: bool,
         pushed: Callable[[list[str]], None],
     ) -> None:
-        """Start empty."""
         self._clear()
         self._caller = caller
         self._order_ids = order_ids

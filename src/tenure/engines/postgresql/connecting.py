@@ -26,20 +26,6 @@ from tenure.engines.postgresql.statements import DROPPED
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError
 
-__all__ = [
-    "SETTINGS",
-    "OpenedConnections",
-    "SchemaDropped",
-    "StoreState",
-    "connect_blocking",
-    "cut",
-    "greet",
-    "note_use",
-    "open_connections",
-    "reattach",
-    "unless_silent",
-]
-
 T = TypeVar("T")
 
 _NO_FUNCTION = "42883"

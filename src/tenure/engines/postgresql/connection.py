@@ -38,8 +38,6 @@ from tenure.engines.postgresql.login import cause
 from tenure.engines.postgresql.prepared import MIXED_UP, StatementSender
 from tenure.engines.postgresql.statements import Refusal
 
-__all__ = ["PostgresConnection", "PostgresConnectionOwner"]
-
 _log = logging.getLogger("tenure")
 
 _AT_ONCE = frozenset({"TN001", "40001", "40P01"})

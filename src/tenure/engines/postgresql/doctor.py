@@ -24,8 +24,6 @@ from tenure.engines.postgresql.login import READ_ONLY, cause, encoding_error, lo
 from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import EngineError
 
-__all__ = ["examine"]
-
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 CONNECT_TIMEOUT = 5

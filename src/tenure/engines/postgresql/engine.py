@@ -43,8 +43,6 @@ from tenure.engines.postgresql.watches import PostgresWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import Capabilities
 
-__all__ = ["PostgresEngine"]
-
 _log = logging.getLogger("tenure")
 
 _MOST_KNOWN = 10_000

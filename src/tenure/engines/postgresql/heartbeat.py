@@ -21,8 +21,6 @@ from tenure.engines.postgresql.prepared import MIXED_UP, new_mark, repeats
 from tenure.engines.postgresql.session import PostgresSession, alive_in
 from tenure.engines.postgresql.url import PostgresUrl
 
-__all__ = ["PostgresHeartbeat"]
-
 _TIMEOUT = 2
 _ACTIVITY = b"""
     SELECT CASE WHEN wait_event_type = 'Lock' THEN 'a lock of process '

@@ -21,16 +21,6 @@ from tenure.errors import (
     TenureError,
 )
 
-__all__ = [
-    "NO_RIGHT",
-    "READ_ONLY",
-    "LoginFailure",
-    "cause",
-    "encoding_error",
-    "explained",
-    "login_failure",
-]
-
 NO_RIGHT = "42501"
 READ_ONLY = "25006"
 _ISOLATED = "TN004"

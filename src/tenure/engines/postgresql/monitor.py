@@ -27,8 +27,6 @@ from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import Arguments, Call, Refusal
 from tenure.engines.postgresql.watches import PostgresWatches
 
-__all__ = ["PostgresMonitor", "look"]
-
 _TURN = 0.5
 """Seconds between two checks of the connection, at the most; they cost no statement."""
 _SOON = 0.3
@@ -101,7 +99,6 @@ class PostgresMonitor:
     def __init__(
         self, engine: _Engine, watches: PostgresWatches, silence: float, failures: Failures
     ) -> None:
-        """Start idle."""
         self._engine = engine
         self._watches = watches
         self._silence = silence

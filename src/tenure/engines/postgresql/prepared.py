@@ -12,8 +12,6 @@ import os
 from itertools import count
 from typing import Any
 
-__all__ = ["MIXED_UP", "StatementSender", "new_mark", "repeats"]
-
 MIXED_UP = "the pooler has passed on a reply to another client's statement"
 
 _Parameters = list[bytes | None]
@@ -28,7 +26,6 @@ class StatementSender:
     """
 
     def __init__(self, connection: Any, *, pooled: bool) -> None:
-        """Start with nothing prepared."""
         self._connection = connection
         self._pooled = pooled
         self._mark = b""

@@ -24,17 +24,6 @@ from tenure.engines.postgresql.url import PostgresUrl
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument
 from tenure.model import DEFAULT_NODE, NodeConfig
 
-__all__ = [
-    "EXISTS",
-    "VERSION",
-    "creation",
-    "initialize",
-    "mismatch",
-    "script",
-    "upgrade",
-    "upgrading",
-]
-
 VERSION = 1
 SERVES = 1
 """Oldest version of programs that the functions serve, besides this one."""

@@ -31,8 +31,6 @@ from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, session
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
 
-__all__ = ["PostgresSession", "PostgresSessionEngine", "alive_in"]
-
 _log = logging.getLogger("tenure")
 
 _GUARDED = -2
@@ -92,7 +90,6 @@ class PostgresEnqueue(EnqueueOperation):
     __slots__ = ()
 
     def __init__(self, *request: Any) -> None:
-        """Encode the request."""
         super().__init__(*request)
         kind, request_id, name, *rest = self.words
         if rest:
@@ -119,7 +116,6 @@ class GuardedRelease:
     __slots__ = ("_began", "_name", "_reported", "_session")
 
     def __init__(self, session: PostgresSession, name: str) -> None:
-        """Begin to wait."""
         self._session = session
         self._name = name
         self._began = session.loop.time()
@@ -157,7 +153,6 @@ class PostgresWithdraw(HandoffWithdraw):
         retried: bool = False,
         kept: int | None = None,
     ) -> None:
-        """Describe the withdrawal."""
         super().__init__(session, request_id, name, retried=retried)
         self.words += (values.to_text(name),)
         self.guarded: GuardedRelease | None = None
@@ -179,7 +174,6 @@ class PostgresSession(HandoffSession):
     _engine: PostgresSessionEngine
 
     def __init__(self, engine: PostgresSessionEngine, given: SessionParameters) -> None:
-        """Start attached, with the token that the store has."""
         super().__init__(engine, engine, given)
 
     # Proof

@@ -9,16 +9,6 @@ from typing import Any, TypeAlias
 from tenure.engines._kit.commands.attachment import CommandAttachment
 from tenure.engines._kit.commands.statements import Statement
 
-__all__ = [
-    "DROPPED",
-    "Argument",
-    "Arguments",
-    "Call",
-    "Refusal",
-    "Sql",
-    "session_call",
-]
-
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 Arguments: TypeAlias = tuple[Argument, ...]
 
@@ -34,7 +24,6 @@ class Refusal(Exception):
     """
 
     def __init__(self, code: str, message: str) -> None:
-        """Keep the code and the message."""
         super().__init__(message)
         self.code = code
 
@@ -64,7 +53,6 @@ class Call(Statement):
         *,
         alone: bool = False,
     ) -> None:
-        """Describe the call."""
         self._function = function
         self._args = args
         self._answered = answered
@@ -108,7 +96,6 @@ class Sql(Statement):
     alone = True
 
     def __init__(self, text: str) -> None:
-        """Describe the statement."""
         self._text = text
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:  # noqa: ARG002

@@ -26,8 +26,6 @@ from tenure.engines._kit.url import (
 from tenure.errors import InvalidArgument
 from tenure.wire.places import host_and_port
 
-__all__ = ["OWN", "PARAMETERS", "PostgresUrl", "parse"]
-
 _SCHEMES = ("postgresql", "postgres")
 _SCHEMA = text("schema", "tenure")
 _LISTEN = text("listen")

@@ -14,8 +14,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["base64", "from_text", "recovered", "semaphore", "sessions", "to_text"]
-
 _ESCAPE = "\x1b"
 
 

@@ -17,8 +17,6 @@ from tenure.engines.postgresql import values
 from tenure.engines.postgresql.session import PostgresSession
 from tenure.engines.postgresql.statements import session_call
 
-__all__ = ["PostgresWatches"]
-
 
 class PostgresWatches(LocalWatches[PostgresSession]):
     """The watches of one engine. Iterates over the channels on which changes are notified.
@@ -32,7 +30,6 @@ class PostgresWatches(LocalWatches[PostgresSession]):
     def __init__(
         self, send: Callable[[Statement], None], listen: Callable[[str], None], schema: str
     ) -> None:
-        """Start without watches."""
         super().__init__(lambda channel: listen(f"LISTEN {channel}"), self._unlisten)
         self._send = send
         self._listen = listen

@@ -18,8 +18,6 @@ from tenure.engines.redis.session import RedisSession
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import InvalidArgument, TenureError
 
-__all__ = ["RedisAdministration"]
-
 _CHANGES = frozenset({"create_node", "alter_node", "drop_node", "end_session", "evict"})
 
 
@@ -56,7 +54,6 @@ class RedisAdministration(CommandEngine[RedisSession]):
     reconnector: RedisReconnector
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
-        """Start closed."""
         timeout = address.connect_timeout + address.socket_timeout
         super().__init__(address.url, timeout, values, clock)
         self._address = address

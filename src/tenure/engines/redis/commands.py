@@ -24,26 +24,6 @@ import hiredis
 
 from tenure.engines._kit.commands.operations import OrderIds
 
-__all__ = [
-    "SCRIPTS",
-    "UNSERVED",
-    "AttachedSession",
-    "Command",
-    "Keys",
-    "LargeRead",
-    "PlainCommand",
-    "Refusal",
-    "Script",
-    "ScriptCall",
-    "Subscription",
-    "Word",
-    "advice_on_rights",
-    "code_of",
-    "is_denied",
-    "keys_of",
-    "pack",
-]
-
 Word = str | bytes | int
 
 Keys = tuple[int, str, str]
@@ -108,7 +88,6 @@ class Script:
     __slots__ = ("digest", "name", "text")
 
     def __init__(self, name: str, text: str) -> None:
-        """Keep the script's text and compute its digest."""
         self.name = name
         self.text = text
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -20,8 +20,6 @@ from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import EngineError
 
-__all__ = ["Confirmer"]
-
 _log = logging.getLogger("tenure")
 
 _TIMEOUT = 1.0
@@ -34,7 +32,6 @@ class Confirmer:
     """The connection for confirmations, and the grants that wait for them."""
 
     def __init__(self, address: RedisUrl, witness: str) -> None:
-        """Start without a connection."""
         self._address = address
         self._witness = witness
         self._server: Server | None = None

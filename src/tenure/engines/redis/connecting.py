@@ -33,26 +33,6 @@ from tenure.errors import (
     Unsupported,
 )
 
-__all__ = [
-    "EARLIEST",
-    "Info",
-    "Loading",
-    "Lost",
-    "Moved",
-    "Server",
-    "announced",
-    "connect",
-    "connect_once",
-    "greet",
-    "in_time",
-    "moved_to",
-    "not_a_cluster",
-    "parse_info",
-    "require_keys",
-    "shown",
-    "translated",
-]
-
 EARLIEST = (6, 2)
 """The oldest version of Redis."""
 
@@ -99,7 +79,6 @@ class Moved(EngineUnavailable):
     """
 
     def __init__(self, message: str, place: Place) -> None:
-        """Set the message and the address."""
         super().__init__(message)
         self.place = place
 

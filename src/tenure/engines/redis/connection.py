@@ -43,8 +43,6 @@ from tenure.engines.redis.commands import (
     pack,
 )
 
-__all__ = ["Batch", "RedisConnection"]
-
 _log = logging.getLogger("tenure")
 
 _OPERATE = SCRIPTS["operate"]
@@ -61,7 +59,6 @@ class Batch(Command):
     session: AttachedSession
 
     def __init__(self, session: AttachedSession, operation: Operation[Any]) -> None:
-        """Start with one operation."""
         self.session = session
         self.operations = [operation]
 

@@ -33,8 +33,6 @@ from tenure.engines.redis.reported import cluster, memory, persistence, replicas
 from tenure.engines.redis.url import Place, RedisUrl
 from tenure.errors import TenureError
 
-__all__ = ["examine"]
-
 TIMEOUT = 10.0
 """Timeout of the whole diagnosis in seconds."""
 MOST_KEYS = 20_000

@@ -27,8 +27,6 @@ from tenure.engines.redis.url import RedisUrl
 from tenure.errors import TenureError
 from tenure.model import Capabilities
 
-__all__ = ["RedisEngine"]
-
 _POLL = 2.5
 """Longest time in seconds between two reads of state that a push should have reported."""
 _SIGNS = 4

@@ -13,8 +13,6 @@ from tenure.engines.redis.commands import SCRIPTS, AttachedSession, Word, keys_o
 from tenure.engines.redis.connecting import Server, moved_to
 from tenure.engines.redis.url import RedisUrl
 
-__all__ = ["RedisHeartbeat"]
-
 _TIMEOUT = 2.0
 _SCRIPT = SCRIPTS["renew"]
 _NOTHING = object()
@@ -26,7 +24,6 @@ class RedisHeartbeat(HeartbeatThread[AttachedSession]):
     expected = (OSError, hiredis.HiredisError)
 
     def __init__(self, address: RedisUrl, clock: Clock, witness: str) -> None:
-        """Start without a thread and without a connection."""
         super().__init__("tenure-redis-heartbeat", clock.now, f"heartbeats to {address.url}")
         self._address = address
         self._witness = witness

@@ -36,17 +36,6 @@ from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import Place, RedisUrl
 from tenure.errors import EngineUnavailable, TenureError
 
-__all__ = [
-    "HOPS",
-    "ClusterNodes",
-    "Locator",
-    "Node",
-    "Sentinels",
-    "locate",
-    "locator_of",
-    "nodes_of",
-]
-
 HOPS = 5
 """Nodes that name another one, until an attempt to connect has failed."""
 
@@ -76,7 +65,6 @@ class Locator(ABC):
     """Finder of the server, over connections that are kept."""
 
     def __init__(self, address: RedisUrl) -> None:
-        """Start without connections."""
         self._address = address
         self._connections: dict[Place, RedisConnection] = {}
 
@@ -239,7 +227,6 @@ class ClusterNodes(Locator):
     """
 
     def __init__(self, address: RedisUrl) -> None:
-        """Start with the addresses of the URL."""
         super().__init__(address)
         self.slot = crc_hqx(address.prefix[1 : address.prefix.index("}")].encode(), 0) % _SLOTS
         self._clustered = address.cluster

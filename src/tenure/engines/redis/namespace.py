@@ -30,21 +30,6 @@ from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import InvalidArgument
 
-__all__ = [
-    "FIRST_CALL",
-    "REASONS",
-    "ROLL_CALL",
-    "Greeting",
-    "NamespaceQuarantine",
-    "Report",
-    "Verdict",
-    "Witnesses",
-    "collect",
-    "greet_namespace",
-    "judge",
-    "leave_trace",
-]
-
 ROLL_CALL = 4.0
 """Seconds for connected programs to reconnect, and to report the loss of data."""
 
@@ -103,7 +88,6 @@ class Witnesses:
     """
 
     def __init__(self, address: RedisUrl) -> None:
-        """Make the text and the digest of each witness."""
         self._texts = {
             level: (
                 f"-- tenure: programs with recovery windows of up to {level:g} s have used "
@@ -422,7 +406,6 @@ class NamespaceQuarantine(Quarantine):
     """
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
-        """Start without a quarantine."""
         super().__init__(address.url, clock)
         self.reason = "lost"
         self._name = address.prefix[1:-2]  # without braces and colon

@@ -48,8 +48,6 @@ from tenure.engines.redis.locating import HOPS, locator_of
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import EngineUnavailable, TenureError
 
-__all__ = ["RedisReconnector", "RedisReconnectorOwner"]
-
 _log = logging.getLogger("tenure")
 
 _LONGEST_LOADING_PAUSE = 0.5
@@ -86,7 +84,6 @@ class RedisReconnector:
     operate: Callable[[Operation[Any]], None]
 
     def __init__(self, address: RedisUrl, owner: RedisReconnectorOwner) -> None:
-        """Start without a connection and without pending commands."""
         self._address = address
         self._owner = owner
         self._reconnector = Reconnector[str, _Pair](address.url, [address.url], self)

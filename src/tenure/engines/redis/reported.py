@@ -9,8 +9,6 @@ from tenure.engines.redis.connecting import EARLIEST, Info
 from tenure.engines.redis.locating import Node
 from tenure.engines.redis.url import RedisUrl
 
-__all__ = ["cluster", "memory", "persistence", "replicas", "role", "version"]
-
 FULL = 0.9
 """Fraction of the allowed memory above which a warning is given."""
 

@@ -23,8 +23,6 @@ from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.errors import EngineError
 
-__all__ = ["ConfirmedSession", "RedisSession", "RedisSessionEngine"]
-
 _log = logging.getLogger("tenure")
 
 _RENEW = SCRIPTS["renew"]
@@ -60,7 +58,6 @@ class RedisSession(CommandSession):
     _engine: RedisSessionEngine
 
     def __init__(self, engine: RedisSessionEngine, given: SessionParameters) -> None:
-        """Start attached, with the token in the store."""
         super().__init__(engine, engine.reconnector, given)
         self.handle_push = engine.handle_push
         self._reconnector = engine.reconnector

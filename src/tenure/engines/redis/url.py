@@ -33,8 +33,6 @@ from tenure.engines._kit.url import (
     text,
 )
 
-__all__ = ["PARAMETERS", "Place", "RedisUrl", "parse"]
-
 _REDIS_PORT, _SENTINEL_PORT = 6379, 26379
 
 Place = tuple[str, int] | str

@@ -12,8 +12,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["recovered", "semaphore", "sessions"]
-
 
 def semaphore(reply: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:
     """Decode a semaphore; `reply` is in the form of ``describe`` in body.lua."""

@@ -25,8 +25,6 @@ from tenure.engines.sqlite.files import check_trusted, check_usable, system_erro
 from tenure.engines.sqlite.url import parse
 from tenure.errors import EngineError
 
-__all__ = ["PAGES", "Progress", "backup", "check_whole", "step", "sync_folder"]
-
 Progress = Callable[[int, int], None]
 """Called with the number of pages left to copy, and the total number of pages."""
 

@@ -34,8 +34,6 @@ from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 from tenure.greenlets import Thread, new_thread
 
-__all__ = ["Checkpointer", "examine_library", "has_wal_reset_bug"]
-
 _EVERY = 500
 """Commits of one engine between two checkpoints. Each engine starts counting at a random number, so
 that programs with only a few commits also run checkpoints."""

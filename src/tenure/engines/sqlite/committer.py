@@ -37,8 +37,6 @@ from tenure.engines.sqlite.transaction import Messages, Transaction, Turn
 from tenure.errors import TenureError
 from tenure.greenlets import new_queue
 
-__all__ = ["Committer"]
-
 T = TypeVar("T")
 
 _ALONE = 16
@@ -94,7 +92,6 @@ class Committer:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, clock: Clock, turn: Turn, tx: Transaction
     ) -> None:
-        """Start with an empty queue, running operations inline."""
         self.busy = False
         self.stalled_since: float | None = None
         self._loop = loop

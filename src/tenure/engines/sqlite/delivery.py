@@ -31,8 +31,6 @@ from tenure.engines.sqlite.transaction import (
 )
 from tenure.engines.sqlite.watches import SqliteWatches
 
-__all__ = ["EventDelivery"]
-
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
 _KINDS = {CHANGED_DATA: DATA, CHANGED_OWNERS: OWNERS}
 
@@ -52,7 +50,6 @@ class EventDelivery:
         over: Callable[[int, int], None],
         acknowledge: Callable[[Attachment], None],
     ) -> None:
-        """Start without sessions."""
         self.sessions: dict[int, SqliteSession] = {}
         self._watches = watches
         self._store = store

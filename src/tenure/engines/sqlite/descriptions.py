@@ -35,8 +35,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["ALL", "SqliteDescriptions"]
-
 ALL = sys.maxsize
 """Size of a page that contains the whole list."""
 

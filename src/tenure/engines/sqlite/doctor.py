@@ -45,8 +45,6 @@ from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
 
-__all__ = ["examine"]
-
 MIB = 1024 * 1024
 LITTLE_SPACE = 64 * MIB
 NO_SPACE = MIB

@@ -32,8 +32,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = ["SqliteEngine"]
-
 T = TypeVar("T")
 
 _LEAVING = 2.0

@@ -23,30 +23,6 @@ from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import SessionExpired
 from tenure.model import EPHEMERAL_LIMIT, Liveness
 
-__all__ = [
-    "END",
-    "Attachment",
-    "Damage",
-    "Suspect",
-    "check_alive",
-    "damage",
-    "deadline_of",
-    "earliest",
-    "is_attached",
-    "is_current",
-    "is_dead",
-    "is_silent",
-    "last_contact",
-    "over_among",
-    "over_in_queue",
-    "requests_of",
-    "session_over",
-    "standing_before",
-    "suspects_in_queue",
-    "unattended",
-    "why_over",
-]
-
 END = 2**62
 """Greater than every order id."""
 

@@ -41,20 +41,6 @@ from tenure.engines.sqlite.folders import (
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 
-__all__ = [
-    "OpenFiles",
-    "StoreFiles",
-    "check_one_name",
-    "check_trusted",
-    "check_usable",
-    "explain",
-    "may_make_folder",
-    "no_folder",
-    "prepare",
-    "share_side_files",
-    "system_error",
-]
-
 log = logging.getLogger("tenure.sqlite")
 
 Identity: TypeAlias = tuple[int, int]
@@ -136,7 +122,6 @@ class OpenFiles:
     """
 
     def __init__(self, place: StoreFiles, read: Callable[[str, int], bytes]) -> None:
-        """Note the identities of the files."""
         self.lost = ""
         self._path = place.path
         self._log, self._index = place.log

@@ -35,15 +35,6 @@ from pathlib import Path
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, Unsupported
 
-__all__ = [
-    "check_file_system",
-    "check_folders",
-    "describe_layer",
-    "file_system",
-    "is_mount_point",
-    "user",
-]
-
 _MOUNTS = "/proc/self/mountinfo"
 
 _LINKS = 40  # maximum number of followed links, as in the kernel

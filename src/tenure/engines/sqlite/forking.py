@@ -17,8 +17,6 @@ import threading
 import weakref
 from types import TracebackType
 
-__all__ = ["Guard"]
-
 _all: weakref.WeakSet[Guard] = weakref.WeakSet()
 _list = threading.RLock()  # guards the set; held during a fork
 _taken: list[Guard] = []
@@ -30,7 +28,6 @@ class Guard:
     __slots__ = ("__weakref__", "acquire", "release")
 
     def __init__(self) -> None:
-        """Create the lock and register it for forks."""
         lock = threading.RLock()
         self.acquire = lock.acquire
         self.release = lock.release

@@ -39,8 +39,6 @@ from pathlib import Path
 from tenure.clock import SystemClock
 from tenure.errors import EngineError
 
-__all__ = ["LivenessFile", "LivenessFiles", "boot_id", "is_stopped", "started"]
-
 _HEADER = struct.Struct("q")
 _BEAT = struct.Struct("d")
 _SLOTS = 511  # of a chunk: with the header, a page
@@ -237,7 +235,6 @@ class LivenessFiles:
     """
 
     def __init__(self, folder: str, now: Callable[[], float] = _CLOCK.now) -> None:
-        """Start with no file open."""
         self._folder = folder
         self._now = now
         self._files: OrderedDict[int, int] = OrderedDict()

@@ -26,8 +26,6 @@ from tenure.engines.sqlite.transaction import OWNERS, Messages, Progress, Transa
 from tenure.engines.sqlite.watches import Name, SqliteWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
-__all__ = ["STALL", "Monitor"]
-
 STALL = 1.0
 """Seconds after which a process that keeps the turn is reported."""
 
@@ -57,7 +55,6 @@ class Monitor:
     def __init__(
         self, store: Store, watches: SqliteWatches, acknowledge: Callable[[Attachment], None]
     ) -> None:
-        """Start without waiters."""
         self.delivery = EventDelivery(store, watches, self.waits_no_more, acknowledge)
         self._watches = watches
         self._store = store

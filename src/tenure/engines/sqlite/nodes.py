@@ -9,19 +9,6 @@ from tenure.engines.sqlite.schema import from_column, to_column
 from tenure.engines.sqlite.transaction import DELETED, EVICTED, Transaction
 from tenure.model import DEFAULT_NODE, NodeConfig
 
-__all__ = [
-    "alter_node",
-    "config_of",
-    "create_node",
-    "create_semaphore",
-    "delete_semaphore",
-    "drop_node",
-    "evict",
-    "find",
-    "sessions_of",
-    "update_semaphore",
-]
-
 _EMPTY_NODE = (
     "DELETE FROM semaphores WHERE node = ?",
     "DELETE FROM contents WHERE node = ?",

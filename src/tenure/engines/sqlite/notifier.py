@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable
 
 from tenure.engines.sqlite.liveness import started
 
-__all__ = ["DatagramNotifier", "ProcessWatch"]
-
 _DATAGRAM = b"!"
 _LONGEST = 100  # bytes of a socket path that every system accepts
 
@@ -107,7 +105,6 @@ class ProcessWatch:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, died: Callable[[int], None]) -> None:
-        """Start without processes."""
         self._loop = loop
         self._died = died
         self._watched: dict[int, int] = {}

@@ -35,17 +35,6 @@ from tenure.engines.sqlite.sessions import acknowledge_for, detach_at
 from tenure.engines.sqlite.transaction import Transaction
 from tenure.errors import EngineError
 
-__all__ = [
-    "describe_quarantine",
-    "end_quarantine",
-    "is_reopened",
-    "new_boot",
-    "reap",
-    "register",
-    "reopen",
-    "unregister",
-]
-
 _GRACED = -1
 """Slot of a detached session that has had its grace period."""
 

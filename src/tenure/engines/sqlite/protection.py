@@ -53,7 +53,6 @@ class FileMarks:
     """
 
     def __init__(self, place: StoreFiles) -> None:
-        """Open the folder, without a mark."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             self._fd = os.open(os.path.dirname(place.path), flags)
@@ -143,7 +142,6 @@ class LogLocks:
     """
 
     def __init__(self, place: StoreFiles, *, supported: bool) -> None:
-        """Acquire the locks."""
         self._held: list[Identity] = []
         self._paths: dict[str, Identity] = {}
         if not supported:

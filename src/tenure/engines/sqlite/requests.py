@@ -26,19 +26,6 @@ from tenure.engines.sqlite.schema import from_column, to_column
 from tenure.engines.sqlite.transaction import ENDED, GRANTED, TIMED_OUT, Transaction
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
-__all__ = [
-    "alter",
-    "enqueue",
-    "exists",
-    "leave",
-    "mend",
-    "remove_over",
-    "remove_sessions",
-    "settle",
-    "time_out",
-    "withdraw",
-]
-
 _REFUSED = Enqueued(Place.REFUSED, None)
 _EPHEMERAL = to_column(EPHEMERAL_LIMIT)
 

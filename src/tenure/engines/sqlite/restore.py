@@ -39,8 +39,6 @@ from tenure.engines.sqlite.protection import FileMarks
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import EngineError, InvalidArgument
 
-__all__ = ["Restored", "restore"]
-
 _TOKENS_PER_SECOND = 1_000_000  # an order id is at least the wall clock's microseconds
 _SESSIONS_PER_SECOND = 10_000
 _SLACK = 86_400 * _TOKENS_PER_SECOND

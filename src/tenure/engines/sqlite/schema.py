@@ -32,25 +32,6 @@ from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
 
-__all__ = [
-    "APPLICATION_ID",
-    "BACKUP_ID",
-    "DURABLE",
-    "VERSION",
-    "connect",
-    "create",
-    "explain",
-    "explained",
-    "from_column",
-    "is_busy",
-    "is_damage",
-    "is_ready",
-    "missing",
-    "progress",
-    "to_column",
-    "upgrade",
-]
-
 APPLICATION_ID = 0x74656E75
 BACKUP_ID = 0x74656E62
 """Application id of a backup, so that no program opens one as a store."""

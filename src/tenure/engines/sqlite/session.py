@@ -32,8 +32,6 @@ from tenure.engines.sqlite.watches import SqliteWatches
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 
-__all__ = ["SqliteSession"]
-
 T = TypeVar("T")
 
 
@@ -107,7 +105,6 @@ class SqliteSession(SessionBase):
         life: LivenessFile,
         slot: int,
     ) -> None:
-        """Start attached, from the row that the transaction has written."""
         number, self.node, self.attach_number, window = attached
         super().__init__(how, events, number, window)
         self.me = (number, self.attach_number)

@@ -39,22 +39,6 @@ from tenure.engines.sqlite.transaction import ACKNOWLEDGED, TAKEN_OVER, Transact
 from tenure.identity import retold
 from tenure.model import Recovered
 
-__all__ = [
-    "AttachedRow",
-    "Found",
-    "acknowledge",
-    "acknowledge_for",
-    "attach",
-    "begin",
-    "close",
-    "detach",
-    "detach_at",
-    "end",
-    "held_until",
-    "take_over",
-    "watch",
-]
-
 
 class AttachedRow(NamedTuple):
     """A session in the store just after its attach."""

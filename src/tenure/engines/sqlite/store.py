@@ -32,8 +32,6 @@ from tenure.engines.sqlite.transaction import Transaction, Turn, is_set_back
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
-__all__ = ["Store", "answered", "log"]
-
 T = TypeVar("T")
 
 log = logging.getLogger("tenure.sqlite")
@@ -55,7 +53,6 @@ class Store:
     """
 
     def __init__(self, address: SqliteUrl, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        """Open the files of the store, and create them if they are missing."""
         self.address = address
         self.clock = clock
         self.loop = loop

@@ -39,26 +39,6 @@ from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles
 from tenure.errors import EngineError
 
-__all__ = [
-    "ACKNOWLEDGED",
-    "CHANGED_DATA",
-    "CHANGED_OWNERS",
-    "DATA",
-    "DELETED",
-    "ENDED",
-    "EVICTED",
-    "GRANTED",
-    "OWNERS",
-    "TAKEN_OVER",
-    "TIMED_OUT",
-    "Messages",
-    "Progress",
-    "Push",
-    "Transaction",
-    "Turn",
-    "is_set_back",
-]
-
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
 TAKEN_OVER, ACKNOWLEDGED = 7, 8
 """Kinds of events. A `TAKEN_OVER` event stays until it is acknowledged: see `sessions`."""
@@ -87,7 +67,6 @@ class Turn:
     """
 
     def __init__(self, path: str, mode: int) -> None:
-        """Open the file of the turn, and create it if it is missing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, mode)
         try:
@@ -235,7 +214,6 @@ class Transaction:
         *,
         durable: bool,
     ) -> None:
-        """Start outside of any turn, without a participant."""
         self.connection = connection
         self.execute = connection.execute
         self.place = place

@@ -9,8 +9,6 @@ from urllib.parse import quote, unquote_to_bytes
 
 from tenure.engines._kit.url import Parameter, StoreUrl, choice
 
-__all__ = ["PARAMETERS", "PRIVATE", "SqliteUrl", "parse"]
-
 Durability: TypeAlias = Literal["process", "full"]
 
 PRIVATE = 0o600

@@ -18,8 +18,6 @@ from tenure.engines.sqlite import sessions
 from tenure.engines.sqlite.transaction import DATA, OWNERS
 from tenure.errors import TenureError
 
-__all__ = ["Name", "SqliteWatch", "SqliteWatches"]
-
 Name = tuple[int, str]
 """A semaphore: the number of its node, and its name."""
 
@@ -30,7 +28,6 @@ class SqliteWatch:
     __slots__ = ("_changed", "kinds", "session", "stopped")
 
     def __init__(self, session: Hashable, kinds: int, changed: Callable[[], None]) -> None:
-        """Watch some kinds of changes for a session."""
         self.session = session
         self.kinds = kinds
         self.stopped = False

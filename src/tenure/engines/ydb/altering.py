@@ -17,8 +17,6 @@ from tenure.errors import LeaseReleased, TenureError
 from tenure.model import UNCHANGED, Unchanged
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["Altering"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Change:

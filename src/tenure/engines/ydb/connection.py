@@ -13,8 +13,6 @@ from tenure.engines.ydb.errors import as_unavailable, check
 from tenure.engines.ydb.url import YdbUrl
 from tenure.wire.ydb import Message, SessionRequest, SessionResponse, message_class, unpacked
 
-__all__ = ["COORDINATION", "YdbConnection"]
-
 COORDINATION = "/Ydb.Coordination.V1.CoordinationService"
 _OPTIONS: list[tuple[str, Any]] = [
     # A restarted server is found soon; connecting may still take long.

@@ -23,8 +23,6 @@ from tenure.errors import (
 )
 from tenure.wire.ydb import Message, message_class, unpacked
 
-__all__ = ["Login", "Token", "tls_of", "token_of"]
-
 AGE = 30 * 60.0
 """Seconds for which the token of a login is used; YDB's own tokens live longer."""
 

@@ -31,8 +31,6 @@ from tenure.engines.ydb.url import YdbUrl
 from tenure.errors import EngineUnavailable, TenureError
 from tenure.wire.ydb import Message
 
-__all__ = ["Database", "Stream"]
-
 T = TypeVar("T")
 
 FINISHING = 1.0

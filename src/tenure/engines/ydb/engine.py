@@ -34,8 +34,6 @@ from tenure.model import (
 )
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["YdbEngine"]
-
 _DESCRIBING = 5.0
 """Recovery window, in seconds, of a session that describes one semaphore."""
 

@@ -26,17 +26,6 @@ from tenure.errors import (
 )
 from tenure.wire.ydb import Message, Status
 
-__all__ = [
-    "as_unavailable",
-    "attach_error",
-    "brief",
-    "check",
-    "code_of",
-    "expired",
-    "node_error",
-    "semaphore_error",
-]
-
 _REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 
 

@@ -20,8 +20,6 @@ from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["Joining"]
-
 _MOST_CONTENDED = 1024
 """Number of names with waiting requests that are remembered."""
 
@@ -36,7 +34,6 @@ class Joining:
     def __init__(
         self, session: GroupSession, requests: YdbRequests, placed: Callable[[YdbRequest], None]
     ) -> None:
-        """Start with no queue known to be contended."""
         self._session = session
         self._requests = requests
         self._placed = placed

@@ -26,8 +26,6 @@ from tenure.engines.ydb.protocol import YdbProtocol
 from tenure.errors import AuthenticationFailed, EngineUnavailable
 from tenure.wire.ydb import Message
 
-__all__ = ["Member", "MemberEvents"]
-
 _log = logging.getLogger("tenure")
 
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.5, 5.0
@@ -84,7 +82,6 @@ class Member:
         now: Callable[[], float],
         events: MemberEvents,
     ) -> None:
-        """Start without a stream and without a session on the server."""
         self.protocol = YdbProtocol(path, window, description, key, now, self)
         self.names: set[str] = set()
         self.detached = False

@@ -34,8 +34,6 @@ from tenure.errors import (
 )
 from tenure.wire.ydb import Message
 
-__all__ = ["GroupSession"]
-
 
 class GroupSession(PlainSession, ABC):
     """Life cycle of a session and of its members.
@@ -49,7 +47,6 @@ class GroupSession(PlainSession, ABC):
     """
 
     def __init__(self, database: Database, how: Attach, events: SessionEvents) -> None:
-        """Start with the main member, which is not attached yet."""
         super().__init__(how, events, 0, how.recovery_window)
         self.database = database
         self.now = database.clock.now

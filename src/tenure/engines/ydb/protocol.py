@@ -29,8 +29,6 @@ from typing import Protocol
 from tenure.engines.ydb import messages
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["YdbOperation", "YdbProtocol", "YdbProtocolEvents"]
-
 PROBE = "tenure.alive"
 """Name that is described for a proof; the semaphore need not exist."""
 
@@ -109,7 +107,6 @@ class YdbProtocol:
         now: Callable[[], float],
         events: YdbProtocolEvents,
     ) -> None:
-        """Start unattached, with no messages to send."""
         self.id = 0
         self.seq_no = 0
         self.attached = False

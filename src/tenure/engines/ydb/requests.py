@@ -32,8 +32,6 @@ from tenure.engines.ydb.protocol import YdbOperation
 from tenure.errors import TenureError
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["RETRY_PAUSE", "State", "YdbRequest", "YdbRequests", "settle"]
-
 RETRY_PAUSE = 0.25
 """Seconds before an operation that failed is repeated."""
 
@@ -149,7 +147,6 @@ class YdbRequests:
     """The requests of one session, by number and by name."""
 
     def __init__(self, session: GroupSession) -> None:
-        """Start without requests."""
         self._session = session
         self._queues = session.queues
         self._loop = asyncio.get_running_loop()

@@ -20,8 +20,6 @@ from tenure.errors import SemaphoreNotFound, TenureError, Unsupported
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire.ydb import Status
 
-__all__ = ["YdbSession"]
-
 
 class YdbSession(GroupSession):
     """The `EngineSession` on a coordination node.

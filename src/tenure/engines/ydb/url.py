@@ -23,8 +23,6 @@ from tenure.engines._kit.url import (
     text,
 )
 
-__all__ = ["PARAMETERS", "YdbUrl", "parse"]
-
 Credentials = Literal["environment", "anonymous", "metadata", "token", "static"]
 
 _PORTS = {"ydb": 2136, "ydbs": 2135}

@@ -31,8 +31,6 @@ from tenure.engines.ydb.members import GroupSession
 from tenure.engines.ydb.requests import YdbRequests
 from tenure.wire.ydb import Message, Status
 
-__all__ = ["YdbWatches"]
-
 LOOK_AGAIN = 0.25
 """Seconds between two look-ups of a missing semaphore."""
 
@@ -116,7 +114,6 @@ class YdbWatches:
     """The watches of one session."""
 
     def __init__(self, session: GroupSession, requests: YdbRequests) -> None:
-        """Start without watches."""
         self._session = session
         self._requests = requests
         self._loop = asyncio.get_running_loop()

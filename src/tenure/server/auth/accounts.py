@@ -26,8 +26,6 @@ from tenure.server.auth.permissions import EVERYTHING
 from tenure.server.auth.quotas import UNSET, Quotas
 from tenure.server.limits import LimitReached, Limits
 
-__all__ = ["Account", "Accounts", "Pool", "Share"]
-
 _QUOTAS = fields(Quotas)
 
 
@@ -47,7 +45,6 @@ class Pool:
     __slots__ = ("alone", "beyond", "limit", "most", "reserved", "shared", "unowned")
 
     def __init__(self, limit: str, most: int) -> None:
-        """Start with a single account, which may use all of it."""
         self.limit = limit
         self.most = most
         self.beyond = 0
@@ -78,7 +75,6 @@ class Share:
     __slots__ = ("_identity", "_pool", "assured", "quota", "used")
 
     def __init__(self, pool: Pool, identity: str) -> None:
-        """Start with nothing used and without a quota."""
         self._pool = pool
         self._identity = identity
         self.used = 0
@@ -210,7 +206,6 @@ class Account:
         pools: dict[str, Pool],
         share: Callable[[Pool, str], Share] = Share,
     ) -> None:
-        """Start with all permissions, without quotas, and with nothing used."""
         self.identity = identity
         self.permissions = EVERYTHING
         self.quotas = UNSET
@@ -236,7 +231,6 @@ class Accounts:
     """
 
     def __init__(self, limits: Limits) -> None:
-        """Start with the pools of the limits and without identities."""
         self.pools = {each.name: Pool(each.name, getattr(limits, each.name)) for each in _QUOTAS}
         self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
         self._parts = 1

@@ -23,8 +23,6 @@ from tenure.server.auth.peer import UNKNOWN_PEER, Peer
 from tenure.server.auth.revocation import CertificateId, certificate_id
 from tenure.server.auth.tokens import Credentials, Rights, Token
 
-__all__ = ["REFUSAL_DELAY", "Authenticator", "Verdict"]
-
 REFUSAL_DELAY = 0.1
 """Seconds after which a rejected token is reported. Only that client waits."""
 

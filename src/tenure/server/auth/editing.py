@@ -28,8 +28,6 @@ from tenure.server.auth.tokens import (
     written_hash,
 )
 
-__all__ = ["add_token", "finish_rotation", "revoke_token", "rotate_token"]
-
 _OPENING = """\
 # Tokens of 'tenure serve --auth-token-file', written by 'tenure token'.
 # Reload the server after a change: SIGHUP, 'systemctl reload'.

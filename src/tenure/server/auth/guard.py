@@ -65,8 +65,6 @@ from tenure.server.limits import LimitReached, Limits
 if TYPE_CHECKING:
     from tenure.server.auth.identity import Identity
 
-__all__ = ["REFUSALS", "Guard", "GuardedEngine"]
-
 # Seconds between two comparisons with the store, and until a write has certainly ended.
 _COMPARE_AFTER = 10.0
 _MANY = 64  # with more unanswered writes, the store is read
@@ -100,7 +98,6 @@ class Guard:
     """
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
-        """Start with no usage."""
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()

@@ -8,8 +8,6 @@ from tenure.engines.contract import Pages
 from tenure.model import SemaphoreDescription, SessionDescription
 from tenure.server.auth.permissions import Access
 
-__all__ = ["GuardedPages"]
-
 
 class GuardedPages:
     """Lists in pages, restricted to nodes that the identity may read (`Pages`).

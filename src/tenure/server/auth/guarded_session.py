@@ -34,8 +34,6 @@ from tenure.server.auth.accounts import Account
 from tenure.server.auth.permissions import Access
 from tenure.server.auth.tallies import Tallies, Tally
 
-__all__ = ["GuardedSession", "SessionGuard"]
-
 _HOLD = Access.HOLD  # module globals, for speed
 _REFUSED = Place.REFUSED
 
@@ -101,7 +99,6 @@ class GuardedSession(SessionDefaults):
     renew: Callable[[], None]
 
     def __init__(self, guard: SessionGuard, node: str, tally: Tally, events: SessionEvents) -> None:
-        """Start without the store's session, with its events passed on."""
         self._guard = guard
         self._node = node
         self._tally = tally

@@ -8,8 +8,6 @@ from typing import Literal, TypeAlias
 from tenure.server.auth.permissions import EVERYTHING, Permissions
 from tenure.server.auth.quotas import UNSET, Quotas
 
-__all__ = ["ANONYMOUS", "PLAIN", "Identity", "IdentityKind"]
-
 IdentityKind: TypeAlias = Literal["token", "certificate", "uid", "anonymous"]
 
 

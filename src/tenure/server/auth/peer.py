@@ -8,8 +8,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["UNKNOWN_PEER", "Peer", "PeerCertificate", "peer_of", "uid_of"]
-
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux's struct ucred
 _SHORT_NAMES = {
     "commonName": "CN",

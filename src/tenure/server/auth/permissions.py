@@ -23,8 +23,6 @@ from enum import IntEnum
 from tenure.core.rules import check_path
 from tenure.errors import InvalidArgument
 
-__all__ = ["EVERYTHING", "Access", "Permissions"]
-
 
 class Access(IntEnum):
     """Level of access to a node. A level includes those below it."""

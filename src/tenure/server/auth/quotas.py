@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["UNSET", "Quotas"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:

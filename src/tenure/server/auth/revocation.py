@@ -17,8 +17,6 @@ from typing import TypeAlias
 
 from tenure.errors import InvalidArgument
 
-__all__ = ["CertificateId", "RevocationLists", "certificate_id", "read_revoked"]
-
 CertificateId: TypeAlias = tuple[bytes, bytes]
 """Issuer and serial number of a certificate, as their DER encodings."""
 

@@ -22,8 +22,6 @@ from collections.abc import Collection
 
 from tenure.server.auth.accounts import Account
 
-__all__ = ["Stored", "Write"]
-
 
 class Write:
     """One write of a semaphore's data.
@@ -38,7 +36,6 @@ class Write:
     __slots__ = ("account", "name", "node", "size", "unanswered_at", "under_way")
 
     def __init__(self, node: str, name: str, account: Account, size: int) -> None:
-        """Start in progress."""
         self.node = node
         self.name = name
         self.account = account
@@ -55,7 +52,6 @@ class Stored:
     """
 
     def __init__(self) -> None:
-        """Start with nothing counted."""
         self.nodes: dict[str, Account] = {}
         self._new_nodes: set[str] = set()  # created while the store's nodes are listed
         self._writes: dict[str, dict[str, list[Write]]] = {}  # by node, by name; oldest first

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from tenure.server.auth.accounts import Account
 
-__all__ = ["Tallies", "Tally"]
-
 _MANY = 64  # number of entries that are not worth searching
 
 
@@ -35,7 +33,6 @@ class Tally:
     __slots__ = ("account", "detached", "over", "requests", "watches", "window")
 
     def __init__(self, account: Account, window: float) -> None:
-        """Start attached, without requests and watches."""
         self.account = account
         self.window = window
         self.requests: dict[int, int] = {}
@@ -163,7 +160,6 @@ class Tallies:
         return len(self._tallies) + len(self._detached)
 
     def __init__(self) -> None:
-        """Start without sessions."""
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._detached: list[_Detached] = []
         self._order = itertools.count()

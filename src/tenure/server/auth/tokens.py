@@ -38,20 +38,6 @@ from tenure.errors import InvalidArgument
 from tenure.server.auth.permissions import EVERYTHING, Permissions
 from tenure.server.auth.quotas import UNSET, Quotas
 
-__all__ = [
-    "LONGEST",
-    "SHORTEST",
-    "Credentials",
-    "Rights",
-    "Token",
-    "check_name",
-    "hash_of",
-    "parse_tokens",
-    "read_tokens",
-    "readable_by_others",
-    "written_hash",
-]
-
 SHORTEST = 16
 """Minimum length of a plain token: a shorter one is easily guessed."""
 

@@ -31,23 +31,6 @@ from tenure.model import Recovered
 from tenure.server.dflockd.names import stored_name
 from tenure.wire.lines.replies import ERROR, ERROR_NOT_ENQUEUED, TIMEOUT
 
-__all__ = [
-    "HELD",
-    "LAPSED",
-    "MARK",
-    "OVER",
-    "REQUESTED",
-    "WAITING",
-    "Claim",
-    "ClaimStage",
-    "ClaimTable",
-    "Holder",
-    "HolderClient",
-    "Key",
-    "Record",
-    "sealed",
-]
-
 MARK = b"dflockd"
 """Data of a semaphore that was created for a key, and may be deleted when it is unused."""
 
@@ -180,7 +163,6 @@ class Claim:
     def __init__(
         self, key: Key, holder: Holder, request_id: int, lease: int, seal: str, salt: str = ""
     ) -> None:
-        """Start as requested, without an answer or a token."""
         self.key = key
         self.holder = holder
         self.request_id = request_id
@@ -261,7 +243,6 @@ class Holder:
     )
 
     def __init__(self, locks: ClaimTable, window: float, connection: HolderClient | None) -> None:
-        """Start without claims and without proof."""
         self.locks = locks
         self.window = window
         self.connection = connection

@@ -29,8 +29,6 @@ from tenure.wire.lines.replies import (
 from tenure.wire.lines.requests import acquire_terms, enqueue_terms, renew_terms, wait_terms
 from tenure.wire.lines.rules import is_key
 
-__all__ = ["COMMANDS", "Command"]
-
 Command: TypeAlias = Callable[[DflockdServerConnection, str, str, float], bytes | None]
 
 

@@ -42,8 +42,6 @@ from tenure.server.reads import Reader, reader_of
 from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
 from tenure.wire.lines.requests import RawRequest
 
-__all__ = ["ConnectionHome", "DflockdServerConnection"]
-
 _DELIVERY = 0.02  # seconds between two checks whether a last reply has arrived
 _SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows of sessions, in seconds
 
@@ -112,7 +110,6 @@ class DflockdServerConnection(DflockdServerStream):
         number: int,
         commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
     ) -> None:
-        """Start before the client's greeting, without claims."""
         super().__init__(locks.context, greeting, commands)
         self.home = home
         self.number = number

@@ -13,8 +13,6 @@ import select
 import socket
 import termios
 
-__all__ = ["is_gone", "is_read", "probe"]
-
 _PROBES = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 

@@ -19,8 +19,6 @@ from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.settings import Settings, Wrong
 from tenure.server.sources import load
 
-__all__ = ["FLAGS", "Flag", "settings_of"]
-
 Kind: TypeAlias = Literal["text", "count", "switch"]
 
 _TRUE = frozenset({"1", "true", "yes"})

@@ -13,8 +13,6 @@ from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.names import key_of
 from tenure.server.reads import Reader, pages_of_semaphores
 
-__all__ = ["Deaf", "collect", "know_leftovers"]
-
 _WINDOW = 30.0
 
 

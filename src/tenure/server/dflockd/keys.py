@@ -18,8 +18,6 @@ from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import ERROR_LIMIT_MISMATCH, ERROR_MAX_LOCKS
 
-__all__ = ["KeyTable"]
-
 
 class KeyTable(dict[str, Key]):
     """Keys by name.
@@ -30,7 +28,6 @@ class KeyTable(dict[str, Key]):
     """
 
     def __init__(self, context: Context, options: DflockdOptions) -> None:
-        """Start without keys."""
         super().__init__()
         self._context = context
         self._node = options.node

@@ -42,8 +42,6 @@ from tenure.server.dflockd.remote import RemoteTokens
 from tenure.server.listener import end_in_slices
 from tenure.server.sockets import bind_ports
 
-__all__ = ["DflockdListener"]
-
 T = TypeVar("T")
 
 _FLUSHED_IN = 1.0  # seconds for a client to read its last reply

@@ -51,8 +51,6 @@ from tenure.wire.lines.replies import (
     make_token,
 )
 
-__all__ = ["Locks", "Work"]
-
 _GRANTED = Place.GRANTED
 _SALTS = 512  # salts made at a time
 
@@ -77,7 +75,6 @@ class Locks:
     """
 
     def __init__(self, context: Context, options: DflockdOptions, start: Work) -> None:
-        """Start without keys and holders."""
         self.context = context
         self.options = options
         self.now = context.clock.now

@@ -16,8 +16,6 @@ import re
 
 from tenure.wire.lines.rules import LINE_BYTES, is_key
 
-__all__ = ["key_of", "readable", "stored_name"]
-
 _MARK = "bytes "
 _TO_ESCAPE = re.compile("[%\udc80-\udcff]")
 _ESCAPED = re.compile(rb"%([0-9A-F]{2})")

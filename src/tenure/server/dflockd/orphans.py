@@ -33,8 +33,6 @@ from tenure.server.dflockd.locks import Locks, Work
 from tenure.server.dflockd.names import key_of
 from tenure.server.reads import Reader, pages_of_semaphores, pages_of_sessions
 
-__all__ = ["Orphans", "session_text"]
-
 _BETWEEN = 10.0  # seconds between two checks that show a session silent
 _OURS = re.compile(r"dflockd \S+ for ")
 
@@ -58,7 +56,6 @@ class Orphans:
     """
 
     def __init__(self, locks: Locks, start: Work) -> None:
-        """Start without suspects."""
         self._locks = locks
         self._start = start
         self._reader = Reader(locks.context.reads, "the search for orphans")

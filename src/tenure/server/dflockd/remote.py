@@ -35,8 +35,6 @@ from tenure.server.reads import Reader
 from tenure.wire.lines.replies import ERROR, OK, fence_of
 from tenure.wire.lines.rules import is_key
 
-__all__ = ["LETTERS", "RemoteTokens"]
-
 LETTERS = "dflockd renewals"
 """The semaphore of the letters. No key has this name, since it has a space."""
 

@@ -11,8 +11,6 @@ from tenure.server.dflockd.names import readable
 from tenure.server.limits import LimitReached
 from tenure.server.reads import SLICE, Reader
 
-__all__ = ["stats"]
-
 _KINDS = ("locks", "semaphores", "idle_locks", "idle_semaphores")
 
 

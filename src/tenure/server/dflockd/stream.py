@@ -29,8 +29,6 @@ from tenure.server.limits import LimitReached
 from tenure.wire.lines.replies import ERROR
 from tenure.wire.lines.requests import RawRequest, RequestReader
 
-__all__ = ["DflockdServerStream"]
-
 _TURN = 2 * 1024  # bytes that are split into requests at a time
 _LOOK = 8  # requests after which it is seen whether its share is used up
 _LONG = 1024  # bytes of a reply that does not wait for others
@@ -82,7 +80,6 @@ class DflockdServerStream(asyncio.Protocol):
         greeting: Greeting,
         commands: Mapping[str, Callable[[Any, str, str, float], bytes | None]],
     ) -> None:
-        """Start before the client's greeting."""
         self.peer = greeting.peer
         self._greeting = greeting
         self._commands = commands

@@ -25,8 +25,6 @@ from tenure.wire.messages import (
     StoreTime,
 )
 
-__all__ = ["COMMANDS", "run_audited"]
-
 
 async def run_audited(
     engine: Engine, message: Any, audit: Audit, identity: Identity, peer: str

@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.sessions.registry import SessionRegistry
 
-__all__ = ["ConnectionOwner", "NativeServerConnection"]
-
 _PONG = Pong()
 
 
@@ -105,7 +103,6 @@ class NativeServerConnection(NativeServerStream):
     """
 
     def __init__(self, listener: ConnectionOwner, greeting: Greeting) -> None:
-        """Start before the client's greeting, without sessions."""
         super().__init__(listener.context, greeting)
         self.program = b""
         self.identity = ANONYMOUS

@@ -39,8 +39,6 @@ from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye
 from tenure.wire.places import shown
 
-__all__ = ["NativeListener"]
-
 _TICK = 1.0  # seconds between two checks of the connections' deadlines
 
 

@@ -30,8 +30,6 @@ from tenure.wire.messages import (
 )
 from tenure.wire.values import NodeInfo, SemaphoreInfo, SessionInfo
 
-__all__ = ["READS"]
-
 T = TypeVar("T")
 
 _PART = 256 * 1024  # bytes after which a list continues in another message

@@ -40,8 +40,6 @@ from tenure.wire.errors import to_wire
 from tenure.wire.frames import HEADER_BYTES, FrameReader, FrameTooLong, FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye, Failed, client_message
 
-__all__ = ["HEARTBEAT", "ConnectionStage", "NativeServerStream", "OutOfOrder"]
-
 HEARTBEAT = 5.0
 """Heartbeat in seconds: a client that has sent nothing for so long sends `Ping`; after three it
 counts as silent."""
@@ -76,7 +74,6 @@ class NativeServerStream(asyncio.Protocol, ABC):
     """
 
     def __init__(self, context: Context, greeting: Greeting) -> None:
-        """Start before the client's greeting."""
         self.peer = greeting.peer
         self.stage = ConnectionStage.GREETING
         self._context = context

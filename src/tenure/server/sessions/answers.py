@@ -14,8 +14,6 @@ from tenure.server.limits import Count
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Failed
 
-__all__ = ["Answers"]
-
 
 class Answers:
     """Kept answers of one session on the node `node`; at most `most`.
@@ -28,7 +26,6 @@ class Answers:
     __slots__ = ("_acknowledged", "_last_rid", "_most", "_node", "kept", "unanswered")
 
     def __init__(self, node: str, most: int) -> None:
-        """Start without answers."""
         self.kept: dict[int, Struct] = {}
         self.unanswered: set[int] = set()
         self._node = node

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from tenure.server.auth.identity import Identity
     from tenure.server.reads import Reader
 
-__all__ = ["HolderConnection"]
-
 
 class HolderConnection(Protocol):
     """Connection to a holder. Only `room` awaits or raises.

@@ -14,8 +14,6 @@ from tenure.server.limits import LimitReached
 from tenure.server.reads import SLICE, Reader, converted
 from tenure.wire.values import RequestInfo, SemaphoreInfo, SessionInfo
 
-__all__ = ["bytes_of", "check_size", "described", "semaphore_info", "session_info"]
-
 
 def session_info(session: SessionDescription) -> SessionInfo:
     """Return the description of a session."""

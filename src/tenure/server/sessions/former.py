@@ -14,8 +14,6 @@ from typing import NamedTuple
 from tenure.clock import Clock
 from tenure.server.sessions.session import UNKNOWN, ServerSession
 
-__all__ = ["EndedSession", "FormerAttachments"]
-
 _REMEMBERED = 10_000  # number of remembered sessions that have ended here
 
 
@@ -40,7 +38,6 @@ class FormerAttachments:
     """Memory of the latest `_REMEMBERED` sessions that have ended here."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._now = clock.now
         self._ended: OrderedDict[int, EndedSession] = OrderedDict()
 

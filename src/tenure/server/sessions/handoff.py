@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from tenure.server.auth.guard import GuardedEngine
     from tenure.server.context import Context
 
-__all__ = ["AttachingConnection", "PendingAttach", "SessionHandoff"]
-
 
 class AttachingConnection(HolderConnection, Protocol):
     """A connection whose program attaches sessions to its channels.
@@ -81,7 +79,6 @@ class PendingAttach:
     task: asyncio.Task[None]
 
     def __init__(self, connection: AttachingConnection, message: Attach, came_at: float) -> None:
-        """Start active, without a task."""
         self.connection = connection
         self.message = message
         self.came_at = came_at

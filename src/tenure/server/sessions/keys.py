@@ -18,8 +18,6 @@ from tenure.core.rules import ATTACH_KEY_BYTES
 from tenure.errors import AuthenticationFailed, InvalidArgument
 from tenure.server.auth.identity import Identity
 
-__all__ = ["SessionKeys", "check_new_key", "check_shown_key"]
-
 _RESERVED = b"\0tenure"
 _REMOTE = ("tenure://", "tenures://")
 
@@ -32,7 +30,6 @@ class SessionKeys:
     """
 
     def __init__(self, store: str) -> None:
-        """Generate the secret of the keys, if the store is another tenure server."""
         self._secret = os.urandom(32) if store.startswith(_REMOTE) else b""
 
     def of_identity(self, identity: Identity) -> bytes:

@@ -43,8 +43,6 @@ from tenure.wire.messages import (
     Withdraw,
 )
 
-__all__ = ["SESSION_HANDLERS"]
-
 _Work: TypeAlias = Callable[[ServerSession, Any], Coroutine[Any, Any, Struct]]
 
 

@@ -52,8 +52,6 @@ from tenure.server.sessions.session import ServerSession, ServerSessionState
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
-__all__ = ["SessionRegistry"]
-
 _TICK = 1.0  # seconds between two checks of waiting renewals
 _CONNECTIONS = 4  # of one program, in spite of the limit: old ones, the new one, one aside
 _DETACHING = 64  # sessions that are detached in the store at a time
@@ -69,7 +67,6 @@ class SessionRegistry:
     """
 
     def __init__(self, context: Context) -> None:
-        """Start without sessions."""
         self.context = context
         self.sessions: dict[int, ServerSession] = {}
         self.unproven: set[Renewals] = set()

@@ -13,8 +13,6 @@ from tenure.engines.contract import EngineSession
 from tenure.server.sessions.connection import HolderConnection
 from tenure.wire.messages import Proven, Unproven
 
-__all__ = ["NEVER", "Renewals"]
-
 NEVER = float("-inf")
 
 _MOST = 16  # maximum unanswered renewals of one session; older ones get no proof
@@ -33,7 +31,6 @@ class Renewals:
     __slots__ = ("_now", "_unproven", "_waiting", "_worth", "proof")
 
     def __init__(self, clock: Clock, window: float, unproven: set[Renewals]) -> None:
-        """Start without a proof and without waiting renewals."""
         self.proof = NEVER
         self._now = clock.now
         self._worth = window / 3

@@ -14,8 +14,6 @@ from tenure.server.semaphores import Semaphores
 from tenure.wire.messages import GRANTED, REFUSED, WAITING, Placed, RemovalWord
 from tenure.wire.values import Found
 
-__all__ = ["ServerRequest", "SessionRequests", "error_of"]
-
 _GONE = 128  # number of requests of one session whose reason for leaving is remembered
 
 _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
@@ -40,7 +38,6 @@ class ServerRequest:
     __slots__ = ("count", "data", "ephemeral", "granted", "name", "order_id", "placing")
 
     def __init__(self, name: str, count: int, ephemeral: bool) -> None:
-        """Start ungranted, without an order id."""
         self.name = name
         self.count = count
         self.ephemeral = ephemeral
@@ -67,7 +64,6 @@ class SessionRequests:
     __slots__ = ("_account", "_node", "_recovered", "_semaphores", "queued", "removals")
 
     def __init__(self, node: str, semaphores: Semaphores, account: Account) -> None:
-        """Start without requests."""
         self.queued: dict[int, ServerRequest] = {}
         self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
         self._node = node

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.wire.messages import Attach
 
-__all__ = ["UNKNOWN", "ServerSession", "ServerSessionState", "SessionHost"]
-
 UNKNOWN = float("inf")
 """Value of `ServerSession.remote_until` while the session's former holder is unknown."""
 
@@ -166,7 +164,6 @@ class ServerSession:
     def __init__(
         self, host: SessionHost, program: bytes, account: Account, message: Attach, window: float
     ) -> None:
-        """Start attaching, with the values of the client's message."""
         context = self.context = host.context
         self.host = host
         self.program = program

@@ -10,22 +10,6 @@ from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescripti
 from tenure.server.ydb.long_replies import LongReply
 from tenure.server.ydb.messages import Response, Status, coordination, issue
 
-__all__ = [
-    "aborted",
-    "acquired",
-    "changed",
-    "created",
-    "deleted",
-    "described",
-    "described_at_length",
-    "not_acquired",
-    "not_described",
-    "not_released",
-    "pending",
-    "released",
-    "updated",
-]
-
 
 def _result(
     field: str, req_id: int, status: int = Status.SUCCESS, text: str = "", **more: Any

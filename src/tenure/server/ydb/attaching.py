@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tenure.server.ydb.registry import YdbSessionRegistry
     from tenure.server.ydb.returning import Client
 
-__all__ = ["AttachingStream", "YdbAttachedSession", "attach", "check_number", "node_at"]
-
 
 class AttachingStream(SessionEvents, Protocol):
     """The stream to which a session is attached.

@@ -36,7 +36,6 @@ class GrpcError(Exception):
     """Error that ends a call with this status."""
 
     def __init__(self, status: Status, text: str) -> None:
-        """Keep the status and its text."""
         super().__init__(text)
         self.status = status
         self.text = text

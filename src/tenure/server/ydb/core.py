@@ -49,8 +49,6 @@ from tenure.server.ydb.requests import ConversationRequests
 from tenure.server.ydb.turns import Turn, Turns
 from tenure.server.ydb.watches import OneTimeWatches
 
-__all__ = ["Conversation", "Job"]
-
 # Pongs for a client that pings faster than its store answers; then the oldest is dropped.
 _PONGS_OWED = 16
 
@@ -61,7 +59,6 @@ class Job:
     __slots__ = ("operation", "turn")
 
     def __init__(self, operation: Operation, turn: Turn) -> None:
-        """Join an operation and its turn."""
         self.operation = operation
         self.turn = turn
 
@@ -99,7 +96,6 @@ class Conversation:
         long_replies: LongReplies | None = None,
         account: Account | None = None,
     ) -> None:
-        """Start without requests and watches."""
         self.replies: list[Any] = []
         self.operations: deque[Job] = deque()
         self.renew = False

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tenure.server.ydb.calls import GrpcCall
 
-__all__ = ["Departures"]
-
 
 class Departures:
     """Session streams of one connection, and those that are being detached."""
 
     def __init__(self) -> None:
-        """Start without streams."""
         self._streams: dict[GrpcCall, asyncio.Future[None]] = {}
         self._leaving: set[asyncio.Future[None]] = set()
 

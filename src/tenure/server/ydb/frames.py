@@ -19,8 +19,6 @@ from collections.abc import Callable, Container
 
 from h2.errors import ErrorCodes
 
-__all__ = ["CONTROL_BURST", "CONTROL_RATE", "BadFrame", "FrameScanner"]
-
 CONTROL_BURST, CONTROL_RATE = 1000, 100
 """Control frames that a client may send at once, and per second."""
 
@@ -42,7 +40,6 @@ class BadFrame(Exception):
     """Error: a frame that ends its connection, with this code of HTTP/2."""
 
     def __init__(self, code: ErrorCodes, reason: str) -> None:
-        """Keep the error code and the reason."""
         super().__init__(reason)
         self.code = code
 
@@ -68,7 +65,6 @@ class FrameScanner:
     )
 
     def __init__(self, now: Callable[[], float], streams: Container[int]) -> None:
-        """Start before the connection preface."""
         self._now = now
         self._streams = streams
         self._skip = _PREFACE  # bytes until the next frame

@@ -35,8 +35,6 @@ from tenure.server.ydb.frames import BadFrame, FrameScanner
 if TYPE_CHECKING:
     from tenure.server.ydb.calls import GrpcCall
 
-__all__ = ["Http2Protocol", "refusal"]
-
 _HEADER_LIST = 16 * 1024  # bytes of a call's headers, with 32 more for each
 _STRANGERS_BYTES = 64 * 1024  # that are handled before an authenticated call
 _KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3))

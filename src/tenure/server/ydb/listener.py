@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.reads import Reader
 
-__all__ = ["YdbListener"]
-
 _COORDINATION = "/Ydb.Coordination.V1.CoordinationService/"
 _DISCOVERY = "/Ydb.Discovery.V1.DiscoveryService/"
 _ALPN = ["h2"]

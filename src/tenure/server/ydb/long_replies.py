@@ -13,8 +13,6 @@ from typing import Any
 from tenure.model import SemaphoreDescription
 from tenure.server.ydb.messages import Response, coordination
 
-__all__ = ["LongReplies", "LongReply", "size_of"]
-
 LONGEST = 64 * 1024 * 1024
 """Maximum bytes of a message that YDB's clients accept."""
 _AT_A_TIME = 4
@@ -43,7 +41,6 @@ class LongReply:
     """
 
     def __init__(self, base: Any, entries: list[tuple[str, Any, bytes]]) -> None:
-        """Start with nothing encoded."""
         self._base = base
         self._entries = entries
 
@@ -74,7 +71,6 @@ class LongReplies:
     """Limit of the long replies of one listener."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._replies: weakref.WeakSet[LongReply] = weakref.WeakSet()
 
     def why_not(self, size: int) -> str:

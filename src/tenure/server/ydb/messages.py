@@ -99,7 +99,6 @@ class Refused(Exception):
     """Error: a call, or a session's start, is rejected with this status of YDB."""
 
     def __init__(self, status: int, text: str) -> None:
-        """Keep the status and its text."""
         super().__init__(text)
         self.status = status
         self.text = text

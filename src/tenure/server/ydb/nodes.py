@@ -17,8 +17,6 @@ from tenure.server.reads import Reader
 from tenure.server.ydb.messages import Refused, Status, coordination, operation, scheme, status_of
 from tenure.server.ydb.paths import Database
 
-__all__ = ["NodeCalls"]
-
 _OWNER = "tenure"
 _CONSISTENCY: tuple[Consistency, ...] = ("unset", "strict", "relaxed")
 _COUNTERS: tuple[CountersMode, ...] = ("unset", "aggregated", "detailed")
@@ -51,7 +49,6 @@ class NodeCalls:
     """
 
     def __init__(self, database: Database) -> None:
-        """Serve the nodes of one database."""
         self._database = database
 
     @_answered

@@ -21,24 +21,6 @@ from tenure.errors import InvalidArgument
 from tenure.model import SemaphoreDescription
 from tenure.server.limits import Limits
 
-__all__ = [
-    "AlterOperation",
-    "Answered",
-    "CreateOperation",
-    "DeleteOperation",
-    "DescribeOperation",
-    "EnqueueOperation",
-    "Operation",
-    "Script",
-    "Settled",
-    "StartWatch",
-    "UpdateOperation",
-    "WithdrawOperation",
-    "data_fit",
-    "no_semaphore",
-    "what_is_wrong",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EnqueueOperation:

@@ -10,8 +10,6 @@ from typing import Any
 from tenure.server.ydb.calls import GrpcCall, frame
 from tenure.server.ydb.long_replies import LongReply
 
-__all__ = ["Output"]
-
 _MUCH = 256 * 1024  # bytes of output above which the client's messages are not read
 
 
@@ -31,7 +29,6 @@ class Output:
     def __init__(
         self, call: GrpcCall, count: Callable[[int], None], progressed: Callable[[], None]
     ) -> None:
-        """Start empty."""
         self.is_long = False
         self._call = call
         self._count = count

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from tenure.core import rules
 
-__all__ = ["DATABASE", "Database", "normalized"]
-
 DATABASE = "/local"
 """The default database."""
 
@@ -26,7 +24,6 @@ class Database:
     """
 
     def __init__(self, path: str) -> None:
-        """Check the database's path."""
         self.path = path.rstrip("/")
         rules.check_path(self.path)
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tenure.server.ydb.core import Conversation
 
-__all__ = ["Pings", "new_opaque"]
-
 _EVERY = 2.0  # longest time between two pings, in seconds
 _TIMEOUT = 5.0  # seconds without an answer, at the most
 
@@ -35,7 +33,6 @@ class Pings:
         may_miss_pong: Callable[[], bool],
         pump: Callable[[], None],
     ) -> None:
-        """Start without a timer."""
         self._conversation = conversation
         self._may_miss_pong = may_miss_pong
         self._pump = pump

@@ -24,8 +24,6 @@ from tenure.server.ydb.returning import Client, ReturningClients
 if TYPE_CHECKING:
     from tenure.server.context import Context
 
-__all__ = ["RegisteredSession", "YdbSessionRegistry"]
-
 Key = tuple[str, int]
 
 _MANY = 64  # number of ends that are not worth searching
@@ -55,7 +53,6 @@ class RegisteredSession:
     __slots__ = ("client", "seq_no", "stream", "timeout_millis", "until")
 
     def __init__(self, timeout_millis: int, seq_no: int, stream: RegisteredStream) -> None:
-        """Start attached, with its stream."""
         self.timeout_millis = timeout_millis
         self.seq_no = seq_no
         self.stream: RegisteredStream | None = stream
@@ -74,7 +71,6 @@ class YdbSessionRegistry:
     """
 
     def __init__(self, context: Context) -> None:
-        """Start without sessions."""
         self.timeouts: dict[tuple[int, str], int] = {}
         self.long_replies = LongReplies()
         self.returning = ReturningClients()

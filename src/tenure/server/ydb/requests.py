@@ -31,8 +31,6 @@ from tenure.server.ydb.operations import (
     what_is_wrong,
 )
 
-__all__ = ["FOREVER", "ConversationRequests"]
-
 FOREVER = 2**64 - 1
 """Timeout of an acquire that waits until it is granted, in milliseconds."""
 _LONGEST_WAIT = 24 * 60 * 60 * 1000
@@ -83,7 +81,6 @@ class ConversationRequests:
         replies: list[Any],
         timeouts: dict[tuple[int, str], int],
     ) -> None:
-        """Start without requests."""
         self.session_id = 0
         self.next_id = 0
         self._node = node

@@ -13,8 +13,6 @@ from typing import TypeAlias
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
 
-__all__ = ["Client", "ReturningClients"]
-
 Client: TypeAlias = tuple[Identity, Source]
 
 _HALF_OPEN = 3  # connections of a client that may be half open
@@ -24,7 +22,6 @@ class ReturningClients:
     """Sessions of each client of one listener, and its additionally admitted connections."""
 
     def __init__(self) -> None:
-        """Start without clients."""
         self._sessions: Counter[Client] = Counter()
         self._detached: Counter[Client] = Counter()
         self._connections: Counter[Client] = Counter()

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tenure.server.ydb.registry import YdbSessionRegistry
     from tenure.server.ydb.transport import GrpcConnection
 
-__all__ = ["SessionStream", "serve_session"]
-
 _HOLDS_PER_ATTACHMENT = 2**32
 _RENEW_EVERY = 0.3  # seconds between two renewals while a long reply is read
 
@@ -99,7 +97,6 @@ class SessionStream:
     def __init__(
         self, registry: YdbSessionRegistry, call: GrpcCall, connection: GrpcConnection, node: str
     ) -> None:
-        """Start before the session is attached."""
         context = self._context = connection.context
         self._registry = registry
         self._call = call

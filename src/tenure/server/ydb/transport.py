@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from tenure.server.accept import Greeting
     from tenure.server.context import Context
 
-__all__ = ["GrpcConnection", "Method"]
-
 _REFUSALS = 8  # calls of a stranger that are refused before its connection is closed
 _REFUSAL = 0.0005  # seconds that the report of a refusal takes
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
@@ -103,7 +101,6 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         connections: set[GrpcConnection],
         tasks: set[asyncio.Task[None]],
     ) -> None:
-        """Start before the client's greeting, without calls."""
         super().__init__(self, greeting)
         self.context = context
         self.identity = ANONYMOUS

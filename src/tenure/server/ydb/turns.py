@@ -11,8 +11,6 @@ from typing import Any
 
 from tenure.server.ydb.operations import Script
 
-__all__ = ["Turn", "Turns"]
-
 
 class Turn:
     """One request's script, and its replies while an earlier request is unanswered.
@@ -27,7 +25,6 @@ class Turn:
     __slots__ = ("name", "parked", "replies", "script")
 
     def __init__(self, name: str, script: Script | None) -> None:
-        """Start without replies."""
         self.name = name
         self.script = script
         self.replies: list[Any] = []

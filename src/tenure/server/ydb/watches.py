@@ -23,8 +23,6 @@ from tenure.server.ydb.operations import (
     no_semaphore,
 )
 
-__all__ = ["OneTimeWatch", "OneTimeWatches"]
-
 
 class OneTimeWatch:
     """Watch started by a describe, which reports one change.
@@ -37,7 +35,6 @@ class OneTimeWatch:
     __slots__ = ("data", "name", "owners", "req_id", "seen", "stop")
 
     def __init__(self, name: str, req_id: int, data: bool, owners: bool) -> None:
-        """Start with nothing seen."""
         self.name = name
         self.req_id = req_id
         self.data = data
@@ -80,7 +77,6 @@ class OneTimeWatches:
         timeouts: Mapping[tuple[int, str], int],
         long_replies: LongReplies,
     ) -> None:
-        """Start without watches."""
         self.noted: dict[OneTimeWatch, None] = {}
         self._limits = limits
         self._start_watch = start_watch

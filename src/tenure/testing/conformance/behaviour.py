@@ -18,8 +18,6 @@ from tenure.errors import Unsupported
 from tenure.testing.recorder import TIMEOUT
 from tenure.testing.stage import Stage, Stores, new_loop
 
-__all__ = ["BEHAVIOURS", "Behaviour", "behaviour"]
-
 Need: TypeAlias = Literal[
     "fencing",
     "watch",

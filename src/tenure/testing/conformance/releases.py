@@ -11,8 +11,6 @@ from tenure.testing.conformance.behaviour import behaviour
 from tenure.testing.program import ProgramRequest, answer_of, raises
 from tenure.testing.stage import Stage
 
-__all__: list[str] = []
-
 
 @behaviour()
 async def a_withdrawal_says_that_the_request_was_there_and_a_second_one_that_it_was_not(

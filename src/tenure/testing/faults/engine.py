@@ -28,8 +28,6 @@ from tenure.testing.faults.exchange import Exchange, settle
 from tenure.testing.faults.session import FaultySession, out_of_reach
 from tenure.testing.faults.way import Way
 
-__all__ = ["FaultyEngine"]
-
 _Operate = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 

@@ -11,8 +11,6 @@ from tenure.engines.contract import Answer
 from tenure.errors import EngineUnavailable
 from tenure.testing.faults.way import Message, Way
 
-__all__ = ["Exchange", "at_once", "settle"]
-
 T = TypeVar("T")
 
 

@@ -26,8 +26,6 @@ from tenure.errors import EngineUnavailable, SessionExpired
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
 from tenure.testing.faults.exchange import Exchange, settle
 
-__all__ = ["FaultySession", "out_of_reach"]
-
 
 def out_of_reach() -> EngineUnavailable:
     """Return the error that reports a broken way."""

@@ -6,8 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Message", "Way"]
-
 Message = Callable[[], object]
 
 
@@ -69,7 +67,6 @@ class Way:
     def __init__(
         self, delay: Callable[[], float] = lambda: 0.0, repeats: Callable[[], bool] = lambda: False
     ) -> None:
-        """Start with both directions open."""
         self.there = _Line(delay)
         self.back = _Line(delay)
         self.repeats = repeats

@@ -34,8 +34,6 @@ from tenure.testing.history.linear import Operated, is_linearizable, shortest_co
 from tenure.testing.history.records import History, Leaves, Outcome, Record, Truth
 from tenure.testing.history.timeline import Violation
 
-__all__ = ["RULES", "check"]
-
 _MOST = 5
 """Maximum number of violations that one rule reports. Further ones usually have the same cause."""
 

@@ -14,8 +14,6 @@ from tenure.testing.history.index import HistoryIndex, Place, RequestEntry, list
 from tenure.testing.history.records import Crashed, Observed, Record, Truth
 from tenure.testing.history.timeline import Violation
 
-__all__ = ["end", "observers"]
-
 _CONTEXT = 5
 """Maximum number of an observer's last records that a violation shows."""
 

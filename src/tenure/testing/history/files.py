@@ -15,8 +15,6 @@ from typing import Any
 
 from tenure.testing.history.records import KINDS, History, Record
 
-__all__ = ["AppendOnly", "dump", "from_json", "load", "to_json"]
-
 _KINDS = {kind.__name__.lower(): kind for kind in KINDS}
 _FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in KINDS}
 _BYTES = frozenset({"argument", "result", "value", "data"})  # bytes fields, written as text

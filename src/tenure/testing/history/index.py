@@ -43,8 +43,6 @@ from tenure.testing.history.records import (
 )
 from tenure.testing.history.timeline import Violation
 
-__all__ = ["ROUNDING", "HistoryIndex", "Place", "RequestEntry", "listed"]
-
 Place = tuple[str, str]
 """Node and name of a semaphore."""
 
@@ -85,7 +83,6 @@ class RequestEntry:
     )
 
     def __init__(self, requested: Requested) -> None:
-        """Start with only the record of the request."""
         self.requested = requested
         self.count = _share(requested.count, requested.limit)
         self.granted: Granted | None = None

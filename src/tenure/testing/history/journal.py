@@ -54,8 +54,6 @@ from tenure.testing.history.request import Place, Request
 if TYPE_CHECKING:
     from tenure import blocking
 
-__all__ = ["DataCall", "Journal", "Primitive"]
-
 Primitive: TypeAlias = (
     "Mutex | Semaphore | Election | blocking.Mutex | blocking.Semaphore | blocking.Election"
 )
@@ -68,7 +66,6 @@ class DataCall:
     __slots__ = ("result",)
 
     def __init__(self) -> None:
-        """Start without a result."""
         self.result: bytes | None = None
 
 

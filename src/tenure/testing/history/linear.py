@@ -26,8 +26,6 @@ from typing import Literal
 
 from tenure.testing.history.records import Operation, Outcome, Record
 
-__all__ = ["ABSENT", "Operated", "is_linearizable", "shortest_contradiction", "step"]
-
 
 class _Absent:
     """The state of a semaphore that does not exist."""

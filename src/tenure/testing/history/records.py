@@ -18,31 +18,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-__all__ = [
-    "KINDS",
-    "Called",
-    "Continued",
-    "Crashed",
-    "Gone",
-    "Granted",
-    "Held",
-    "History",
-    "Leaves",
-    "Observed",
-    "Operation",
-    "Outcome",
-    "Paused",
-    "Queued",
-    "Record",
-    "Requested",
-    "Returned",
-    "Revokes",
-    "Shrinks",
-    "Truth",
-    "Unobserved",
-    "Why",
-]
-
 Why = Literal["released", "lost", "timeout", "withdrawn", "refused", "failed"]
 """Reason for which a request ended, as its program saw it."""
 
@@ -310,7 +285,6 @@ class History:
     """
 
     def __init__(self, records: Iterable[Record], skew: float = 0.0, slack: float = 0.0) -> None:
-        """Sort the records by their instants."""
         self.records: tuple[Record, ...] = tuple(sorted(records, key=attrgetter("at")))
         self.skew = skew
         self.slack = slack

@@ -30,8 +30,6 @@ from tenure.testing.history.records import (
     Why,
 )
 
-__all__ = ["Holding", "Place", "Request"]
-
 
 class Holding(Protocol):
     """Attributes of a lease that a journal reads, on an asynchronous lease or a sync wrapper."""
@@ -193,7 +191,6 @@ class Place:
     """
 
     def __init__(self, request: Request, ticket: Ticket[Any]) -> None:
-        """Join a recorder and a ticket."""
         self.request = request
         self.ticket = ticket
 

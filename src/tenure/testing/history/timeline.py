@@ -39,8 +39,6 @@ from tenure.testing.history.records import (
     Unobserved,
 )
 
-__all__ = ["MOST_LINES", "Violation"]
-
 MOST_LINES = 40
 """Number of lines above which a timeline omits unmarked records in its middle."""
 

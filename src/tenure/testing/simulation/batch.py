@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from tenure.testing.simulation.plan import draw
 from tenure.testing.simulation.world import Outcome, run
 
-__all__ = ["FEWEST_FAULTS", "FEWEST_OPERATIONS", "Tally", "outcomes", "tallies"]
-
 FEWEST_OPERATIONS, FEWEST_FAULTS = 200, 5
 """Minimum numbers for a seed; below them it counts as short."""
 

@@ -21,8 +21,6 @@ from tenure.testing.simulation.plan import Fault, FaultKind
 from tenure.testing.simulation.process import Incarnation, SimulatedProcess, Surroundings
 from tenure.testing.simulation.scheduler import ProcessLoop
 
-__all__ = ["Nemesis"]
-
 TRIALS, BETWEEN_TRIALS = 20, 0.2
 """Number of retries of a fault that finds no target, and the seconds between them."""
 
@@ -51,7 +49,6 @@ class Nemesis:
     """
 
     def __init__(self, world: Targets) -> None:
-        """Start without faults."""
         self.applied: Counter[FaultKind] = Counter()
         self._pending = 0  # faults to come, and ends of faults to come
         self.observers_way: Way

@@ -10,18 +10,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "FAULTS",
-    "LIMIT",
-    "Fault",
-    "FaultKind",
-    "Kind",
-    "Plan",
-    "ProcessPlan",
-    "Step",
-    "draw",
-]
-
 Kind: TypeAlias = Literal[
     "lock",
     "try",

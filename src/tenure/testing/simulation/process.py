@@ -44,8 +44,6 @@ from tenure.testing.history.journal import Primitive
 from tenure.testing.simulation.plan import LIMIT, ProcessPlan, Step
 from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop, Scheduler
 
-__all__ = ["Incarnation", "MortalEngine", "SimulatedProcess", "Surroundings"]
-
 AnyLease = TypeVar("AnyLease", bound=Lease)
 
 EXPECTED = (
@@ -108,7 +106,6 @@ class SimulatedProcess:
     """One process of a plan, with all its incarnations."""
 
     def __init__(self, world: Surroundings, number: int, plan: ProcessPlan) -> None:
-        """Start before the first incarnation, with all steps to do."""
         self.world = world
         self.number = number
         self.plan = plan

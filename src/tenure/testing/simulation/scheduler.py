@@ -30,8 +30,6 @@ from heapq import heappop, heappush
 from math import ulp
 from typing import Any
 
-__all__ = ["Handle", "LocalClock", "OutOfTime", "ProcessLoop", "Scheduler"]
-
 
 class OutOfTime(Exception):
     """Error of a simulation that did not stop in time, or has no events left."""
@@ -46,7 +44,6 @@ class Scheduler:
     """
 
     def __init__(self) -> None:
-        """Start at time 0 without loops and events."""
         self.now = 0.0
         self.loops: list[ProcessLoop] = []
         self._events: list[tuple[float, int, Handle]] = []
@@ -119,7 +116,6 @@ class Handle:
         loop: ProcessLoop | None,
         context: Context | None,
     ) -> None:
-        """Hold a callback that has not been called."""
         self.callback = callback
         self.arguments = arguments
         self.loop = loop
@@ -186,7 +182,6 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, scheduler: Scheduler, clock: LocalClock) -> None:
-        """Start alive and idle."""
         self.clock = clock
         self._now = clock.now
         self.alive = True

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from tenure.testing.simulation.plan import Plan, Step
 
-__all__ = ["ATTEMPTS", "shrink"]
-
 T = TypeVar("T")
 
 ATTEMPTS = 400

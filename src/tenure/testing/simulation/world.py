@@ -41,8 +41,6 @@ from tenure.testing.simulation.plan import LIMIT, FaultKind, Plan
 from tenure.testing.simulation.process import Incarnation, MortalEngine, SimulatedProcess
 from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
 
-__all__ = ["Outcome", "World", "run"]
-
 HORIZON = 400.0
 """Seconds of true time within which every history must end."""
 

@@ -8,28 +8,6 @@ from typing import NamedTuple
 from tenure.errors import EngineError
 from tenure.wire.lines.rules import MOST_SECONDS
 
-__all__ = [
-    "ERROR",
-    "ERROR_ALREADY_ENQUEUED",
-    "ERROR_AUTH",
-    "ERROR_DRAINING",
-    "ERROR_LEASE_EXPIRED",
-    "ERROR_LIMIT_MISMATCH",
-    "ERROR_MAX_LOCKS",
-    "ERROR_MAX_WAITERS",
-    "ERROR_NOT_ENQUEUED",
-    "OK",
-    "QUEUED",
-    "TIMEOUT",
-    "BadReply",
-    "Reply",
-    "ReplyReader",
-    "fence_of",
-    "grant",
-    "make_token",
-    "read_reply",
-]
-
 OK = b"ok\n"
 QUEUED = b"queued\n"
 TIMEOUT = b"timeout\n"

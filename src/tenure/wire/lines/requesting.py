@@ -8,21 +8,6 @@ from __future__ import annotations
 from tenure.errors import InvalidArgument
 from tenure.wire.lines.rules import AUTH_BYTES, LINE_BYTES, MOST, MOST_SECONDS, is_key
 
-__all__ = [
-    "PING",
-    "STATS",
-    "acquire",
-    "auth",
-    "check_key",
-    "check_limit",
-    "check_token",
-    "enqueue",
-    "release",
-    "renew",
-    "seconds",
-    "wait",
-]
-
 PING = b"ping\n_\n_\n"
 """Answered ``ok``; by a server before 2.0, ``error``."""
 

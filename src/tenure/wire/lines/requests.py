@@ -7,15 +7,6 @@ from typing import TypeAlias
 
 from tenure.wire.lines.rules import AUTH_BYTES, LINE_BYTES, MOST, MOST_SECONDS
 
-__all__ = [
-    "RawRequest",
-    "RequestReader",
-    "acquire_terms",
-    "enqueue_terms",
-    "renew_terms",
-    "wait_terms",
-]
-
 RawRequest: TypeAlias = tuple[str, str, str]
 """A request: command, key, argument. A key may be any bytes; bytes that are not UTF-8 are lone
 surrogates, by the error handler ``surrogateescape``."""
@@ -36,7 +27,6 @@ class RequestReader:
     __slots__ = ("_beginning", "_overlong", "_rest", "between", "failed")
 
     def __init__(self) -> None:
-        """Start between two requests."""
         self._beginning: list[bytes] = []  # the lines of a request that is not whole
         self._rest = b""  # of a line that is not whole
         self._overlong = False  # that line is too long; it is not kept

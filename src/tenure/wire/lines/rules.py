@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["AUTH_BYTES", "LINE_BYTES", "MOST", "MOST_SECONDS", "is_key"]
-
 LINE_BYTES = 256
 """Maximum bytes of a line before its end, including a carriage return."""
 

@@ -24,8 +24,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Cgroup", "NoCgroup", "end_abandoned", "make", "own_cgroup", "parent_of"]
-
 PREFIX = "tenure-run-"
 
 _TIMEOUT = 1.0

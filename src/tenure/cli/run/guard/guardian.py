@@ -45,8 +45,6 @@ from .processes import (
     wake_on_child,
 )
 
-__all__ = ["Guardian", "Signals", "ignore_signals"]
-
 STUCK = 1.0
 """Seconds after SIGKILL until surviving processes are reported."""
 
@@ -86,7 +84,6 @@ class Guardian:
         foreground: bool,
         cgroup: Cgroup | None,
     ) -> None:
-        """Set up without a command."""
         self.control = control
         self.received: bytes | None = b""  # the beginning of a line; None when the socket is closed
         self.deadline = deadline

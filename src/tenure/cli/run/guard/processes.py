@@ -11,18 +11,6 @@ import sys
 import time
 from collections.abc import Iterable
 
-__all__ = [
-    "SWEEP",
-    "TICK",
-    "Deadline",
-    "become_subreaper",
-    "descendants",
-    "now",
-    "prctl",
-    "send",
-    "wake_on_child",
-]
-
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 TICK = 1.0
 """Longest time between two readings of the clock, in seconds; timers do not count a suspension."""

@@ -31,8 +31,6 @@ from .processes import (
     wake_on_child,
 )
 
-__all__ = ["main"]
-
 LATE = 1.0
 """Seconds for the guardian's report, after everything has ended."""
 

@@ -16,8 +16,6 @@ from tenure.engines.contract import EngineDefaults
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import NodeConfig, NodeDescription, SemaphoreDescription, SessionDescription
 
-__all__ = ["CommandAdministration", "CommandPages"]
-
 
 class CommandAdministration(EngineDefaults, ABC):
     """Operations without a session.
@@ -35,7 +33,6 @@ class CommandAdministration(EngineDefaults, ABC):
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, url: str, answer_timeout: float, values: Values, clock: Clock) -> None:
-        """Start closed."""
         self.url = url
         self.values = values
         self.clock = clock
@@ -219,7 +216,6 @@ class CommandPages:
     """Lists in pages, as the contract defines them, of a store that can continue a list."""
 
     def __init__(self, engine: CommandAdministration) -> None:
-        """List with the commands of an open engine."""
         self._engine = engine
 
     async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:

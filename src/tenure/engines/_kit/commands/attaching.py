@@ -20,8 +20,6 @@ from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold
 from tenure.model import Liveness
 
-__all__ = ["CommandAttaching", "TakenOver", "new_token"]
-
 S = TypeVar("S", bound=CommandSession)
 
 

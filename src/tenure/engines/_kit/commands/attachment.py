@@ -29,8 +29,6 @@ from tenure.engines.contract import Attach, SessionEvents
 from tenure.errors import EngineError, TenureError
 from tenure.model import SemaphoreDescription
 
-__all__ = ["CommandAttachment", "CommandSender", "CommandSessionEngine", "SessionParameters"]
-
 
 class CommandSender(Protocol):
     """Sender of a session's operations."""
@@ -123,7 +121,6 @@ class CommandAttachment(SessionBase):
     """
 
     def __init__(self, engine: CommandSessionEngine, given: SessionParameters) -> None:
-        """Start attached, with the token in the store."""
         super().__init__(given.how, given.events, given.number, given.window)
         self.token = given.token
         self.tokens = [given.token]

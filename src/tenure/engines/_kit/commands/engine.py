@@ -21,8 +21,6 @@ from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.session import close_sessions
 from tenure.errors import TenureError
 
-__all__ = ["CommandEngine", "CommandReconnector"]
-
 S = TypeVar("S", bound=CommandSession)
 
 _ENDING = 2.0

@@ -46,8 +46,6 @@ from tenure.engines._kit.commands.session import CommandSession
 from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.model import UNCHANGED, Recovered, Unchanged
 
-__all__ = ["Handoff", "HandoffSession", "HandoffWithdraw"]
-
 MARGIN = 1.0
 """Seconds that a request may still wait if a mutex is handed on to it, at the least."""
 
@@ -64,7 +62,6 @@ class Handoff:
     __slots__ = ("_ahead", "_behind", "_deadlines", "_numbers", "_released", "order_ids")
 
     def __init__(self) -> None:
-        """Start without requests."""
         self.order_ids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # of the exclusive requests, by order id
         self._ahead: dict[int, int] = {}  # the request that stands directly ahead of a waiter
@@ -181,7 +178,6 @@ class HandoffWithdraw(WithdrawOperation):
         retried: bool = False,
         kept: int | None = None,
     ) -> None:
-        """Set the arguments of the withdrawal."""
         super().__init__(session, request_id, name, retried=retried)
         self.kept = kept
 
@@ -211,7 +207,6 @@ class HandoffSession(CommandSession):
     def __init__(
         self, engine: CommandSessionEngine, sender: CommandSender, given: SessionParameters
     ) -> None:
-        """Start attached, with the token in the store."""
         super().__init__(engine, sender, given)
         self.handoff = Handoff()
         self.unkept: set[int] = set()

@@ -9,18 +9,6 @@ from tenure.engines._kit.commands.values import WHOLE, count_text, microseconds
 from tenure.engines.contract import Enqueued, Place, Prompt, Removal, Withdrawn
 from tenure.model import EPHEMERAL_LIMIT
 
-__all__ = [
-    "HANDED",
-    "OWNS",
-    "REMOVALS",
-    "SENT",
-    "WAITING",
-    "EnqueueOperation",
-    "Operation",
-    "OrderIds",
-    "WithdrawOperation",
-]
-
 T = TypeVar("T")
 
 SENT, WAITING, HANDED, OWNS = range(4)
@@ -49,7 +37,6 @@ class OrderIds:
     __slots__ = ("highest",)
 
     def __init__(self) -> None:
-        """Start with none seen."""
         self.highest = 0
 
     def saw(self, order_id: int) -> None:
@@ -108,7 +95,6 @@ class EnqueueOperation(Operation[Enqueued]):
         timeout: float | None,
         ephemeral: bool,
     ) -> None:
-        """Set the arguments of the request."""
         _init(self, loop=session.loop)
         self.listeners = ()
         self.session = session
@@ -153,7 +139,6 @@ class WithdrawOperation(Operation[Withdrawn]):
     __slots__ = ("may_have_run", "name", "request_id", "retried")
 
     def __init__(self, session: Any, request_id: int, name: str, *, retried: bool = False) -> None:
-        """Set the arguments of the withdrawal."""
         _init(self, loop=session.loop)
         self.listeners = ()
         self.session = session

@@ -22,8 +22,6 @@ from typing import Any
 from tenure.engines._kit.commands.operations import Operation, WithdrawOperation
 from tenure.engines._kit.commands.statements import OperationBatch, Statement
 
-__all__ = ["MOST", "StatementPipeline"]
-
 MOST = 16
 _BATCHES = 2
 _FEW = 16
@@ -42,7 +40,6 @@ class StatementPipeline:
     """
 
     def __init__(self, new_batch: Callable[[], OperationBatch], most: int = MOST) -> None:
-        """Start empty."""
         self.under_way: deque[Statement] = deque()
         self._new_batch = new_batch
         self._most = most

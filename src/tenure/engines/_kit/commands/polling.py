@@ -18,8 +18,6 @@ from typing import Generic, TypeVar
 from tenure.engines._kit.commands.handoff import HandoffSession
 from tenure.engines._kit.commands.operations import WAITING
 
-__all__ = ["WaiterPolling"]
-
 S = TypeVar("S", bound=HandoffSession)
 
 _POLL, _LONGEST_POLL = 0.1, 40.0
@@ -57,7 +55,6 @@ class WaiterPolling(Generic[S]):
         now: Callable[[], float],
         wake_by: Callable[[float], None],
     ) -> None:
-        """Start without waiters."""
         self._look = look
         self._all_sessions = all_sessions
         self._now = now

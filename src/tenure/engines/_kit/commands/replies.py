@@ -12,8 +12,6 @@ from typing import Any
 from tenure.core import refusals, rules
 from tenure.errors import EngineError, TenureError
 
-__all__ = ["REPEATED", "error", "first_word", "ignore", "repeated", "settle", "text"]
-
 REPEATED = "repeated"
 """Second word of a reply to a repeated command that may have created what exists."""
 

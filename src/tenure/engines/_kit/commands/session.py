@@ -43,8 +43,6 @@ from tenure.engines.contract import (
 from tenure.errors import SessionExpired
 from tenure.model import UNCHANGED, Recovered, Unchanged
 
-__all__ = ["CommandSession"]
-
 _GRANTED, _LEFT = Place.GRANTED, Withdrawn.LEFT
 _REFUSED = Enqueued(Place.REFUSED, None)
 _SOON = 4.5
@@ -69,7 +67,6 @@ class CommandSession(CommandAttachment):
     def __init__(
         self, engine: CommandSessionEngine, sender: CommandSender, given: SessionParameters
     ) -> None:
-        """Start attached, with the token in the store."""
         super().__init__(engine, given)
         self.requests: dict[int, int] = {}
         self.names: dict[int, str] = {}

@@ -11,8 +11,6 @@ from typing import Any
 
 from tenure.engines._kit.commands.operations import EnqueueOperation, Operation
 
-__all__ = ["OperationBatch", "Statement"]
-
 _MOST_OPERATIONS = 1000
 _MOST_TEXT = 1024 * 1024
 """Characters of data in one batch, unless one operation has more."""

@@ -8,8 +8,6 @@ from typing import Any
 from tenure.engines._kit.commands.operations import EnqueueOperation, Operation, WithdrawOperation
 from tenure.engines._kit.commands.statements import OperationBatch, Statement
 
-__all__ = ["UnsentOperations", "UnsentStatements"]
-
 
 class UnsentOperations:
     """Operations that were never sent, of an engine without a connection.
@@ -20,7 +18,6 @@ class UnsentOperations:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._operations: dict[Operation[Any], None] = {}  # in order
         self._requests: dict[tuple[Any, int], EnqueueOperation] = {}  # of these operations
 
@@ -55,7 +52,6 @@ class UnsentStatements:
     """
 
     def __init__(self, new_batch: Callable[[], OperationBatch]) -> None:
-        """Start empty."""
         self._new_batch = new_batch
         self._statements: list[Statement] = []
         self._operations = UnsentOperations()  # after the statements

@@ -15,16 +15,6 @@ from tenure.model import (
     SessionDescription,
 )
 
-__all__ = [
-    "WHOLE",
-    "Values",
-    "config_from",
-    "config_text",
-    "count_text",
-    "included",
-    "microseconds",
-]
-
 WHOLE = str(EPHEMERAL_LIMIT)
 """The count of a mutex."""
 
