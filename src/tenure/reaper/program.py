@@ -133,9 +133,9 @@ class _Program:
             self._thread = BackgroundThread("tenure-reaper", self._run)
             self._thread.start()
         except (RuntimeError, MemoryError):  # no more threads
-            self._give_up()
+            self._discard()
 
-    def _give_up(self) -> None:
+    def _discard(self) -> None:
         self._unsent.clear()  # the next line sends all
         self._end_run()
 
@@ -182,12 +182,12 @@ class _Program:
             with self._lock:
                 connected = self._is_ours()
                 if not connected and not self._lines:
-                    self._give_up()
+                    self._discard()
                     return
             if (connected or self._connect()) and self._send_all():
                 return
         with self._lock:
-            self._give_up()
+            self._discard()
 
     def _connect(self) -> bool:
         try:
