@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tenure._client.internals import client_core
+from tenure._client.waits import MOST_READINGS
 from tenure.background import Failures, supervise
 from tenure.errors import AcquireTimeout, EngineUnavailable, SelfDeadlock
 from tenure.model import Capabilities
@@ -358,14 +360,34 @@ async def test_a_silent_store_leaves_holder_and_place_unknown(
         await (await waiting).release()
 
 
-async def test_waiters_of_one_name_share_the_read(world: World) -> None:
+@pytest.mark.parametrize("sessions", [1, 20])
+async def test_waiters_of_one_name_share_the_read(world: World, sessions: int) -> None:
     client, engine = world.slow(0)
     async with client, world.client() as other:
         lease = await other.mutex("m").lock()
-        waiting = [asyncio.create_task(client.mutex("m").lock()) for _ in range(20)]
+        theirs = [await client.session() for _ in range(sessions)]
+        waiting = [asyncio.create_task(theirs[at % sessions].mutex("m").lock()) for at in range(20)]
         await asyncio.sleep(12)
         assert engine.calls.count("describe") == 1
         await lease.release()
+        for each in waiting:
+            await (await each).release()
+
+
+async def test_waiters_of_many_names_cost_few_reads_a_second(
+    world: World, lines: pytest.LogCaptureFixture
+) -> None:
+    client, engine = world.slow(0)
+    names = [f"m{at}" for at in range(3 * MOST_READINGS)]
+    async with client, world.client() as other:
+        leases = [await other.mutex(name).lock() for name in names]
+        waiting = [asyncio.create_task(client.mutex(name).lock()) for name in names]
+        await asyncio.sleep(12)
+        assert engine.calls.count("describe") == MOST_READINGS
+        assert lines.text.count("still waiting") == len(names)
+        assert lines.text.count("holder=unknown") == len(names) - MOST_READINGS
+        for lease in leases:
+            await lease.release()
         for each in waiting:
             await (await each).release()
 
@@ -380,9 +402,7 @@ async def test_a_wait_that_ends_while_the_queue_is_read_is_not_logged(
         await asyncio.sleep(9.5)
         engine.cut()
         await asyncio.sleep(1)
-        core = client._implicit.current()
-        assert core is not None
-        assert list(core.waits._readings) == ["m"]
+        assert list(client_core(client).readings) == [("/default", "m")]
         waiting.cancel()
         await asyncio.wait([waiting])
         engine.mend()

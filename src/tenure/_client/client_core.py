@@ -30,7 +30,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.errors import Misuse, SessionClosed, TenureError
 from tenure.identity import ANONYMOUS, Identity, this_program
-from tenure.model import Capabilities
+from tenure.model import Capabilities, SemaphoreDescription
 from tenure.reaper.program import Registrations
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class ClientCore:
         tasks: the tasks that finish operations of cancelled callers; set by `opened`.
         keeper: the renewal of the sessions; set by `opened`.
         loop: the event loop; ``None`` until `opened`.
+        readings: descriptions by node and name, which waits share (`waits`).
         closed: whether `aclose` was called.
     """
 
@@ -106,6 +107,7 @@ class ClientCore:
         self.registrations = registrations
         self.sessions: dict[OwnedSession, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.readings: dict[tuple[str, str], asyncio.Task[SemaphoreDescription | None]] = {}
         self.closed = False
         self._identify = identify
         self._born = fork.generation

@@ -6,6 +6,7 @@ Each session has one `Waits`. While there are waits, it looks at them once a sec
   If the program has no other task or thread that could release it, and the store confirms that it
   prevents the grant, a wait without a timeout raises `SelfDeadlock` instead.
 * A wait of ten seconds is logged with the holder and the place in the queue, and again at its end.
+  A client reads at most `MOST_READINGS` queues a second for that; of others they are unknown.
 
 Whether another task will release a lease cannot be known in general: a lease may be passed on. So a
 program is alone only if its event loop has no other task of the program, and the lease is of the
@@ -44,6 +45,8 @@ LOOK = 1.0
 
 LONG = 10.0
 """Seconds after which a wait is logged with its holder."""
+
+MOST_READINGS = 10
 
 _READ_TIMEOUT = 1.0
 
@@ -87,7 +90,6 @@ class Waits:
         self._now = session.now
         self._waits: dict[Wait, None] = {}  # in the order of their beginnings
         self._timer: asyncio.TimerHandle | None = None
-        self._readings: dict[str, asyncio.Task[SemaphoreDescription | None]] = {}
 
     def begin(self, request: Request, *, for_ever: bool) -> Wait:
         """Record that a task begins to wait; `end` must follow."""
@@ -158,7 +160,8 @@ class Waits:
 
     async def _log_long(self, wait: Wait) -> None:
         request = wait.request
-        described = await asyncio.shield(self._read(request.name))
+        reading = self._reading(request.name)
+        described = None if reading is None else await asyncio.shield(reading)
         if wait not in self._waits or request.state is not WAITING:
             return
         wait.logged = True
@@ -171,13 +174,13 @@ class Waits:
             self._now() - wait.since,
         )
 
-    def _read(self, name: str) -> asyncio.Task[SemaphoreDescription | None]:
-        """Describe a semaphore, once a second at most: there may be thousands of waiters."""
-        reading = self._readings.get(name)
-        if reading is None:
-            reading = self._session.client.tasks.begin(self._describe(name))
-            self._readings[name] = reading
-            self._session.loop.call_later(LOOK, self._readings.pop, name)
+    def _reading(self, name: str) -> asyncio.Task[SemaphoreDescription | None] | None:
+        """Begin or share a description, for a second: there may be thousands of waiters."""
+        client, key = self._session.client, (self._session.node, name)
+        reading = client.readings.get(key)
+        if reading is None and len(client.readings) < MOST_READINGS:
+            reading = client.readings[key] = client.tasks.begin(self._describe(name))
+            self._session.loop.call_later(LOOK, client.readings.pop, key)
         return reading
 
     async def _describe(self, name: str) -> SemaphoreDescription | None:
