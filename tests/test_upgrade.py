@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 import tenure
-from tenure._client.resume import ResumeToken
+from tenure._client.session_handle import ResumeToken
 from tenure.engines.sqlite import schema
 from tenure.wire.messages import (
     VERSION,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tenure import blocking
-from tenure._client import request_states, session_states
+from tenure._client import request, session_life
 
 FOLDER = Path(__file__).parent.parent / "docs" / "diagrams"
 
@@ -54,12 +54,12 @@ SESSION = {"CONNECTING": (0, 0), "ATTACHED": (1, 0), "DETACHED": (2, 0)} | {
     "LEFT": (2, 1.3),
 }
 SESSION_EVENTS = {
-    "attached": session_states.ATTACHED,
-    "contact lost": session_states.CONTACT_LOST,
-    "contact restored": session_states.CONTACT_RESTORED,
-    "expired": session_states.EXPIRED,
-    "closed": session_states.CLOSED,
-    "left": session_states.LEFT,
+    "attached": session_life.ATTACHED,
+    "contact lost": session_life.CONTACT_LOST,
+    "contact restored": session_life.CONTACT_RESTORED,
+    "expired": session_life.EXPIRED,
+    "closed": session_life.CLOSED,
+    "left": session_life.LEFT,
 }
 
 QUEUE = [2, 1, 2, 1]
@@ -195,10 +195,10 @@ def queue() -> str:
 
 def drawn() -> dict[Path, str]:
     """Return every diagram, by the file that it belongs to."""
-    living = frozenset(state.name for state in session_states.LIVING)
+    living = frozenset(state.name for state in session_life.LIVING)
     return {
         FOLDER / "request.svg": states(
-            REQUEST, request_states.EVENTS, frozenset({"RELEASED", "GONE", "LOST"})
+            REQUEST, request.EVENTS, frozenset({"RELEASED", "GONE", "LOST"})
         ),
         FOLDER / "session.svg": states(SESSION, SESSION_EVENTS, frozenset(SESSION) - living),
         FOLDER / "queue.svg": queue(),

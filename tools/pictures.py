@@ -31,8 +31,7 @@ from rich.console import Console
 from rich.text import Text
 
 import tenure
-from tenure.cli.demo.history import DemoHold, History, parse
-from tenure.cli.demo.scenes import SCENES
+from tenure.cli.demo.scenes import SCENES, DemoHold, History, parse
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
 TENURE = [sys.executable, "-m", "tenure"]

@@ -140,20 +140,26 @@ _NAME = {"name": "str"}
 
 FILES = {
     "blocking/lease.py": File(
-        "Leases, tickets for them, and elections.",
+        "Leases with their sessions, tickets for them, and elections.",
         _COMMON
         + """
 from typing import Generic, TypeVar
 from tenure._client import election as async_election
 from tenure._client import runs as async_runs
-from tenure.blocking.blocks import LeaseBlock, TicketBlock, undo_acquire
-from tenure.blocking.session_handle import SessionHandle
+from tenure._client.session_life import SessionState
+from tenure.blocking.blocks import LeaseBlock, SessionBlock, TicketBlock, undo_acquire
 from tenure.blocking.streams import Watch
 from tenure.blocking.wrapper import SyncWrapper, obtaining, releasing, wrap
 from tenure.errors import LeaseLost
-from tenure.model import Leader, SemaphoreDescription
+from tenure.model import Leader, Recovered, SemaphoreDescription
 """,
         (
+            Wrapper(
+                "SessionHandle",
+                "_client.session_handle",
+                "SessionBlock",
+                attributes={"node": "str", "recovery_window": "float", "max_stall": "float"},
+            ),
             Wrapper(
                 "Lease",
                 "_client.lease",
@@ -197,23 +203,6 @@ from tenure.model import MutexHolder, SemaphoreDescription
             ),
         ),
     ),
-    "blocking/session_handle.py": File(
-        "The handle on a session that leases give.",
-        """
-from tenure._client.session_states import SessionState
-from tenure.blocking.blocks import SessionBlock
-from tenure.blocking.wrapper import releasing
-from tenure.model import Recovered
-""",
-        (
-            Wrapper(
-                "SessionHandle",
-                "_client.session_handle",
-                "SessionBlock",
-                attributes={"node": "str", "recovery_window": "float", "max_stall": "float"},
-            ),
-        ),
-    ),
     "blocking/session.py": File(
         "Sessions.",
         _COMMON
@@ -222,7 +211,7 @@ from typing import Any, Never
 from tenure._client import session as async_session
 from tenure.blocking.blocks import undo_acquire, optional
 from tenure.blocking.wrapper import SyncWrapper, obtaining
-from tenure.blocking.session_handle import SessionHandle
+from tenure.blocking.lease import SessionHandle
 from tenure.blocking.lease import Election, RunLease
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.model import LastRun
@@ -264,7 +253,7 @@ from tenure.model import SemaphoreDescription, SessionDescription
                 "ClientCalls",
                 "_client.client:Client",
                 "Primitives",
-                ("_client.nodes:Nodes",),
+                ("_client.client:Nodes",),
                 {"clock": "Clock"},
                 frozenset({"aclose", "release_on_signals", "run", "lead"}),
                 object="async_client.Client",
@@ -293,36 +282,22 @@ from tenure.events import Event
         ),
         after_imports='T = TypeVar("T")',
     ),
-    "blocking/recipes/streams.py": File(
-        "Streams of the recipes.",
-        """
-from typing import TypeVar
-from tenure import recipes as async_recipes
-from tenure.blocking.blocks import Stream
-from tenure.blocking.wrapper import releasing
-from tenure.recipes import Change
-""",
-        (
-            Wrapper("States", "recipes.base", "Stream[T]", object="async_recipes.States[T]"),
-            Wrapper("Changes", "recipes.group", "Stream[Change]", object="async_recipes.Changes"),
-        ),
-        after_imports='T = TypeVar("T")',
-    ),
     "blocking/recipes/wrappers.py": File(
-        "Recipes, each made from a session or a client of `tenure.blocking`.",
+        "Recipes, each made from a session or a client of `tenure.blocking`, and their streams.",
         _COMMON
         + """
 from typing import Generic, TypeAlias, TypeVar
 from tenure import recipes as async_recipes
-from tenure.blocking.blocks import undo_acquire, optional
+from tenure.blocking.blocks import Stream, undo_acquire, optional
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
-from tenure.blocking.recipes.streams import Changes, States
 from tenure.blocking.session import Session
-from tenure.blocking.wrapper import SyncWrapper, made_from, obtaining
-from tenure.recipes import Codec, Endpoint, Member, json_codec
+from tenure.blocking.wrapper import SyncWrapper, made_from, obtaining, releasing
+from tenure.recipes import Change, Codec, Endpoint, Member, json_codec
 """,
         (
+            Wrapper("States", "recipes.base", "Stream[T]", object="async_recipes.States[T]"),
+            Wrapper("Changes", "recipes.group", "Stream[Change]", object="async_recipes.Changes"),
             Wrapper(
                 "RWLock",
                 "recipes.rwlock",

@@ -20,7 +20,7 @@ from tenure._client.runs import RunLease
 from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
 from tenure._client.session_handle import SessionHandle
-from tenure._client.session_states import SessionState
+from tenure._client.session_life import SessionState
 from tenure._client.sessions import Attempt, Attempts
 from tenure._client.ticket import Ticket
 from tenure._client.watch import Watch

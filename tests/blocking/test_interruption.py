@@ -21,7 +21,7 @@ import pytest
 from tenure import blocking
 from tenure.blocking import portal
 from tenure.blocking.portal import Portal
-from tenure.blocking.worker import Call
+from tenure.blocking.workers import Call
 from tenure.errors import EngineError, LeaseReleased
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.blocking.interrupting import OPERATIONS, interrupt_everywhere

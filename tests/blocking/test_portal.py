@@ -14,10 +14,9 @@ import pytest
 
 import tenure
 from tenure import blocking
-from tenure.blocking import callers
-from tenure.blocking.loop_thread import SWITCH_INTERVAL
-from tenure.blocking.portal import the_portal
-from tenure.blocking.worker import Call, WorkerTask
+from tenure.blocking import portal
+from tenure.blocking.portal import SWITCH_INTERVAL, the_portal
+from tenure.blocking.workers import Call, WorkerTask
 from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.guarantees import MEMORY, guarantee
@@ -228,7 +227,7 @@ def test_a_cancellation_before_a_call_is_not_for_the_call(client: blocking.Clien
 @pytest.fixture
 def not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has not been warned of a blocked event loop."""
-    monkeypatch.setattr(callers, "_warned", False)
+    monkeypatch.setattr(portal, "_warned", False)
 
 
 @pytest.mark.usefixtures("not_warned")

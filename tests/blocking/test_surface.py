@@ -35,8 +35,8 @@ from tenure._client import (
     ticket,
 )
 from tenure._client import watch as watches
+from tenure._client.client_core import Kept
 from tenure._client.handles import AsyncHandle
-from tenure._client.keeper import Kept
 from tenure.blocking import recipes
 from tenure.blocking.wrapper import SyncWrapper
 from tenure.engines.contract import SessionEvents

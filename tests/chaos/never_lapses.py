@@ -7,7 +7,7 @@ store reports the loss.
 from __future__ import annotations
 
 from chaos import worker
-from tenure._client.proof import Proof
+from tenure._client.session_life import Proof
 
 
 def _measure(self: Proof) -> None:

@@ -11,8 +11,7 @@ import pytest
 import tenure as tenure_package
 from tenure import cli
 from tenure.cli.app import LazyGroup, invoke, tenure
-from tenure.cli.mistakes import explain
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Status, explain
 from tests.cli.programs import TENURE, Tenure
 
 

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Status
 from tests.cli.programs import LISTENER, Tenure
 
 

@@ -16,8 +16,7 @@ import pytest
 
 from tenure import connect
 from tenure.cli.demo import command
-from tenure.cli.demo.history import Finding, History, parse
-from tenure.cli.demo.scenes import SCENES, DemoStage
+from tenure.cli.demo.scenes import SCENES, DemoStage, Finding, History, parse
 from tests.cli.programs import TENURE, Tenure, alive, eventually
 from tests.cli.terminals import on_terminal
 

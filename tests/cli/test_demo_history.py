@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from tenure.cli.demo.history import DemoEvent, History, Look, parse
-from tenure.cli.demo.picture import timeline
+from tenure.cli.demo.command import timeline
+from tenure.cli.demo.scenes import DemoEvent, History, Look, parse
 
 NAME = "nightly"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Status
 from tests.cli.programs import LISTENER, Tenure, eventually
 from tests.engines.outages import NETWORKED, Afar
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.run.environment import without_credentials, without_secrets
+from tenure.cli.run.holder import without_credentials, without_secrets
 from tests.cli.programs import Tenure
 
 LOCK = ("run", "--lock", "nightly")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Status
 from tests.cli.programs import KILL, Tenure, alive, eventually, pid_of
 
 ONCE = ("run", "--lock", "nightly", "--once-per", "1h")

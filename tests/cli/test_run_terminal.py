@@ -61,7 +61,7 @@ def test_a_suspended_job_goes_on_in_the_foreground(tenure: Tenure, how: str) -> 
 
 STALE = """
 import asyncio, os, signal, subprocess
-from tenure.cli.run.jobcontrol import JobControl
+from tenure.cli.run.holder import JobControl
 
 class Command:
     def __init__(self):

@@ -14,7 +14,7 @@ import pytest
 
 from tenure.server.auth import Authenticator, Peer, read_tokens
 from tenure.server.auth.editing import add_token, revoke_token
-from tenure.server.auth.permissions import Access
+from tenure.server.auth.identity import Access
 from tenure.server.auth.tokens import hash_of
 from tests.cli.programs import Tenure
 

@@ -15,9 +15,18 @@ from rich.text import Text
 import tenure as tenure_package
 from tenure import NodeConfig, NodeDescription, RequestDescription, SemaphoreDescription
 from tenure.cli.top import screen
-from tenure.cli.top.draw import cells_of, page_of, render
-from tenure.cli.top.snapshot import Observer, Row, Snapshot
-from tenure.cli.top.view import SORTS, Keyboard, View, chosen, pressed, settled
+from tenure.cli.top.screen import cells_of, page_of, render
+from tenure.cli.top.view import (
+    SORTS,
+    Keyboard,
+    Observer,
+    Row,
+    Snapshot,
+    View,
+    chosen,
+    pressed,
+    settled,
+)
 from tests.cli.programs import Tenure
 
 PAGE = 5
@@ -192,7 +201,7 @@ def test_only_what_is_visible_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn.append(row.key)
         return cells_of(row)
 
-    monkeypatch.setattr("tenure.cli.top.draw.cells_of", counted)
+    monkeypatch.setattr("tenure.cli.top.screen.cells_of", counted)
     render(MANY, after(MANY, "end"), 80, 24)
     assert 0 < len(drawn) <= 24
 

@@ -17,15 +17,14 @@ from urllib.parse import urlsplit
 import pytest
 
 import tenure
-from tenure._client import blocks
+from tenure._client import lease
 from tenure._client.client import Client
 from tenure._client.request import Request
 from tenure.engines import connect_engine
 from tenure.engines.contract import Withdrawn
+from tenure.engines.native.attachment import NativeOperationQueue, NativeWatches
 from tenure.engines.native.connection import NativeConnection
-from tenure.engines.native.operation_queue import NativeOperationQueue
 from tenure.engines.native.session import NativeSession
-from tenure.engines.native.watches import NativeWatches
 from tenure.engines.redis.commands import Command
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.ydb.members import GroupSession
@@ -188,7 +187,7 @@ def _insist(
 
 @row(
     6,
-    replacing(blocks, "_report", _insist),
+    replacing(lease, "_report", _insist),
     on=SERVERS,
     seen_as=(tenure.TenureError,),  # in the place of the body's
 )

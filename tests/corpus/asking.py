@@ -13,7 +13,7 @@ import tenure
 from tenure._client import acquire
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
-from tenure.engines.sqlite.committer import Committer
+from tenure.engines.sqlite.store import Committer
 from tenure.engines.sqlite.transaction import Turn
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene

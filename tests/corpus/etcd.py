@@ -14,8 +14,8 @@ from tenure.engines.etcd import semaphores, wire
 from tenure.engines.etcd.answers import WatchEvent
 from tenure.engines.etcd.attachment import EtcdAttachment
 from tenure.engines.etcd.request import EtcdRequest
+from tenure.engines.etcd.requests import Waiting
 from tenure.engines.etcd.session import EtcdSession
-from tenure.engines.etcd.waiting import Waiting
 from tenure.engines.etcd.watching import EtcdWatch, Watching
 
 

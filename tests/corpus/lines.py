@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._client import scope
+from tenure._client import handles
 from tenure._client.request import Request
 from tenure.core import rules
 from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.engines.dflockd.request import DflockdRequest
 from tenure.server.dflockd.locks import Locks
-from tenure.wire.lines import requesting
+from tenure.wire import lines
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held
@@ -29,7 +29,7 @@ DELAY = 0.05
 """Seconds that everything takes, in each direction, where answers are to be late."""
 
 
-@row(1, replacing(scope.Scope, "trigger", does_nothing), on=DFLOCKD)
+@row(1, replacing(handles.Scope, "trigger", does_nothing), on=DFLOCKD)
 async def the_body_of_a_lease_that_went_with_its_connection_is_cancelled(scene: Scene) -> None:
     client, network = scene.afar()
     went_on = False
@@ -141,11 +141,11 @@ def _ask_with_the_limit_of_the_first(key: str, *terms: Any, limit: int | None = 
     return _acquire(key, *terms, limit=limit and _limits.setdefault(key, limit))
 
 
-_acquire = requesting.acquire
+_acquire = lines.acquire
 _limits: dict[str, int] = {}
 
 
-@row(18, replacing(requesting, "acquire", _ask_with_the_limit_of_the_first), on=DFLOCKD)
+@row(18, replacing(lines, "acquire", _ask_with_the_limit_of_the_first), on=DFLOCKD)
 async def a_peer_with_another_limit_is_refused(scene: Scene) -> None:
     async with scene.client() as one, scene.client() as two:
         await one.semaphore("pool").create(limit=4)

@@ -10,11 +10,11 @@ import pytest
 
 import tenure
 from tenure import fork
-from tenure._client import scope
-from tenure._client.keeper import TICK, Keeper
-from tenure._client.proof import Proof
+from tenure._client import handles
+from tenure._client.client_core import TICK, Keeper
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
+from tenure._client.session_life import Proof
 from tenure.engines.redis.session import RedisSession
 from tenure.testing.clock import VirtualClock
 from tests.corpus.rows import does_nothing, replacing, row, together
@@ -25,7 +25,7 @@ from tests.primitives.helpers import is_held
 
 @row(
     1,
-    replacing(scope.Scope, "trigger", does_nothing),
+    replacing(handles.Scope, "trigger", does_nothing),
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
     shows=("administrator", ("loss reported",)),
 )
@@ -78,7 +78,7 @@ def raise_the_failure(error: BaseException | None, failure: Exception, what: str
 
 @row(
     6,
-    lambda patch: patch.setattr("tenure._client.blocks.note_failure", raise_the_failure),
+    lambda patch: patch.setattr("tenure._client.lease.note_failure", raise_the_failure),
     seen_as=(tenure.EngineError,),  # in the place of the body's
     shows=("cut off", ("nothing leaks",)),
 )

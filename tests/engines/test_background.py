@@ -9,7 +9,7 @@ import pytest
 
 from tenure import background
 from tenure.clock import SystemClock
-from tenure.engines.etcd.waiting import Waiting
+from tenure.engines.etcd.requests import Waiting
 from tenure.engines.etcd.watching import Watching
 from tenure.engines.native.connection import NativeConnection
 from tenure.engines.redis.engine import RedisEngine

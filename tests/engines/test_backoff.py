@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.engines._kit.backoff import FIRST_PAUSE, LONGEST_PAUSE, backoff
+from tenure.engines._kit.reconnect import FIRST_PAUSE, LONGEST_PAUSE, backoff
 
 
 @pytest.mark.parametrize(

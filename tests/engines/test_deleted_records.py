@@ -25,7 +25,7 @@ import redis
 
 import tenure
 from tenure.cli.app import invoke
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Status
 from tenure.engines.etcd.url import parse as parse_etcd
 from tenure.engines.redis.url import parse as parse_redis
 from tenure.model import EPHEMERAL_LIMIT

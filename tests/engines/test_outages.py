@@ -13,7 +13,7 @@ import pytest
 
 import tenure
 from tenure import blocking, events
-from tenure._client.request_states import SENT
+from tenure._client.request import SENT
 from tenure._client.session_core import SessionCore
 from tenure.errors import AcquireTimeout, EngineUnavailable, Unsupported
 from tests.engines.outages import NETWORKED, Afar

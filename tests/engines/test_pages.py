@@ -14,7 +14,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession, Pages
 from tenure.errors import EngineUnavailable, NodeNotFound
 from tenure.model import NodeConfig, SemaphoreDescription
-from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.dflockd.listener import Deaf
 from tenure.server.reads import session_by_id
 from tenure.testing.faults import FaultyEngine, Way
 from tests.engines.postgresql.servers import a_schema

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tenure.engines._kit.backoff import FIRST_PAUSE, LONGEST_PAUSE
-from tenure.engines._kit.reconnect import Reconnector, ReconnectPolicy
+from tenure.engines._kit.reconnect import FIRST_PAUSE, LONGEST_PAUSE, Reconnector, ReconnectPolicy
 from tenure.errors import AuthenticationFailed, EngineUnavailable, TenureError
 from tenure.testing.clock import VirtualClock, run
 

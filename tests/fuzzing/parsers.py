@@ -9,14 +9,13 @@ from typing import Any
 from msgspec import DecodeError
 
 from tenure import identity
-from tenure._client.resume import ResumeToken
+from tenure._client.session_handle import ResumeToken
 from tenure.engines import split_client_parameters
 from tenure.engines.dflockd import url as dflockd_url
 from tenure.engines.etcd import answers
 from tenure.engines.etcd import url as etcd_url
-from tenure.engines.etcd.frames import head
 from tenure.engines.etcd.grpc import StreamCall
-from tenure.engines.etcd.http2 import Http2Connection
+from tenure.engines.etcd.http2 import Http2Connection, head
 from tenure.engines.etcd.wire import WATCH
 from tenure.engines.native import url as native_url
 from tenure.engines.postgresql import url as postgresql_url
@@ -27,15 +26,17 @@ from tenure.errors import EngineError, InvalidArgument, TenureError
 from tenure.server import addresses
 from tenure.server.dflockd.claims import Record
 from tenure.wire.frames import FrameReader
-from tenure.wire.lines.replies import BadReply, ReplyReader, read_reply
-from tenure.wire.lines.requests import (
+from tenure.wire.lines import (
+    LINE_BYTES,
+    BadReply,
+    ReplyReader,
     RequestReader,
     acquire_terms,
     enqueue_terms,
+    read_reply,
     renew_terms,
     wait_terms,
 )
-from tenure.wire.lines.rules import LINE_BYTES
 from tenure.wire.messages import client_message, server_message
 from tests.fuzzing.checks import Run, Target
 from tests.fuzzing.mutations import pieces

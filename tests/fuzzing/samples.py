@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hpack import Encoder
 from msgspec import Struct
 
-from tenure.engines.etcd.frames import (
+from tenure.engines.etcd.http2 import (
     DATA,
     END_HEADERS,
     END_STREAM,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tenure.errors import InvalidArgument
-from tenure.server.auth.revocation import read_revoked
+from tenure.server.auth.accounts import read_revoked
 from tenure.server.auth.tokens import read_tokens
 from tenure.server.sources import load
 from tests.fuzzing.checks import Run, Target

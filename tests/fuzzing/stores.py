@@ -10,8 +10,7 @@ from pathlib import Path
 
 import tenure
 from tenure.engines import diagnose
-from tenure.engines.sqlite.backup import backup
-from tenure.engines.sqlite.restore import restore
+from tenure.engines.sqlite.restore import backup, restore
 from tenure.errors import TenureError
 from tests.fuzzing.checks import Target
 

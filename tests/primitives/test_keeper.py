@@ -17,8 +17,8 @@ import pytest
 
 import tenure
 from tenure import events
-from tenure._client import keeper
-from tenure._client.keeper import Keeper
+from tenure._client import client_core
+from tenure._client.client_core import Keeper
 from tenure.background import BackgroundThread
 from tenure.clock import SystemClock
 from tenure.errors import LeaseLost
@@ -194,10 +194,10 @@ async def test_the_thread_looks_once_a_second_at_least_and_not_all_the_time(
     clock: VirtualClock,
 ) -> None:
     kept, session = make(clock), Fake(clock, 900.0)
-    assert kept._watch_sessions([session]) == keeper.TICK
+    assert kept._watch_sessions([session]) == client_core.TICK
     session.proof = clock.now() - 900.0 + 1e-9
     session.answering = False
-    assert kept._watch_sessions([session]) == keeper.SHORTEST
+    assert kept._watch_sessions([session]) == client_core.SHORTEST
 
 
 async def test_the_thread_stops_when_the_loop_has_not_turned_for_max_stall(
@@ -359,7 +359,7 @@ async def test_a_thread_that_cannot_be_started_is_started_at_a_later_turn(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(keeper, "TICK", 0.01)
+    monkeypatch.setattr(client_core, "TICK", 0.01)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     async with tenure.connect("memory://") as client, client.mutex("x").lock():
         async with asyncio.timeout(30):
@@ -463,7 +463,7 @@ async def test_a_wedged_program_loses_its_lease_and_the_policy_acts_in_time() ->
 async def test_a_stall_that_the_thread_bridged_is_told_as_an_event(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "TICK", 0.2)
+    monkeypatch.setattr(client_core, "TICK", 0.2)
     async with tenure.connect("memory://") as client, client.events() as stream:
         _held = await client.session(recovery_window=2)
         time.sleep(2)
@@ -487,7 +487,7 @@ async def test_the_thread_ends_with_the_client() -> None:
 async def test_a_thread_with_nothing_to_keep_ends_and_the_next_session_starts_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "IDLE", 0.01)
+    monkeypatch.setattr(client_core, "IDLE", 0.01)
     async with tenure.connect("memory://") as client:
         for _ in range(3):
             async with client.session():
@@ -503,7 +503,7 @@ async def test_a_thread_with_nothing_to_keep_ends_and_the_next_session_starts_an
 def test_a_program_that_closes_its_loop_and_not_its_client_is_not_renewed_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "IDLE", 0.01)
+    monkeypatch.setattr(client_core, "IDLE", 0.01)
     lost = threading.Event()
 
     async def begin() -> tenure.Lease:

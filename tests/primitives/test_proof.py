@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure._client.proof import Proof
+from tenure._client.session_life import Proof
 from tenure.core import rules
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure import events
-from tenure._client.resume import ResumeToken, new_key
+from tenure._client.session_handle import ResumeToken, new_key
 from tenure.core import rules
 from tenure.engines.contract import Removal
 from tenure.errors import (

@@ -13,7 +13,7 @@ from weakref import ref
 
 import pytest
 
-from tenure._client.scope import Scope, entered_scopes, note_failure
+from tenure._client.handles import Scope, entered_scopes, note_failure
 from tenure.errors import Misuse
 from tests.primitives.helpers import EnteredScopes, turns
 

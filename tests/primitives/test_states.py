@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tenure._client import session_states
-from tenure._client.request_states import EVENTS, GONE, HELD, LOST, RELEASED, SENT, WAITING
-from tenure._client.request_states import RequestState as State
-from tenure._client.session_states import LIVING, REPORTED, SessionPhase
+from tenure._client import session_life
+from tenure._client.request import EVENTS, GONE, HELD, LOST, RELEASED, SENT, WAITING
+from tenure._client.request import RequestState as State
+from tenure._client.session_life import LIVING, REPORTED, SessionPhase
 
 # For each state what the events make of it, in the order of the columns; "" changes nothing.
 COLUMNS = ("queued", "granted", "rejected", "withdrawn", "taken", "missing")
@@ -44,12 +44,12 @@ def test_a_request_that_was_never_granted_is_never_lost() -> None:
 
 def test_the_end_of_a_session_is_final() -> None:
     events = (
-        session_states.ATTACHED,
-        session_states.CONTACT_LOST,
-        session_states.CONTACT_RESTORED,
-        session_states.EXPIRED,
-        session_states.CLOSED,
-        session_states.LEFT,
+        session_life.ATTACHED,
+        session_life.CONTACT_LOST,
+        session_life.CONTACT_RESTORED,
+        session_life.EXPIRED,
+        session_life.CLOSED,
+        session_life.LEFT,
     )
     for ended in set(SessionPhase) - LIVING:
         assert all(ended not in event for event in events)

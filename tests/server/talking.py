@@ -17,10 +17,10 @@ from msgspec import Struct
 from tenure.clock import Clock, SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
-from tenure.server.accept import Greeting
 from tenure.server.auth import Authenticator
 from tenure.server.context import Context
 from tenure.server.limits import Limits
+from tenure.server.listener import Greeting
 from tenure.server.native import NativeListener
 from tenure.server.native.connection import NativeServerConnection
 from tenure.wire.frames import FrameReader, FrameWriter

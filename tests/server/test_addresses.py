@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tenure import EngineUnavailable, InvalidArgument
-from tenure.server.addresses import parse
-from tenure.server.sockets import bind_unix, claim
+from tenure.server.addresses import bind_unix, claim, parse
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tenure.server.auth import (
     read_tokens,
     readable_by_others,
 )
-from tenure.server.auth.peer import subject_of
+from tenure.server.auth.authenticator import subject_of
 
 ONE, TWO = "0123456789abcdef", "fedcba9876543210"
 

@@ -11,7 +11,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine
 from tenure.errors import EngineError, InvalidArgument
 from tenure.server.limits import Count, LimitReached, Limits
-from tenure.server.semaphores import Semaphores
+from tenure.server.reads import Semaphores
 from tenure.testing import VirtualClock
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenure.server import log_writer
-from tenure.server.log_writer import LogWriter
+from tenure.server import log
+from tenure.server.log import LogWriter
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_reader_that_is_stuck_blocks_nobody_and_hears_what_was_dropped(
 def test_closing_waits_a_bounded_time_for_a_reader_that_is_stuck(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_writer, "_LAST_TIME", 0.05)
+    monkeypatch.setattr(log, "_LAST_TIME", 0.05)
     reading, writing = pipe
     filling = fill(writing)
     writer = LogWriter(writing, dropped_line)
@@ -155,7 +155,7 @@ def test_without_a_thread_left_lines_wait_for_one(
 def test_closed_standard_files_are_the_null_device() -> None:
     program = (
         "import os\n"
-        "from tenure.server.log_writer import open_standard_files\n"
+        "from tenure.server.log import open_standard_files\n"
         "os.close(0); os.close(2)\n"
         "open_standard_files()\n"
         "null = os.stat(os.devnull).st_rdev\n"

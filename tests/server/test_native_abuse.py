@@ -22,12 +22,11 @@ from msgspec import Struct
 
 from tenure.engines.memory import MemoryEngine
 from tenure.errors import EngineUnavailable
-from tenure.server import accept
+from tenure.server import listener as accepting
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
-from tenure.server.auth.authenticator import Authenticator
+from tenure.server.auth.authenticator import UNKNOWN_PEER, Authenticator
 from tenure.server.auth.identity import ANONYMOUS
-from tenure.server.auth.peer import UNKNOWN_PEER
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
 from tenure.server.native import stream as native_stream
@@ -338,7 +337,7 @@ async def test_a_handshake_that_is_not_finished_counts_and_yields(
 async def test_a_source_that_connects_too_fast_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accept, "source_at", lambda _: Source("192.0.2.1"))
+    monkeypatch.setattr(accepting, "source_at", lambda _: Source("192.0.2.1"))
     limits = Limits(connections=2, connections_per_second=2)
     async with serving(limits=limits) as listener, AsyncExitStack() as stack:
         for _ in range(2):

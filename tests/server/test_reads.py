@@ -14,7 +14,7 @@ from tenure.errors import AuthenticationFailed
 from tenure.model import SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import ANONYMOUS, Identity
-from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.dflockd.listener import Deaf
 from tenure.server.limits import Limits
 from tenure.server.reads import SLICE, Reader, Reads, converted, reader_of
 from tenure.testing import VirtualClock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tenure.server.reloading import Reloader
+from tenure.server.loading import Reloader
 
 
 class Files:

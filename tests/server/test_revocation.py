@@ -19,7 +19,7 @@ from grpclib.const import Status
 
 import tenure
 from tenure.server.auth import REFUSAL_DELAY, Authenticator, Peer, PeerCertificate, Verdict
-from tenure.server.auth.revocation import certificate_id, read_revoked
+from tenure.server.auth.accounts import certificate_id, read_revoked
 from tenure.server.auth.tokens import hash_of, parse_tokens
 from tenure.server.listener import end_in_slices
 from tenure.wire.messages import Bye, Hello, Ping, Pong

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.server.systemd import Notifier, passed_sockets
+from tenure.server.process import Notifier, passed_sockets
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_signs_of_life_come_twice_in_the_time_that_is_given(
 TAKES = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)  # where systemd would have put it
-from tenure.server.systemd import passed_sockets
+from tenure.server.process import passed_sockets
 os.environ["LISTEN_PID"] = str(os.getpid())
 taken = passed_sockets(os.environ)
 print([(each.getsockname()[1], os.get_inheritable(each.fileno())) for each in taken])

@@ -14,10 +14,9 @@ from typing import cast
 
 import pytest
 
-from tenure.server import tls_input
+from tenure.server import tls
 from tenure.server.budget import LoopBudget, Share
-from tenure.server.tls import TlsFiles, server_context
-from tenure.server.tls_input import slice_tls
+from tenure.server.tls import TlsFiles, server_context, slice_tls
 from tests.hostile.strangers import change_keys
 from tests.server.certificates import Authority
 
@@ -92,7 +91,7 @@ async def test_tiny_records_are_read_a_few_at_a_time(tmp_path: Path, *, pauses: 
 async def test_records_that_only_change_keys_are_read_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_input, "_SECONDS", 0.0)  # one in a turn
+    monkeypatch.setattr(tls, "_SECONDS", 0.0)  # one in a turn
     authority = Authority(tmp_path)
     pair = authority.signs("server")
     budget = LoopBudget(time.perf_counter, logging.getLogger("tests.server.tls_input"))

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tenure.errors import EngineUnavailable
+from tenure.server.addresses import SocketFile, bind_unix
 from tenure.server.native import NativeListener
 from tenure.server.native import listener as native
-from tenure.server.sockets import SocketFile, bind_unix
 from tests.server.talking import PATIENCE, Caller, serving
 
 ANEW = "the socket file was deleted, and is created again"

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.errors import InvalidArgument
-from tenure.wire.lines import requesting
-from tenure.wire.lines.replies import (
+from tenure.wire import lines
+from tenure.wire.lines import (
+    AUTH_BYTES,
+    LINE_BYTES,
     BadReply,
+    RawRequest,
     Reply,
     ReplyReader,
-    fence_of,
-    grant,
-    make_token,
-    read_reply,
-)
-from tenure.wire.lines.requests import (
-    RawRequest,
     RequestReader,
     acquire_terms,
     enqueue_terms,
+    fence_of,
+    grant,
+    is_key,
+    make_token,
+    read_reply,
     renew_terms,
     wait_terms,
 )
-from tenure.wire.lines.rules import AUTH_BYTES, LINE_BYTES, is_key
 
 TOKEN = "00054fe3a1b2c3d4" + "0123456789abcdef"
 LONGEST = b"k" * LINE_BYTES
@@ -281,22 +281,22 @@ def test_no_argument_is_more_than_wrong(argument: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "stream"),
     [
-        (requesting.acquire("job", 10), b"l\njob\n10\n"),
-        (requesting.acquire("job", 0, 33), b"l\njob\n0 33\n"),
-        (requesting.acquire("job", 10, limit=3), b"sl\njob\n10 3\n"),
-        (requesting.acquire("job", 10, 33, limit=3), b"sl\njob\n10 3 33\n"),
-        (requesting.enqueue("job"), b"e\njob\n\n"),
-        (requesting.enqueue("job", 33), b"e\njob\n33\n"),
-        (requesting.enqueue("job", 33, limit=3), b"se\njob\n3 33\n"),
-        (requesting.wait("job", 10), b"w\njob\n10\n"),
-        (requesting.wait("job", 10, counted=True), b"sw\njob\n10\n"),
-        (requesting.renew("é", TOKEN), b"n\n\xc3\xa9\n" + TOKEN.encode() + b"\n"),
-        (requesting.renew("job", TOKEN, 60, counted=True), f"sn\njob\n{TOKEN} 60\n".encode()),
-        (requesting.release("job", TOKEN), f"r\njob\n{TOKEN}\n".encode()),
-        (requesting.release("job", TOKEN, counted=True), f"sr\njob\n{TOKEN}\n".encode()),
-        (requesting.auth("secret word"), b"auth\n_\nsecret word\n"),
-        (requesting.PING, b"ping\n_\n_\n"),
-        (requesting.STATS, b"stats\n_\n_\n"),
+        (lines.acquire("job", 10), b"l\njob\n10\n"),
+        (lines.acquire("job", 0, 33), b"l\njob\n0 33\n"),
+        (lines.acquire("job", 10, limit=3), b"sl\njob\n10 3\n"),
+        (lines.acquire("job", 10, 33, limit=3), b"sl\njob\n10 3 33\n"),
+        (lines.enqueue("job"), b"e\njob\n\n"),
+        (lines.enqueue("job", 33), b"e\njob\n33\n"),
+        (lines.enqueue("job", 33, limit=3), b"se\njob\n3 33\n"),
+        (lines.wait("job", 10), b"w\njob\n10\n"),
+        (lines.wait("job", 10, counted=True), b"sw\njob\n10\n"),
+        (lines.renew("é", TOKEN), b"n\n\xc3\xa9\n" + TOKEN.encode() + b"\n"),
+        (lines.renew("job", TOKEN, 60, counted=True), f"sn\njob\n{TOKEN} 60\n".encode()),
+        (lines.release("job", TOKEN), f"r\njob\n{TOKEN}\n".encode()),
+        (lines.release("job", TOKEN, counted=True), f"sr\njob\n{TOKEN}\n".encode()),
+        (lines.auth("secret word"), b"auth\n_\nsecret word\n"),
+        (lines.PING, b"ping\n_\n_\n"),
+        (lines.STATS, b"stats\n_\n_\n"),
     ],
 )
 def test_what_a_client_asks(request_: bytes, stream: bytes) -> None:
@@ -307,8 +307,8 @@ def test_what_a_client_asks(request_: bytes, stream: bytes) -> None:
 @pytest.mark.parametrize("key", ["", "a b", "a\nb", "k" * 257, "é" * 129, "\ud800"], ids=ascii)
 def test_no_key_is_sent_that_a_server_refuses(key: str) -> None:
     with pytest.raises(InvalidArgument):
-        requesting.acquire(key, 1)
-    assert read(requesting.acquire("é" * 128, 1))[0] == [("l", "é" * 128, "1")]
+        lines.acquire(key, 1)
+    assert read(lines.acquire("é" * 128, 1))[0] == [("l", "é" * 128, "1")]
 
 
 def test_no_number_is_sent_that_a_server_refuses() -> None:
@@ -321,13 +321,13 @@ def test_no_number_is_sent_that_a_server_refuses() -> None:
         (1, 1, 2**63),
     ]:
         with pytest.raises(InvalidArgument):
-            requesting.acquire("job", timeout, lease, limit=limit)
+            lines.acquire("job", timeout, lease, limit=limit)
     for token in "", "a b", "a\n", "é", "x" * 200:
         with pytest.raises(InvalidArgument):
-            requesting.release("job", token)
+            lines.release("job", token)
     for token in "a\nb", "a\r", "t" * (AUTH_BYTES + 1):
         with pytest.raises(InvalidArgument):
-            requesting.auth(token)
+            lines.auth(token)
 
 
 @given(
@@ -339,12 +339,12 @@ def test_no_number_is_sent_that_a_server_refuses() -> None:
 def test_a_server_reads_what_a_client_asked(
     key: str, timeout: int, lease: int | None, limit: int | None
 ) -> None:
-    [(command, name, argument)], _ = read(requesting.acquire(key, timeout, lease, limit=limit))
+    [(command, name, argument)], _ = read(lines.acquire(key, timeout, lease, limit=limit))
     counted = command == "sl"
     assert name == key
     assert acquire_terms(argument, counted=counted) == (timeout, limit or 1, lease)
     assert counted is (limit is not None)
-    [(command, _, argument)], _ = read(requesting.enqueue(key, lease, limit=limit))
+    [(command, _, argument)], _ = read(lines.enqueue(key, lease, limit=limit))
     assert enqueue_terms(argument, counted=command == "se") == (limit or 1, lease)
 
 

@@ -13,9 +13,7 @@ from msgspec.structs import fields
 from tenure.wire import values
 from tenure.wire.errors import WireError
 from tenure.wire.frames import FrameWriter
-from tenure.wire.messages import FEATURES, Hello
-from tenure.wire.messages.client import ClientMessage
-from tenure.wire.messages.server import ServerMessage
+from tenure.wire.messages import FEATURES, ClientMessage, Hello, ServerMessage
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/native-protocol.md").read_text()
 

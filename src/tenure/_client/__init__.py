@@ -5,11 +5,10 @@ packages of tenure get the cores from `internals`:
 
 * `client` wraps `client_core`: the engine, the sessions, and the tasks that outlive a call;
 * `session` wraps `session_core`, the adapter that the engine reports to;
-* `lease` and `ticket` wrap `request`, which uses its session as a `request_session`.
+* `lease` and `ticket` wrap `request`.
 
-Read in this order: `session_states` and `request_states` define the states and their transitions as
-tables; `session_life` covers the proof and the end of a session, and `session_core` adds its
-requests; `request` is one request, `acquire` waits for its grant, and `blocks` and `releases` take
-it out of the queue. The other modules are primitives built on these, or helpers such as the
-`keeper`, which renews sessions.
+Read in this order: `session_life` covers the states, the proof and the end of a session, and
+`session_core` adds its requests; `request` is one request with its states, `acquire` waits for its
+grant, and `lease` and `tasks` take it out of the queue. `client_core` renews the sessions. The
+other modules are primitives built on these, or helpers.
 """

@@ -5,27 +5,170 @@ holds, or out of the queue.
 
 A timeout or a cancellation takes effect even when the store is out of reach: the session withdraws
 the request in the background.
+
+Read of the store shortly before a timeout, to distinguish an outage from contention.
+
+A waiting request does not show whether the store still works: a stopped store and a busy mutex look
+alike. A `Probe` therefore reads the semaphore a moment before the timeout. If that read is
+unanswered at the timeout, the store is reported as the reason. Requests of one session that time
+out together share the read.
+
+Name of the holder, for the message of an `AcquireTimeout`.
+
+After the timeout the client reads the queue once, and waits at most 0.25 s for the answer. Tasks of
+one session that time out together share the read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from tenure._client.contact import shortened
-from tenure._client.contention import contention
-from tenure._client.handles import UNKNOWN, CallSite
-from tenure._client.options import RequestOptions
-from tenure._client.probe import Probe
-from tenure._client.request import Request
-from tenure._client.request_states import HELD, SENT, WAITING
-from tenure._client.scope import entered_scopes
+from tenure._client.contact import Obstacle, shortened
+from tenure._client.handles import UNKNOWN, CallSite, entered_scopes
+from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
 from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
+from tenure._client.watch import described_now
+from tenure.core.rules import EXACT
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
-from tenure.errors import AcquireTimeout, SelfDeadlock, TenureError
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.errors import AcquireTimeout, SelfDeadlock, SemaphoreNotFound, TenureError
+from tenure.identity import holder_name
+from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
+
+if TYPE_CHECKING:
+    from tenure._client.session_core import SessionCore
+
+
+_log = logging.getLogger("tenure")
+
+LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
+"""Seconds from the probe to the timeout. If less is left, no probe is sent."""
+
+
+class Probe:
+    """Probe of the store for one waiting request.
+
+    Args:
+        request: the request.
+        timeout: seconds from now to the timeout.
+    """
+
+    __slots__ = ("_reading", "_request", "_sent_at", "_timer")
+
+    def __init__(self, request: Request, timeout: float) -> None:
+        self._request = request
+        self._sent_at = 0.0
+        self._reading: asyncio.Task[bool] | None = None
+        lead = min(timeout / 2, LONGEST_LEAD)
+        self._timer = (
+            None
+            if lead < SHORTEST_LEAD
+            else request.session.loop.call_later(timeout - lead, self._read_soon)
+        )
+
+    def obstacle(self) -> Obstacle | None:
+        """Return the reason of the timeout if it is not contention."""
+        request, reading = self._request, self._reading
+        contact = request.session.contact
+        if reading is None or (reading.done() and not reading.cancelled() and reading.result()):
+            return contact.obstacle(request.name)
+        return contact.silence(request.name, request.session.now() - self._sent_at)
+
+    def stop(self) -> None:
+        """Stop probing. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _read_soon(self) -> None:
+        request = self._request
+        session, name = session_of(request), request.name
+        if request.state is not WAITING or session.state != "attached":
+            return
+        self._sent_at = session.now()
+        reading = session.probes.get(name)
+        if reading is None:
+            reading = session.client.tasks.begin(_answers(session, name))
+            session.probes[name] = reading
+            reading.add_done_callback(lambda _: session.probes.pop(name))
+        self._reading = reading
+
+
+async def _answers(session: SessionCore, name: str) -> bool:
+    """Return true if the store answers, with an error or without."""
+    try:
+        async with asyncio.timeout(2 * LONGEST_LEAD):
+            await session.engine.describe_semaphore(name, owners=False, waiters=False)
+    except TenureError:
+        return True
+    except TimeoutError:
+        return False
+    except Exception:
+        _log.exception("could not read the semaphore: node=%s name=%r", session.node, name)
+    return True
+
+
+_TIMEOUT = 0.25
+_ADVICE = "'tenure describe' shows its holder and its waiters"
+
+
+async def contention(session: SessionCore | None, name: str) -> str:
+    """Return a description of a semaphore's holders, or advice on how to find them."""
+    if session is None or session.state != "attached":
+        return _ADVICE
+    if not session.client.capabilities.owners:
+        return "this store does not list holders"
+    reading = session.readings.get(name)
+    if reading is None:
+        reading = session.client.tasks.begin(_read_holder(session, name))
+        session.readings[name] = reading
+        reading.add_done_callback(lambda _: session.readings.pop(name))
+    await asyncio.wait([reading], timeout=_TIMEOUT)
+    return _ADVICE if not reading.done() or reading.cancelled() else reading.result()
+
+
+async def _read_holder(session: SessionCore, name: str) -> str:
+    try:
+        async with asyncio.timeout(2 * _TIMEOUT):
+            described = await described_now(session, name, ephemeral=False, owners=True)
+    except SemaphoreNotFound:
+        return "it is free now"
+    except (TenureError, TimeoutError):
+        return _ADVICE
+    except Exception:
+        _log.exception("could not read the holder: node=%s name=%r", session.node, name)
+        return _ADVICE
+    return _sentence(session, described)
+
+
+def _sentence(session: SessionCore, described: SemaphoreDescription) -> str:
+    """Return a text such as ``held by backup.py, pid 4242 on db-1, for 3 s; 2 wait``."""
+    waiting = described.waiting or 0
+    behind = f"; {waiting} wait{'s' if waiting == 1 else ''}" if waiting else ""
+    if not described.owners:
+        return f"it is free now{behind}"
+    owner, *others = described.owners
+    holder = _this_session(session, owner) if owner.session_id == session.id else holder_name(owner)
+    since = "" if owner.since is None else f", for {_duration(owner.since)}"
+    more = f", and {len(others)} more" if others else ""
+    level = f" ({described.held} of {described.limit})" if 1 < described.limit <= EXACT else ""
+    return f"held by {holder}{since}{more}{level}{behind}"
+
+
+def _this_session(session: SessionCore, owner: RequestDescription) -> str:
+    requests = session.held_requests()
+    sites = [each.site or UNKNOWN for each in requests if each.order_id == owner.order_id]
+    return f"this session, acquired at {sites[0]}" if sites else "this session"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
+
 
 L = TypeVar("L")
 

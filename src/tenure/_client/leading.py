@@ -25,8 +25,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tenure._client.attaching import SessionOptions, attach
-from tenure._client.sessions import is_loss
+from tenure._client.sessions import SessionOptions, attach, is_loss
 from tenure.errors import EngineError, EngineUnavailable, LeaseLost, SessionClosed, SessionExpired
 
 if TYPE_CHECKING:

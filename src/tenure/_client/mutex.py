@@ -14,7 +14,7 @@ from tenure._client.handles import CallSite, call_site
 from tenure._client.lease import Acquirable, Lease
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
-from tenure._client.options import RequestOptions
+from tenure._client.request import RequestOptions
 from tenure._client.source import SessionSource
 from tenure._client.ticket import Ticket, recover
 from tenure._client.watch import described_now

@@ -1,7 +1,6 @@
 """One request of a session, from sending it until it has left its queue for good.
 
-`request_states` has the states and their transitions. A granted request becomes a lease (`lease`),
-made by the handle class in its options.
+A granted request becomes a lease (`lease`), made by the handle class in its options.
 
 Rules:
 
@@ -10,31 +9,42 @@ Rules:
 * A waiting task only waits for a change of the state, so a wait can be cancelled at any time.
 * Loss is final. Its error is kept; each task raises a copy, so that tracebacks do not mix.
 * The session sends the withdrawal, so it takes effect even when the calling task is cancelled.
+
+States of a request and every transition between them. Pure: no clock, no I/O, no threads.
+
+::
+
+    SENT --queued--> WAITING --granted--> HELD --withdrawn--> RELEASED --missing--> LOST
+      |                 |                  `--removed, session ended-------------> LOST
+      `--granted--------|----------------> HELD
+      `-----------------+--rejected, withdrawn, removed, session ended--> GONE
+
+Each event is a table of transitions. An event without a transition from the current state changes
+nothing, because events may be reported twice, or too late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+import threading
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from tenure._client.handles import CallSite
-from tenure._client.loss import carry_out, late_release_error, lost_error
-from tenure._client.options import RequestOptions
-from tenure._client.request_session import RequestSession
-from tenure._client.request_states import (
-    GONE,
-    GRANTED,
-    HELD,
-    MISSING,
-    QUEUED,
-    REJECTED,
-    RELEASED,
-    SENT,
-    TAKEN,
-    WITHDRAWN,
+from tenure._client.client_core import ClientCore
+from tenure._client.contact import Contact
+from tenure._client.handles import CallSite, Scope, note_failure
+from tenure._client.loss import (
+    EventKind,
+    Listeners,
+    OnLoss,
+    carry_out,
+    check_policy,
+    late_release_error,
+    lost_error,
 )
-from tenure._client.scope import Scope, note_failure
+from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn, when_answered
 from tenure.errors import (
     InvalidArgument,
@@ -44,6 +54,162 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
+
+L_co = TypeVar("L_co", covariant=True)
+
+
+class RequestOptions(Generic[L_co]):
+    """Options of a request: the tokens of a semaphore, and the type of the lease.
+
+    Attributes:
+        kind: the kind of primitive in messages, such as "mutex".
+        handle: makes the program's lease from the granted `Request`.
+    """
+
+    __slots__ = (
+        "count",
+        "data",
+        "ephemeral",
+        "handle",
+        "kind",
+        "name",
+        "on_loss",
+        "stop_time",
+    )
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        count: int,
+        data: bytes = b"",
+        *,
+        handle: Callable[..., L_co],
+        ephemeral: bool,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> None:
+        if on_loss is not None:
+            check_policy(on_loss)
+        self.kind = kind
+        self.name = name
+        self.count = count
+        self.data = data
+        self.handle = handle
+        self.ephemeral = ephemeral
+        self.on_loss = on_loss
+        usual = type(stop_time) is float and stop_time == 0.0
+        self.stop_time = 0.0 if usual else seconds(stop_time, "a stop time")
+
+    def __str__(self) -> str:
+        return f"the request for {self.kind} {self.name!r}"
+
+
+class RequestState(Enum):
+    """State of a request."""
+
+    SENT = "sent"
+    WAITING = "waiting"
+    HELD = "held"
+    RELEASED = "released"
+    LOST = "lost"
+    GONE = "gone"
+
+    # The hash of an enumeration is slow, and each grant looks up a table.
+    __hash__ = object.__hash__
+
+
+# Globals, because reading attributes of an enumeration is slow on the hot path.
+SENT, WAITING, HELD, RELEASED, LOST, GONE = RequestState
+
+RequestEvent: TypeAlias = Mapping[RequestState, RequestState]
+
+QUEUED: RequestEvent = {SENT: WAITING}
+GRANTED: RequestEvent = {SENT: HELD, WAITING: HELD}
+REJECTED: RequestEvent = {SENT: GONE, WAITING: GONE}
+WITHDRAWN: RequestEvent = {SENT: GONE, WAITING: GONE, HELD: RELEASED}
+TAKEN: RequestEvent = {HELD: LOST}
+"""The owner has left the queue, or its session has ended; for a waiter, see `REJECTED`."""
+MISSING: RequestEvent = {RELEASED: LOST}
+"""The store's answer to a release: the request had left the queue before."""
+
+EVENTS: Mapping[str, RequestEvent] = {
+    "queued": QUEUED,
+    "granted": GRANTED,
+    "rejected": REJECTED,
+    "withdrawn": WITHDRAWN,
+    "taken": TAKEN,
+    "missing": MISSING,
+}
+"""All events, by name."""
+
+
+R = TypeVar("R")
+
+
+class RequestSession(Protocol[R]):
+    """A session, as seen by its requests of type `R`. `SessionCore` implements it."""
+
+    node: str
+    client: ClientCore
+    contact: Contact
+    listeners: Listeners
+    loop: asyncio.AbstractEventLoop
+    lock: threading.Lock
+    on_loss: OnLoss
+    requests: dict[int, R]
+    why: SessionExpired | SessionClosed | None
+    ended_by_store: bool
+    debug: bool
+
+    # The session itself
+
+    @property
+    def anchor(self) -> Callable[[], object]:
+        """A weak reference to what keeps the session for the program."""
+        ...
+
+    def now(self) -> float:
+        """Read the client's clock."""
+        ...
+
+    def is_proven(self) -> bool:
+        """Return true if the session lives, by the clock."""
+        ...
+
+    def check_loop(self) -> None:
+        """Raise `Misuse` on another event loop."""
+
+    def ended(self, error: SessionExpired) -> None:
+        """End the session: the store has ended it."""
+
+    def error(self) -> SessionExpired | SessionClosed:
+        """Return the error of the end, to raise."""
+        ...
+
+    def emit(self, kind: EventKind, *facts: object) -> None:
+        """Report an event."""
+
+    # One of its requests
+
+    def withdraw(self, request: R) -> asyncio.Future[Withdrawn] | None:
+        """Withdraw or release a request; return the answer to wait for, if there is one."""
+
+    def withdraw_dropped(self, request: R) -> None:
+        """Withdraw a request whose handle the program has dropped."""
+
+    def retry_withdrawal(self, request: R) -> None:
+        """Send a withdrawal again until the store confirms it, or the session ends."""
+
+    def forget(self, request: R) -> None:
+        """Forget a request that has left its queue."""
+
+    def lose(self, request: R) -> None:
+        """Mark a held lease as lost: the session has ended. From any thread."""
+
+    def add_stop_time(self, request: R) -> None:
+        """Move the deadline forward by the lease's stop time."""
+
 
 _log = logging.getLogger("tenure")
 
@@ -78,7 +244,7 @@ class Request:
         count: the number of tokens that it takes now.
         sent_at, granted_at: times on the client's clock; 0 before.
         order_id: its place in the store's order, once it is known.
-        state: its state (`request_states`).
+        state: its state.
         scope: the block of its lease, once entered.
         unentered: deleted to enter the block. Of two threads that do so, one gets an error, and no
             lock is left held if one of them is interrupted.

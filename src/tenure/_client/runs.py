@@ -25,8 +25,7 @@ from types import TracebackType
 from tenure._client.acquire import acquire, try_acquire
 from tenure._client.handles import CallSite
 from tenure._client.lease import Lease
-from tenure._client.options import RequestOptions
-from tenure._client.request import Request
+from tenure._client.request import Request, RequestOptions
 from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure.core import rules

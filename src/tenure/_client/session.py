@@ -1,6 +1,6 @@
 """A session, through which a program sends all its requests, and the primitives it makes.
 
-The session's state is in `session_core`, and `session_states` has the diagram.
+The session's state is in `session_core`, and `session_life` has the diagram.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tenure._client.handles import call_site
 from tenure._client.loss import OnLoss
 from tenure._client.mutex import Mutex
 from tenure._client.once import Once
-from tenure._client.options import RequestOptions
+from tenure._client.request import RequestOptions
 from tenure._client.runs import SUFFIX, RunLease, last_run, once
 from tenure._client.semaphore import Semaphore
 from tenure._client.session_handle import SessionHandle

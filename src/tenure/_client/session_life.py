@@ -1,6 +1,6 @@
 """Life of one session: its state, its proof, and its end.
 
-`session_states` has the states. A session ends once, in two steps:
+A session ends once, in two steps:
 
 * `begin_end` sets the reason. It may run in any thread, such as that of the keeper or of a call
   that reads the clock. It marks every held lease as lost, and carries out the leases' policies.
@@ -9,13 +9,33 @@
 
 Rules:
 
-* The deadline is that of the latest proof (`proof`), on the local clock.
+* The deadline is that of the latest proof, on the local clock.
 * The state, the deadline and the loss of a lease change under one lock, so no proof revives an
   ended session, and no lease is lost twice.
 * A session that ends while it is being attached is finished when the engine has attached it.
 * Each task raises a copy of the error kept here, so that tracebacks do not mix. The copy's
   attribute `ORIGIN` refers to the original.
 * The session's loop owns all other state.
+
+States of a session and every transition between them. Pure: no clock, no I/O, no threads.
+
+::
+
+    CONNECTING --attached--> ATTACHED <--contact lost, re-established--> DETACHED
+
+    any of these --expired--> EXPIRED
+    any of these --closed---> CLOSED
+    any of these --left-----> LEFT       (the session lives on in the store)
+
+Each event is a table of transitions. An event without a transition from the current state changes
+nothing, so an end is final.
+
+Times until which a session is proven to live in its store, and of its next renewal.
+
+Deadline = proof + window - margin, where the proof counts from when the answered renewal was
+*sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a held lease).
+
+Only the session's event loop changes the margin; proofs may be recorded from any thread.
 """
 
 from __future__ import annotations
@@ -24,25 +44,111 @@ import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from enum import Enum
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 
 from tenure import fork
-from tenure._client import session_states as states
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import shortened
-from tenure._client.listeners import EventKind
-from tenure._client.proof import Proof
-from tenure._client.scope import Scope
-from tenure._client.session_states import LIVING, REPORTED, SessionPhase, SessionState
+from tenure._client.handles import Scope
+from tenure._client.loss import EventKind
 from tenure.background import persist
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
 
 if TYPE_CHECKING:
     from tenure._client.request import Request
+
+
+SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
+
+
+class SessionPhase(Enum):
+    """State of a session."""
+
+    CONNECTING = "the engine attaches it"
+    ATTACHED = "attached"
+    DETACHED = "the contact is broken, and the engine tries to attach again"
+    EXPIRED = "the store ended it, or its deadline has passed"
+    CLOSED = "the program closed it"
+    LEFT = "the program detached from it for good"
+
+
+_P = SessionPhase
+
+LIVING = frozenset({_P.CONNECTING, _P.ATTACHED, _P.DETACHED})
+"""The states of a session that has not ended."""
+
+SessionEvent: TypeAlias = Mapping[SessionPhase, SessionPhase]
+
+ATTACHED: SessionEvent = {_P.CONNECTING: _P.ATTACHED}
+CONTACT_LOST: SessionEvent = {_P.ATTACHED: _P.DETACHED}
+CONTACT_RESTORED: SessionEvent = {_P.DETACHED: _P.ATTACHED}
+EXPIRED: SessionEvent = dict.fromkeys(LIVING, _P.EXPIRED)
+CLOSED: SessionEvent = dict.fromkeys(LIVING, _P.CLOSED)
+LEFT: SessionEvent = dict.fromkeys(LIVING, _P.LEFT)
+
+REPORTED: Mapping[SessionPhase, SessionState] = {
+    _P.CONNECTING: "connecting",
+    _P.ATTACHED: "attached",
+    _P.DETACHED: "detached",
+    _P.EXPIRED: "expired",
+    _P.CLOSED: "closed",
+    _P.LEFT: "detached",
+}
+"""The state that `Session.state` reports."""
+
+
+class Proof:
+    """Proof of one session's life, from its renewals.
+
+    Attributes:
+        at: when the latest answered renewal was sent.
+        sent: when the latest renewal was sent.
+        span: seconds from a proof to the deadline that it gives.
+    """
+
+    __slots__ = ("_least_margin", "_stop_times", "_window", "at", "sent", "span")
+
+    def __init__(self, window: float) -> None:
+        self.at = 0.0
+        self.sent = 0.0
+        self._window = window
+        self._least_margin = max(0.05 * window, 0.1)
+        self._stop_times: dict[int, float] = {}
+        self.span = window - self._least_margin
+
+    @property
+    def deadline(self) -> float:
+        """Time until which the session is proven."""
+        return self.at + self.span
+
+    @property
+    def interval(self) -> float:
+        """Longest time between renewals, in seconds."""
+        return self.span / 3
+
+    @property
+    def renew_at(self) -> float:
+        """Time of the next renewal. An unanswered renewal gets some time before it is repeated."""
+        return max(self.at + self.span / 3, self.sent + self.span / 12)
+
+    def add_stop_time(self, request_id: int, stop_time: float) -> None:
+        """Move the deadline forward by the time that a lease's work needs to stop."""
+        self._stop_times[request_id] = stop_time
+        self._measure()
+
+    def drop_stop_time(self, request_id: int) -> None:
+        """Remove the stop time of a lease that has ended. Safe for a lease that never had any."""
+        if self._stop_times.pop(request_id, None) is not None:
+            self._measure()
+
+    def _measure(self) -> None:
+        self.span = self._window - max([self._least_margin, *self._stop_times.values()])
+
 
 T = TypeVar("T")
 
@@ -263,7 +369,7 @@ class SessionLife(ABC):
 
     # Transitions
 
-    def step(self, event: states.SessionEvent) -> bool:
+    def step(self, event: SessionEvent) -> bool:
         """Take a transition; return false if the current state has no such transition."""
         with self.lock:
             after = event.get(self.phase)
@@ -346,7 +452,7 @@ class SessionLife(ABC):
             if self.phase not in LIVING:
                 return
             expired = isinstance(why, SessionExpired)
-            event = states.EXPIRED if expired else states.LEFT if detach else states.CLOSED
+            event = EXPIRED if expired else LEFT if detach else CLOSED
             self.phase = event[self.phase]
             self.why = why
             self._until = -inf

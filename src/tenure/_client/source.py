@@ -15,7 +15,7 @@ from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact
 from tenure._client.handles import CallSite, warn_dropped
 from tenure._client.session_core import SessionCore
-from tenure._client.session_states import LIVING
+from tenure._client.session_life import LIVING
 
 if TYPE_CHECKING:
     from tenure._client.session_handle import SessionHandle

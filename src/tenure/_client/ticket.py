@@ -7,16 +7,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from tenure._client.acquire import settled
-from tenure._client.blocks import finish_leaving, note_loss, start_leaving
-from tenure._client.contention import contention
-from tenure._client.handles import AsyncHandle, CallSite
-from tenure._client.lease import Lease
-from tenure._client.options import RequestOptions
-from tenure._client.probe import Probe
-from tenure._client.request import Request
-from tenure._client.request_states import HELD, WAITING
-from tenure._client.scope import Scope
+from tenure._client.acquire import Probe, contention, settled
+from tenure._client.handles import AsyncHandle, CallSite, Scope
+from tenure._client.lease import Lease, finish_leaving, note_loss, start_leaving
+from tenure._client.request import HELD, WAITING, Request, RequestOptions
 from tenure._client.session_core import session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now

@@ -7,10 +7,9 @@ client. Code in an event loop uses `tenure` itself.
 Differences: `close` replaces ``aclose``; a thread cannot be cancelled, so inside the block of a
 lost lease its next call raises. The wrappers are generated from the asynchronous classes.
 
-Read in this order: `portal` passes calls of threads to the event loop, which `loop_thread` runs;
-`worker` is the task that carries out the calls of a thread, `workers` has all of them, and
-`notifier` wakes threads and the loop. `wrapper`, `blocks`, `attempts` and `client` are the
-hand-written parts of the wrappers. ``make sync`` generates the other modules.
+Read in this order: `portal` passes calls of threads to the event loop, and runs it in a thread;
+`workers` has the tasks that carry out the calls of each thread. `wrapper`, `blocks`, `attempts` and
+`client` are the hand-written parts of the wrappers. ``make sync`` generates the other modules.
 """
 
 from typing import NoReturn as _NoReturn
@@ -19,13 +18,12 @@ from tenure._client.client import default_url
 from tenure._client.habits import missing_name as _missing_name
 from tenure._client.leading import Retry
 from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
-from tenure._client.session_states import SessionState
+from tenure._client.session_life import SessionState
 from tenure.blocking.attempts import Attempt, Attempts
 from tenure.blocking.client import Client, connect
-from tenure.blocking.lease import Election, Leadership, Lease, RunLease, Ticket
+from tenure.blocking.lease import Election, Leadership, Lease, RunLease, SessionHandle, Ticket
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session import Session
-from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.streams import EventStream, Watch
 from tenure.clock import Clock
 from tenure.durations import Duration

@@ -8,9 +8,8 @@ from typing import Any, Never
 from tenure._client import session as async_session
 from tenure._client.loss import OnLoss
 from tenure.blocking.blocks import optional, undo_acquire
-from tenure.blocking.lease import Election, RunLease
+from tenure.blocking.lease import Election, RunLease, SessionHandle
 from tenure.blocking.primitives import Mutex, Semaphore
-from tenure.blocking.session_handle import SessionHandle
 from tenure.blocking.wrapper import SyncWrapper, obtaining
 from tenure.durations import Duration
 from tenure.model import LastRun

@@ -27,7 +27,7 @@ from tenure._client.habits import not_a_block
 from tenure._client.handles import Handle
 from tenure.blocking.covered import covered, covered_to_the_end
 from tenure.blocking.portal import Portal, has_settled
-from tenure.blocking.worker import Call
+from tenure.blocking.workers import Call
 from tenure.errors import Misuse
 
 _classes: dict[str, type[SyncWrapper[Any]]] = {}

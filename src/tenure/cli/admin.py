@@ -13,7 +13,7 @@ import click
 import tenure
 from tenure.cli.app import CommandGroup
 from tenure.cli.look import count, describe_program, program, remark, request_json
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.nodes import SESSION_COLUMNS, session_row
 from tenure.cli.options import (
     a_count,
@@ -25,7 +25,6 @@ from tenure.cli.options import (
     url_option,
 )
 from tenure.cli.output import Column, duration, print_json, safe, say, shown_data, table
-from tenure.cli.status import Status
 from tenure.cli.store import NoStoreYet, open_store
 
 LARGEST = 2**63 - 1

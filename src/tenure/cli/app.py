@@ -20,9 +20,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from tenure import TenureError, __version__
-from tenure.cli.mistakes import Mistake, explain
+from tenure.cli.mistakes import Mistake, Status, after_signal, explain, table
 from tenure.cli.options import url_option
-from tenure.cli.status import Status, after_signal, table
 
 SIGINT, SIGPIPE = 2, 13
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
@@ -56,7 +55,7 @@ class LazyGroup(CommandGroup):
         "ls": ("tenure.cli.look", "ls", "List semaphores with their holders and waiters."),
         "describe": ("tenure.cli.look", "describe", "Show the holders and waiters of NAME."),
         "top": ("tenure.cli.top.command", "top", "Show holders and waiters, live."),
-        "watch": ("tenure.cli.watch", "watch", "Show each new state of NAME."),
+        "watch": ("tenure.cli.look", "watch", "Show each new state of NAME."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
         "config": ("tenure.cli.config", "config", "Publish a value, and follow it."),

@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 import click
 
 from tenure import Unsupported
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import a_span, json_option, url_option
 from tenure.cli.output import duration, print_json, safe, say
-from tenure.cli.status import Status
 from tenure.cli.store import check_there, chosen_url, shown_url
 from tenure.engines import split_client_parameters
 
@@ -60,7 +59,7 @@ def backup(file: str, *, force: bool, as_json: bool) -> None:
 
     For a server ('tenure://'), run it on the server's machine, on the file that it serves.
     """
-    from tenure.engines.sqlite.backup import backup as write
+    from tenure.engines.sqlite.restore import backup as write
 
     url = _sqlite_url("backup", _BACKUP_OF_SERVER)
     check_there(url)

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 import tenure
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Status
 from tenure.cli.store import open_store
 
 VARIABLE = "_TENURE_COMPLETE"

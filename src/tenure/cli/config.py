@@ -15,7 +15,8 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.mistakes import Mistake
+from tenure.cli.look import show_states
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import (
     json_option,
     name_argument,
@@ -25,9 +26,7 @@ from tenure.cli.options import (
     watch_options,
 )
 from tenure.cli.output import data_json, is_terminal, print_json_line, safe, say
-from tenure.cli.status import Status
 from tenure.cli.store import did_you_mean, open_store
-from tenure.cli.watch import show_states
 from tenure.recipes import SharedConfig, json_codec
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from tenure import __version__
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.output import safe
 from tenure.cli.serve import run_server
-from tenure.cli.status import Status
 from tenure.cli.store import given_url
 from tenure.server.dflockd.flags import FLAGS, settings_of
 from tenure.server.settings import Wrong

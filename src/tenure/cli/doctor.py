@@ -6,9 +6,9 @@ import dataclasses
 
 import click
 
+from tenure.cli.mistakes import Status
 from tenure.cli.options import json_option, url_option
 from tenure.cli.output import is_terminal, print_json, safe, say
-from tenure.cli.status import Status
 from tenure.cli.store import given_url
 from tenure.doctor import Finding, examine, healthy, summary
 

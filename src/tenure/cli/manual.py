@@ -8,7 +8,7 @@ from inspect import cleandoc
 import click
 
 from tenure import __version__
-from tenure.cli.status import table
+from tenure.cli.mistakes import table
 
 ENVIRONMENT = (
     ("TENURE_URL", "The store, unless --url names another."),

@@ -8,13 +8,12 @@ import click
 
 from tenure import Unsupported
 from tenure.cli.app import CommandGroup
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import url_option
 from tenure.cli.output import safe, say
-from tenure.cli.status import Status
 from tenure.cli.store import chosen_url, given_url
 from tenure.engines import split_client_parameters
-from tenure.engines._kit.extras import needs_extra
+from tenure.engines._kit.url import needs_extra
 
 _SCHEMES = ("postgresql", "postgres")
 

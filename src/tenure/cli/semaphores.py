@@ -10,7 +10,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import (
     a_count,
     data_options,
@@ -20,7 +20,6 @@ from tenure.cli.options import (
     run_async,
     url_option,
 )
-from tenure.cli.status import Status
 from tenure.cli.store import open_store
 
 

@@ -12,10 +12,9 @@ import click
 
 from tenure import TenureError
 from tenure.cli.doctor import finding_json, show_finding
-from tenure.cli.mistakes import Mistake, explain
+from tenure.cli.mistakes import Mistake, Status, after_signal, explain
 from tenure.cli.options import json_option
 from tenure.cli.output import Column, print_json, safe, say, table
-from tenure.cli.status import Status, after_signal
 from tenure.cli.store import given_url
 from tenure.doctor import Finding, healthy, summary, without_secrets
 from tenure.server.settings import PREFIX, SETTINGS, Setting, Settings, Wrong
@@ -118,8 +117,7 @@ def run_server(settings: Settings, cautions: Sequence[str] = ()) -> int:
         settings: the options of the server.
         cautions: warnings to log first.
     """
-    from tenure.server.log import LOGGER, log_event, log_uncaught, set_up
-    from tenure.server.log_writer import open_standard_files
+    from tenure.server.log import LOGGER, log_event, log_uncaught, open_standard_files, set_up
     from tenure.server.process import run
 
     open_standard_files()

@@ -10,8 +10,8 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import program, request_json
-from tenure.cli.mistakes import Mistake
+from tenure.cli.look import program, request_json, show_states
+from tenure.cli.mistakes import Mistake, Status, after_signal
 from tenure.cli.options import (
     a_duration,
     complete,
@@ -33,9 +33,7 @@ from tenure.cli.output import (
     table,
 )
 from tenure.cli.run.command import DEFAULT_WINDOW, check_executable
-from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
-from tenure.cli.watch import show_states
 from tenure.core import rules
 from tenure.recipes import ServiceRegistry
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from tenure.cli.mistakes import Status
 from tenure.cli.options import a_count, json_option
 from tenure.cli.output import duration, is_terminal, print_json, say
-from tenure.cli.status import Status
 from tenure.testing.history import dump
 from tenure.testing.simulation import Outcome, smallest
 from tenure.testing.simulation import simulate as simulated

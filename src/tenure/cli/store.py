@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import click
 
 import tenure
-from tenure.cli.mistakes import Mistake
-from tenure.cli.status import Status
+from tenure.cli.mistakes import Mistake, Status
 from tenure.doctor import without_secrets
 
 

@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 import click
 
 from tenure.cli.app import CommandGroup
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import a_span, complete, json_option
 from tenure.cli.output import Column, print_json, safe, say, table
-from tenure.cli.status import Status
 from tenure.errors import InvalidArgument
 from tenure.server.auth.editing import add_token, finish_rotation, revoke_token, rotate_token
-from tenure.server.auth.permissions import EVERYTHING, Access
+from tenure.server.auth.identity import EVERYTHING, Access
 from tenure.server.auth.tokens import Rights, Token, read_tokens, written_hash
 from tenure.server.settings import PREFIX
 

@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterator
 
 from tenure._client.client import default_url
-from tenure.doctor.machine import look_at_machine
-from tenure.doctor.trial import try_out
+from tenure.doctor.trial import look_at_machine, try_out
 from tenure.engines import diagnose
 from tenure.engines.contract import Finding
 from tenure.errors import TenureError

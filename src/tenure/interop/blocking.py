@@ -34,8 +34,8 @@ from tenure.errors import Misuse, SessionClosed
 from tenure.interop import exclusive_lock as async_lock
 from tenure.interop.effect import permits as async_permits
 from tenure.interop.effect import semaphore as async_semaphore
+from tenure.interop.effect.client import RedisBacking
 from tenure.interop.effect.permits import LockLost
-from tenure.interop.effect.redis import RedisBacking
 from tenure.interop.endings import UNDO_TIMEOUT
 from tenure.interop.exclusive_lock import Event, Inspection
 from tenure.interop.program import Program

@@ -5,10 +5,9 @@ All its state is in the store, except its connections and the answers sent to th
 on one store can serve the same session one after the other.
 
 Read in this order: `app` (the server), `process` (runs it), `settings` and `sources` (the settings
-and their origins), `examination` (their checks), `loading` and `reloading` (their files),
-`addresses`, `sockets`, `tls`, `tls_input`, `log`, `log_writer`, `audit` and `systemd`; `limits` and
-`semaphores` (limits of clients), `budget` and `reads` (fair use of the event loop), `context`
-(shared by all listeners), `accept`, `admission`, `foreign` and `listener` (connections). Each
-protocol has a folder: `native`, `ydb` and `dflockd`. `sessions` has the sessions of the native
-protocol, and `auth` has identities, permissions and quotas.
+and their origins), `loading` (their files and checks), `addresses`, `tls`, `log` and `audit`;
+`limits`, `budget` and `reads` (limits of clients, and fair use of the event loop), `context`
+(shared by all listeners), `admission` and `listener` (connections). Each protocol has a folder:
+`native`, `ydb` and `dflockd`. `sessions` has the sessions of the native protocol, and `auth` has
+identities, permissions and quotas.
 """

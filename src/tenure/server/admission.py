@@ -29,8 +29,8 @@ from functools import lru_cache
 from typing import Protocol
 
 from tenure.clock import Clock
+from tenure.server.auth.authenticator import uid_of
 from tenure.server.auth.identity import Identity
-from tenure.server.auth.peer import uid_of
 from tenure.server.limits import Count, LimitReached, Limits
 
 LOCAL = 64

@@ -24,18 +24,16 @@ from tenure.busy_poll import BusyPoll
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.errors import InvalidArgument, TenureError, Unsupported
-from tenure.server.addresses import Address
+from tenure.server.addresses import Address, claim
 from tenure.server.admission import fitted, raise_file_limit
 from tenure.server.audit import Audit
 from tenure.server.auth import Authenticator, Identity, Peer, Verdict
 from tenure.server.context import Context
 from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
-from tenure.server.loading import LoadedFiles, load_files
+from tenure.server.loading import LoadedFiles, Reloader, load_files
 from tenure.server.log import LOGGER, log_event
-from tenure.server.reloading import Reloader
 from tenure.server.settings import Settings
-from tenure.server.sockets import claim
 
 _LISTENERS = {
     "tenure": ("tenure.server.native", "NativeListener"),
@@ -190,7 +188,7 @@ class Server:
     def reload(self, done: Callable[[], object]) -> None:
         """Read all files again, and end the connections that they no longer allow.
 
-        If a file is wrong, nothing changes. See `tenure.server.reloading`.
+        If a file is wrong, nothing changes. See `tenure.server.loading`.
 
         Args:
             done: called afterwards, unless there was another call meanwhile.

@@ -27,8 +27,7 @@ from typing import Any
 
 from tenure.errors import InvalidArgument
 from tenure.server.auth.identity import Identity
-from tenure.server.log import moment
-from tenure.server.log_writer import LogWriter
+from tenure.server.log import LogWriter, moment
 
 _OFTEN = 20  # recorded failures of one source in a period
 _PERIOD = 10.0  # seconds

@@ -6,6 +6,11 @@ These are the store, the limits and the counts against them, authentication, and
   used only on that loop.
 * Everything taken from a count is released exactly once.
 * The data and tokens of clients are never logged; their addresses and mistakes are.
+
+Clients of other protocols: browsers, TLS clients at a port without TLS, the PROXY protocol.
+
+Any web page can make a browser send a request to a port of its user's machine. The lines of the
+body could be commands of a line protocol, so the connection is closed at the first line.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
@@ -24,9 +29,72 @@ from tenure.server.auth.guard import Guard
 from tenure.server.budget import InputBudget, LoopBudget
 from tenure.server.limits import Count, Limits
 from tenure.server.log import log_event
-from tenure.server.reads import Reads
-from tenure.server.semaphores import Semaphores
+from tenure.server.reads import Reads, Semaphores
 from tenure.server.sessions.keys import SessionKeys
+
+_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"  # of TLS, fatal: protocol_version
+
+Foreign: TypeAlias = Literal["HTTP", "TLS", "PROXY"]
+
+_EXPLAINED: dict[Foreign, str] = {
+    "HTTP": "an HTTP client at a port that does not serve HTTP",
+    "TLS": "a TLS client at a port without TLS",
+    "PROXY": "a proxy announces its clients, and this server does not read the PROXY protocol; "
+    "turn it off in the proxy (HAProxy: send-proxy; a balancer of AWS: proxy_protocol_v2)",
+}
+
+_METHODS = frozenset(
+    each.encode()[:4]
+    for each in (
+        "GET ",
+        "POST",
+        "HEAD",
+        "PUT ",
+        "OPTIONS",
+        "DELETE",
+        "PATCH",
+        "CONNECT",
+        "TRACE",
+        "PRI ",  # of HTTP/2
+    )
+)
+
+
+def foreign(start: bytes) -> Foreign | None:
+    """Return the protocol whose connections begin with these bytes, if four of them identify it."""
+    if start[:2] == b"\x16\x03":
+        return "TLS"
+    if start[:4] == b"PROX" or (start[:4] == b"\r\n\r\n" and start[4:5] in {b"", b"\0"}):
+        return "PROXY"  # version 1, or 2
+    return "HTTP" if start[:4] in _METHODS else None
+
+
+def is_http(line: str) -> bool:
+    """Return true if a line is the first line of an HTTP request."""
+    return line.rpartition(" ")[2].startswith("HTTP/")
+
+
+def explain(found: Foreign) -> str:
+    """Return the log text for a client that uses another protocol."""
+    return _EXPLAINED[found]
+
+
+def answer(found: Foreign, protocol: str) -> bytes:
+    """Return the last reply to a client that uses another protocol than the port's.
+
+    Args:
+        found: the client's protocol, which is not ``PROXY``: behind such a proxy there is a
+            client of the port's protocol.
+        protocol: the port's protocol, for people.
+    """
+    if found == "TLS":
+        return _ALERT  # so that its library reports a TLS error, and not a closed connection
+    text = f"This port of a tenure server is for {protocol}. It does not serve HTTP.\n".encode()
+    head = (
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + text
 
 
 class Counts:

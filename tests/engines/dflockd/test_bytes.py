@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 import tenure
-from tenure.wire.lines.requests import RawRequest, RequestReader
+from tenure.wire.lines import RawRequest, RequestReader
 
 TOKEN = f"{77:016x}{1:016x}"
 OTHER = f"{78:016x}{1:016x}"

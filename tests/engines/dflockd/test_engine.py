@@ -15,8 +15,8 @@ from tenure.cli.app import invoke
 from tenure.clock import SystemClock
 from tenure.engines.dflockd import DflockdEngine, connect
 from tenure.engines.dflockd.request import HELD, WAITING
-from tenure.wire.lines import requesting
-from tenure.wire.lines.replies import fence_of
+from tenure.wire import lines
+from tenure.wire.lines import fence_of
 from tests.engines.dflockd.proxy import Proxy
 from tests.engines.dflockd.servers import InThread, Server, early_server
 from tests.guarantees import DFLOCKD, guarantee
@@ -355,7 +355,7 @@ async def test_a_lease_shows_the_token_by_which_the_server_knows_it(ours: InThre
             token = lease.store_token
             assert fence_of(token) == lease.fencing_token
             reader, writer = await asyncio.open_connection("127.0.0.1", ours.port)
-            writer.write(requesting.renew("m", token, 33))
+            writer.write(lines.renew("m", token, 33))
             assert await reader.readline() == b"ok 33\n"
             writer.close()
             await writer.wait_closed()
@@ -366,7 +366,7 @@ async def test_what_was_released_behind_its_back_is_lost_by_its_release(server: 
     async with clients(server.url) as (one, two):
         lease = await one.mutex("m").lock()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(requesting.release("m", lease.store_token))
+        writer.write(lines.release("m", lease.store_token))
         assert await reader.readline() == b"ok\n"
         writer.close()
         await writer.wait_closed()

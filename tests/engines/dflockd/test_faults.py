@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure.engines.dflockd import dialing, shard
+from tenure.engines.dflockd import connection, shard
 from tenure.engines.dflockd.connection import DflockdConnection
 from tenure.events import Renewed
 from tenure.server.auth import Authenticator
@@ -380,7 +380,7 @@ async def test_an_unexpected_error_does_not_end_the_attempts_to_connect(
         if failing:
             failing -= 1
             raise MemoryError
-        return await dialing.dial(*arguments)
+        return await connection.dial(*arguments)
 
     async with Proxy(ours.port) as proxy, tenure.connect(proxy.url) as client:
         async with client.mutex("m").lock():

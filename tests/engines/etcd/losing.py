@@ -8,8 +8,8 @@ import random
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.answers import Lost
 from tenure.engines.etcd.engine import EtcdEngine
-from tenure.engines.etcd.errors import Lost
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl, parse
 

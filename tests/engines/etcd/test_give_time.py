@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tenure.engines.etcd.renewing import give_time
+from tenure.engines.etcd.cluster import give_time
 from tenure.testing import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("loop_factory")

@@ -13,7 +13,7 @@ from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.engines.etcd.frames import (
+from tenure.engines.etcd.http2 import (
     ACK,
     CONTINUATION,
     DATA,
@@ -28,11 +28,12 @@ from tenure.engines.etcd.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     Fields,
+    Http2Connection,
+    Http2Stream,
     Trouble,
     frame,
     head,
 )
-from tenure.engines.etcd.http2 import Http2Connection, Http2Stream
 
 HEAD = head("/a/Method", "host:1", secure=False, more=[("te", "trailers"), ("token", "t" * 200)])
 OK = b"\x88"  # the block of ":status: 200", by the static table

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from tenure.engines.etcd.errors import Refused
+from tenure.engines.etcd.answers import Refused
+from tenure.engines.etcd.attachment import EtcdOperations
 from tenure.engines.etcd.grpc import Code
-from tenure.engines.etcd.operations import EtcdOperations
 from tenure.errors import EngineError, SessionExpired, TenureError
 
 PATIENCE = 30.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.renewing import Rounds
+from tenure.engines.etcd.cluster import Rounds
 from tenure.testing import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("loop_factory")

@@ -10,8 +10,8 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines.contract import Answer, Attach, Enqueued, Place, Withdrawn
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.answers import Lost
 from tenure.engines.etcd.engine import EtcdEngine
-from tenure.engines.etcd.errors import Lost
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT

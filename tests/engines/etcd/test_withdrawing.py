@@ -10,8 +10,8 @@ import tenure
 from tenure.clock import SystemClock
 from tenure.engines.contract import Attach, Withdrawn
 from tenure.engines.etcd import wire
+from tenure.engines.etcd.answers import Lost
 from tenure.engines.etcd.engine import EtcdEngine
-from tenure.engines.etcd.errors import Lost
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl, parse
 from tenure.errors import SessionExpired

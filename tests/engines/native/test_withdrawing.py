@@ -10,8 +10,7 @@ import pytest
 
 from tenure.engines.contract import Withdrawn
 from tenure.engines.native.calls import NativeCall
-from tenure.engines.native.dispatch import dispatch
-from tenure.engines.native.reconnector import NativeReconnector
+from tenure.engines.native.reconnector import NativeReconnector, dispatch
 from tenure.errors import EngineError, SessionExpired
 from tenure.wire.messages import Done, Withdraw
 

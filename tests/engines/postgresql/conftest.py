@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenure.engines.postgresql.prepared import StatementSender
+from tenure.engines.postgresql.connecting import StatementSender
 from tests.engines.postgresql.servers import PostgresServer, a_server
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import tenure
 from tenure._client.internals import client_core
-from tenure._client.request_states import WAITING
+from tenure._client.request import WAITING
 from tenure._client.session_core import SessionCore
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine

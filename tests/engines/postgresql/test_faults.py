@@ -12,11 +12,10 @@ import psycopg
 import pytest
 
 import tenure
-from tenure.engines._kit.commands.operations import OrderIds
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import OrderIds, Statement
 from tenure.engines.postgresql.batch import Batch
+from tenure.engines.postgresql.connecting import StatementSender
 from tenure.engines.postgresql.connection import PostgresConnection
-from tenure.engines.postgresql.prepared import StatementSender
 from tenure.engines.postgresql.statements import Call
 from tests.engines.postgresql.helpers import (
     PATIENCE,

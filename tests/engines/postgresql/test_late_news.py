@@ -16,7 +16,7 @@ from tenure._client.guarding import guard_in_thread
 from tenure._client.internals import request_of, session_core
 from tenure.clock import SystemClock
 from tenure.engines._kit.commands.handoff import MARGIN
-from tenure.engines._kit.commands.operations import HANDED, OWNS, WAITING
+from tenure.engines._kit.commands.pipeline import HANDED, OWNS, WAITING
 from tenure.engines.contract import Attach
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of

@@ -13,9 +13,8 @@ import pytest
 import tenure
 from tenure import AuthenticationFailed, EngineError, EngineUnavailable, InvalidArgument
 from tenure.engines import diagnose
-from tenure.engines.postgresql.login import login_failure
 from tenure.engines.postgresql.schema import initialize
-from tenure.engines.postgresql.url import parse
+from tenure.engines.postgresql.url import login_failure, parse
 from tests.engines.postgresql.helpers import PATIENCE, backends, until, until_detached_and_back
 from tests.engines.postgresql.poolers import a_pooler
 from tests.engines.postgresql.servers import PostgresServer, a_server

@@ -6,8 +6,7 @@ import asyncio
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines._kit.commands.operations import Operation, OrderIds
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import Operation, OrderIds, Statement
 from tenure.engines.contract import Attach, Enqueued, Place
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.engine import PostgresEngine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tenure.engines._kit.commands.operations import Operation, OrderIds
+from tenure.engines._kit.commands.pipeline import Operation, OrderIds
 from tenure.engines.postgresql.batch import Batch
 from tests.engines.postgresql.helpers import SessionOfStatements
 

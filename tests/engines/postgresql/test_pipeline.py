@@ -9,9 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.engines._kit.commands.operations import Operation, OrderIds
-from tenure.engines._kit.commands.pipeline import StatementPipeline
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import Operation, OrderIds, Statement, StatementPipeline
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.statements import Call
 from tests.engines.postgresql.helpers import SessionOfStatements as Session

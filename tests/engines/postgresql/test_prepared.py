@@ -11,7 +11,7 @@ import pytest
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import Statement
 from tenure.engines.postgresql.engine import PostgresEngine
 from tests.engines.postgresql.helpers import PATIENCE, an_engine
 from tests.engines.postgresql.poolers import a_pooled_schema

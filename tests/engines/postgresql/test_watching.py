@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from tenure.clock import SystemClock
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import Statement
 from tenure.engines.contract import Attach
 from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.testing.recorder import Attached, Detached, Recorder

@@ -17,13 +17,13 @@ import pytest
 
 import tenure
 from tenure.engines.contract import Withdrawn
-from tenure.engines.sqlite.backup import backup
+from tenure.engines.sqlite.restore import backup
 from tenure.errors import EngineError
 from tests.engines.sqlite.helpers import attached, opened, result
 
 DIES = """
 import os, signal, sys
-from tenure.engines.sqlite.backup import backup
+from tenure.engines.sqlite.restore import backup
 def die(left, pages):
     if left < pages / 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tenure.engines.sqlite import files, folders
+from tenure.engines.sqlite import files
 from tenure.engines.sqlite.doctor import examine
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import AuthenticationFailed, EngineError, Unsupported
@@ -312,7 +312,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int)
     who, shared = ("everyone", "0666") if mode & 2 else ("its group", "0660")
     url = f"sqlite:///{tmp_path}/store.db"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "_is_private_group", lambda _: False)
+        patch.setattr(files, "_is_private_group", lambda _: False)
         refused(url, AuthenticationFailed, rf"{who} can write .* \(\?mode={shared}\)$")
         files.prepare(parse(f"{url}?mode={shared}"))
 
@@ -406,7 +406,7 @@ def test_links_that_lead_in_a_circle_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match=r"[Tt]oo many"):
-        folders.check_folders(f"{tmp_path}/a", parse(f"sqlite:///{tmp_path}/a/store.db"))
+        files.check_folders(f"{tmp_path}/a", parse(f"sqlite:///{tmp_path}/a/store.db"))
 
 
 @needs_root
@@ -527,14 +527,14 @@ def test_a_name_that_is_too_long_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_file_system_that_other_machines_share_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(folders, "file_system", lambda _: kind)
+    monkeypatch.setattr(files, "file_system", lambda _: kind)
     refused(f"sqlite:///{tmp_path}/store.db", Unsupported, "do not hold between machines")
     assert not (tmp_path / "store.db").exists()
 
 
 @pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuse.mergerfs", "fuseblk", "weed", ""])
 def test_others_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(folders, "file_system", lambda _: kind)
+    monkeypatch.setattr(files, "file_system", lambda _: kind)
     files.prepare(parse(f"sqlite:///{tmp_path}/store.db"))
 
 
@@ -549,7 +549,7 @@ def test_a_store_on_the_layer_of_a_container_is_reported(
         f"1002 900 {os.major(device)}:{os.minor(device)} / / rw,relatime - {kind} overlay "
         "rw,lowerdir=/l/1,upperdir=/u/diff,workdir=/u/work\n"
     )
-    monkeypatch.setattr(folders, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(files, "_MOUNTS", str(mounts))
     address = parse(f"sqlite:///{tmp_path}/store.db")
     files.prepare(address)
     files.prepare(address)  # once, when it is created
@@ -608,8 +608,8 @@ async def test_a_system_without_proc_is_a_clear_error(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_kernel_tells_the_file_system() -> None:
-    assert folders.file_system("/proc") == "proc"
-    assert folders.file_system("/dev/shm") == "tmpfs"
+    assert files.file_system("/proc") == "proc"
+    assert files.file_system("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ async def test_the_end_of_a_former_program_leaves_the_new_log_alone(
 async def test_no_backup_is_restored_while_a_program_works_with_former_files(
     url: str, file: Path, tmp_path: Path
 ) -> None:
-    from tenure.engines.sqlite.backup import backup
+    from tenure.engines.sqlite.restore import backup
 
     async with opened(url) as engine:
         await attached(engine)

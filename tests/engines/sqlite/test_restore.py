@@ -21,8 +21,7 @@ from tenure.core.rules import MAX_WINDOW
 from tenure.engines import diagnose
 from tenure.engines.contract import Place
 from tenure.engines.sqlite import restore as restoring
-from tenure.engines.sqlite.backup import backup
-from tenure.engines.sqlite.restore import restore
+from tenure.engines.sqlite.restore import backup, restore
 from tenure.errors import EngineError, InvalidArgument, SessionExpired
 from tests.engines.sqlite.helpers import SYSTEM, attached, opened, result
 from tests.engines.sqlite.holder import Holder

@@ -16,8 +16,7 @@ import pytest
 
 import tenure
 from tenure.core.rules import MAX_WINDOW
-from tenure.engines.sqlite.backup import backup
-from tenure.engines.sqlite.restore import restore
+from tenure.engines.sqlite.restore import backup, restore
 from tenure.errors import EngineError
 from tests.engines.sqlite.conftest import Workers
 from tests.engines.sqlite.helpers import opened

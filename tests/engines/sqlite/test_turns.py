@@ -235,7 +235,7 @@ async def test_another_programs_transaction_is_waited_for(url: str, path: Path) 
 async def test_another_programs_endless_transaction_is_a_clear_error(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.engines.sqlite.committer._LOCKED_TIMEOUT", 0.05)
+    monkeypatch.setattr("tenure.engines.sqlite.store._LOCKED_TIMEOUT", 0.05)
     async with program(url) as one:
         shell = sqlite3.connect(path, isolation_level=None)
         try:

@@ -13,7 +13,7 @@ import pytest
 import tenure
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
-from tenure.engines._kit.backoff import LONGEST_PAUSE
+from tenure.engines._kit.reconnect import LONGEST_PAUSE
 from tenure.engines.contract import Attach, EngineSession, Enqueued, Place, Withdrawn
 from tenure.engines.ydb import connect, database, messages
 from tenure.engines.ydb.engine import YdbEngine

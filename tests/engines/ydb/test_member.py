@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from tenure.engines.ydb.database import Database
-from tenure.engines.ydb.member import Member
+from tenure.engines.ydb.members import Member
 from tenure.errors import EngineUnavailable, TenureError
 from tenure.testing import VirtualClock
 from tenure.wire.ydb import Message, Status

@@ -17,8 +17,7 @@ from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.engines.memory import MemoryEngine
 from tenure.server.auth import Authenticator
 from tenure.server.auth.accounts import Account
-from tenure.server.auth.permissions import EVERYTHING, Permissions
-from tenure.server.auth.quotas import UNSET, Quotas
+from tenure.server.auth.identity import EVERYTHING, UNSET, Permissions, Quotas
 from tenure.server.auth.tokens import Credentials, Rights, Token
 from tenure.server.context import Context
 from tenure.server.dflockd.listener import DflockdListener

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure.server.auth.accounts import Account, Accounts
-from tenure.server.auth.identity import Identity
-from tenure.server.auth.quotas import Quotas
+from tenure.server.auth.identity import Identity, Quotas
 from tenure.server.limits import LimitReached, Limits
 
 

@@ -12,7 +12,7 @@ import pytest
 from tenure.engines.contract import Engine, EngineSession
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT, NodeConfig
-from tenure.server.auth.permissions import Access, Permissions
+from tenure.server.auth.identity import Access, Permissions
 from tests.server.auth.several import Several, attached, rights, several
 
 NODE = "/n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure import InvalidArgument
-from tenure.server.auth.permissions import EVERYTHING, Access, Permissions
+from tenure.server.auth.identity import EVERYTHING, Access, Permissions
 
 RULES = {
     "/billing": "hold",

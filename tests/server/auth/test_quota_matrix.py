@@ -13,7 +13,7 @@ from tenure.engines.contract import Engine, EngineSession
 from tenure.engines.memory.session import MemorySession
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT, NodeConfig
-from tenure.server.auth.quotas import Quotas
+from tenure.server.auth.identity import Quotas
 from tenure.server.limits import Limits
 from tests.server.auth.several import Several, attached, rights, several, token_of
 

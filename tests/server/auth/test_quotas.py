@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenure import InvalidArgument
-from tenure.server.auth.quotas import UNSET, Quotas
+from tenure.server.auth.identity import UNSET, Quotas
 
 
 def test_quotas_are_read_by_name_with_a_dash_or_without() -> None:

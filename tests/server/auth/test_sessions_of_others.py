@@ -10,7 +10,7 @@ from tenure.engines.contract import Attach
 from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
 from tenure.model import NodeConfig
 from tenure.server.auth import Authenticator
-from tenure.server.auth.permissions import Permissions
+from tenure.server.auth.identity import Permissions
 from tenure.server.native import NativeListener
 from tenure.testing.recorder import Recorder
 from tenure.wire.messages import Attach as AttachMessage

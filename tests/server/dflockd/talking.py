@@ -24,13 +24,13 @@ from urllib.parse import urlsplit
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
 from tenure.engines.memory import MemoryEngine
-from tenure.server.accept import Greeting
 from tenure.server.auth import Authenticator
 from tenure.server.context import Context
 from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
+from tenure.server.listener import Greeting
 
 SOON = 0.1
 """Seconds in which a server that has nothing to wait for has replied."""

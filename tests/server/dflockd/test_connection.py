@@ -16,10 +16,10 @@ from tenure.engines.memory import MemoryEngine
 from tenure.engines.memory.session import MemorySession
 from tenure.errors import AuthenticationFailed, EngineError, SessionExpired
 from tenure.server.auth import Authenticator, Identity, Peer
-from tenure.server.auth.peer import UNKNOWN_PEER
+from tenure.server.auth.authenticator import UNKNOWN_PEER
+from tenure.server.context import foreign
 from tenure.server.dflockd.claims import Holder
-from tenure.server.dflockd.housekeeping import Deaf
-from tenure.server.foreign import foreign
+from tenure.server.dflockd.listener import Deaf
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tenure.testing.clock import run

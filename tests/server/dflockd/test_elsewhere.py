@@ -11,9 +11,8 @@ import pytest
 
 from tenure.engines.contract import Attach, Engine
 from tenure.engines.memory import MemoryEngine
-from tenure.server.dflockd.housekeeping import Deaf
-from tenure.server.dflockd.listener import DflockdListener
-from tenure.server.dflockd.names import key_of
+from tenure.server.dflockd.claims import key_of
+from tenure.server.dflockd.listener import Deaf, DflockdListener
 from tenure.server.dflockd.remote import LETTERS
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tenure.core.rules import check_name
 from tenure.engines.contract import Engine
 from tenure.engines.memory import MemoryEngine
-from tenure.server.dflockd.names import key_of, readable, stored_name
+from tenure.server.dflockd.claims import key_of, readable, stored_name
 from tenure.testing import VirtualClock
 from tests.server.dflockd.talking import Client, serving
 

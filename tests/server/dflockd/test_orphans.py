@@ -14,12 +14,11 @@ from tenure.engines.contract import Attach, Enqueued
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.dflockd.claims import Record, sealed
-from tenure.server.dflockd.housekeeping import Deaf
-from tenure.server.dflockd.listener import DflockdListener
+from tenure.server.dflockd.listener import Deaf, DflockdListener
 from tenure.server.reads import Reads
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way
-from tenure.wire.lines.replies import make_token
+from tenure.wire.lines import make_token
 from tests.server.dflockd.talking import Client, serving
 from tests.server.dflockd.test_connection import token_of
 

@@ -14,10 +14,10 @@ from tenure.engines.contract import Engine, Enqueued
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.server.dflockd.claims import Record, sealed
-from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.dflockd.listener import Deaf
 from tenure.server.native import NativeListener
 from tenure.testing import VirtualClock
-from tenure.wire.lines.replies import make_token
+from tenure.wire.lines import make_token
 from tenure.wire.messages import Attach, Failed
 from tests.server.dflockd.talking import Client, serving
 from tests.server.talking import linked

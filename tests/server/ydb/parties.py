@@ -15,7 +15,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.errors import TenureError
 from tenure.server.limits import Limits
-from tenure.server.semaphores import Semaphores
+from tenure.server.reads import Semaphores
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import Request, Status
 from tenure.server.ydb.requests import FOREVER

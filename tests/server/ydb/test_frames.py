@@ -7,7 +7,7 @@ from h2.errors import ErrorCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.server.ydb.frames import CONTROL_BURST, CONTROL_RATE, BadFrame, FrameScanner
+from tenure.server.ydb.http2 import CONTROL_BURST, CONTROL_RATE, BadFrame, FrameScanner
 from tests.hostile.target import H2_PREFACE, h2_frame
 
 CALLS = {1}

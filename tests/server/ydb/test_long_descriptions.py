@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tenure.model import RequestDescription, SemaphoreDescription
 from tenure.server.limits import Limits
-from tenure.server.ydb import answers
+from tenure.server.ydb import requests
 from tenure.server.ydb.long_replies import LONGEST, LongReplies, size_of
 from tenure.server.ydb.messages import Request, Response, Status
 from tests.server.ydb.raw import FOREVER, NODE, SERVICE, Client, Over, channel, serving, session
@@ -42,8 +42,8 @@ def test_a_description_in_pieces_is_the_same_message(
     found = SemaphoreDescription(
         name=name, data=data, limit=7, held=3, ephemeral=shown, owners=owners, waiters=waiters
     )
-    whole = answers.described(5, found, {}, owners=shown, watched=shown)
-    long = answers.described_at_length(5, found, {}, owners=shown, watched=shown)
+    whole = requests.described(5, found, {}, owners=shown, watched=shown)
+    long = requests.described_at_length(5, found, {}, owners=shown, watched=shown)
     framed = b"".join(long.pieces())
     assert framed[:5] == b"\x00" + (len(framed) - 5).to_bytes(4, "big")
     assert Response.FromString(framed[5:]) == whole
@@ -142,7 +142,7 @@ def test_long_replies_count_for_as_long_as_they_exist() -> None:
     found = SemaphoreDescription(name="s", data=b"", limit=1, held=0, ephemeral=False)
     held = []
     while not replies.why_not(100):
-        held.append(answers.described_at_length(1, found, {}, owners=True, watched=False))
+        held.append(requests.described_at_length(1, found, {}, owners=True, watched=False))
         replies.add(held[-1])
     assert len(held) == 4
     held.pop()

@@ -10,7 +10,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach as StoreAttach
 from tenure.server.auth import Authenticator
 from tenure.server.auth.identity import ANONYMOUS
-from tenure.server.dflockd.housekeeping import Deaf
+from tenure.server.dflockd.listener import Deaf
 from tenure.server.native import NativeListener
 from tenure.server.sessions.keys import SessionKeys, check_new_key, check_shown_key
 from tenure.server.ydb.messages import Request, Status

@@ -22,14 +22,14 @@ from h2.events import ConnectionTerminated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.server import accept
+from tenure.server import listener
 from tenure.server.admission import Source, source_at
 from tenure.server.auth import ANONYMOUS, Authenticator
 from tenure.server.budget import QUANTUM
 from tenure.server.limits import Limits
 from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.messages import Request, Status
-from tenure.server.ydb.returning import ReturningClients
+from tenure.server.ydb.registry import ReturningClients
 from tenure.server.ydb.transport import GrpcConnection
 from tests.server.ydb.raw import (
     NODE,
@@ -563,7 +563,7 @@ async def test_a_silent_connection_yields_its_slot_and_is_sent_goaway() -> None:
 async def test_a_source_that_connects_too_fast_is_sent_goaway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accept, "source_at", lambda _: Source("192.0.2.1"))
+    monkeypatch.setattr(listener, "source_at", lambda _: Source("192.0.2.1"))
     limits = Limits(connections=1, connections_per_second=1)
     async with (
         serving(limits=limits) as server,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tenure.testing.history.linear import (
+from tenure.testing.history.check import (
     ABSENT,
     Operated,
     State,

@@ -13,7 +13,7 @@ import pytest
 
 import tenure
 from tenure._client.request import Request as ClientRequest
-from tenure._client.request_states import RequestState
+from tenure._client.request import RequestState
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
 from tenure.core import rules

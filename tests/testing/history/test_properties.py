@@ -12,7 +12,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tenure.testing.history import History, Record, check, dump, load
-from tenure.testing.history.files import from_json, to_json
 from tenure.testing.history.records import (
     Called,
     Gone,
@@ -24,6 +23,8 @@ from tenure.testing.history.records import (
     Requested,
     Returned,
     Truth,
+    from_json,
+    to_json,
 )
 from tests.testing.history.model import World
 

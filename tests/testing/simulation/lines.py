@@ -23,12 +23,12 @@ from tenure.engines.dflockd import DflockdEngine
 from tenure.engines.dflockd.url import parse
 from tenure.engines.memory.engine import MemoryEngine
 from tenure.model import DEFAULT_NODE, NodeConfig
-from tenure.server.accept import Door, Greeting
 from tenure.server.auth import Authenticator
 from tenure.server.context import Context
 from tenure.server.dflockd.listener import DflockdListener
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.limits import Limits
+from tenure.server.listener import Door, Greeting
 from tenure.testing.faults import FaultyEngine, Way
 from tenure.testing.history import Revokes
 from tenure.testing.simulation.plan import Plan, Step

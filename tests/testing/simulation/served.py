@@ -19,10 +19,10 @@ from tenure.engines._kit.url import Endpoint
 from tenure.engines.memory.engine import MemoryEngine
 from tenure.engines.native import NativeEngine
 from tenure.engines.native.url import parse
-from tenure.server.accept import Door, Greeting
 from tenure.server.auth import Authenticator
 from tenure.server.context import Context
 from tenure.server.limits import Limits
+from tenure.server.listener import Door, Greeting
 from tenure.server.native import NativeListener
 from tenure.server.native.connection import NativeServerConnection
 from tenure.server.sessions.registry import SessionRegistry

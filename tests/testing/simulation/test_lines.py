@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenure.engines.dflockd import dialing
+from tenure.engines.dflockd import connection
 from tenure.engines.dflockd.request import DflockdRequest
 from tenure.engines.dflockd.session import DflockdSession
 from tenure.server.dflockd.locks import Locks
@@ -30,7 +30,7 @@ def simulated(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch)
     """Sockets are simulated, and lost connections are what this is about."""
     for name in ("tenure", "tenure.simulated"):
         caplog.set_level(logging.CRITICAL, logger=name)
-    monkeypatch.setattr(dialing, "_connected", connected)
+    monkeypatch.setattr(connection, "_connected", connected)
 
 
 def outcomes(seeds: range) -> Iterator[Outcome]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tenure.engines.native.attachment import NativeOperationQueue
 from tenure.engines.native.heartbeat import Proofs
-from tenure.engines.native.operation_queue import NativeOperationQueue
 from tenure.testing.simulation import Outcome, draw, run
 from tenure.testing.simulation.plan import FAULTS
 from tests.testing.simulation.served import ServedWorld

@@ -1,13 +1,14 @@
 """Recipes for threads: those of `tenure.recipes`, made from a blocking session or client."""
 
-from tenure.blocking.recipes.streams import Changes, States
 from tenure.blocking.recipes.wrappers import (
     Barrier,
+    Changes,
     Group,
     RWLock,
     ServiceRegistry,
     SharedConfig,
     Source,
+    States,
 )
 from tenure.public import publish as _publish
 from tenure.recipes import (

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import tenure
-from tenure.cli.demo.history import DemoEvent, What
+from tenure.cli.demo.scenes import DemoEvent, What
 from tenure.clock import SystemClock
 
 WINDOW = 10.0

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from tenure.cli.mistakes import Mistake
+from tenure.cli.mistakes import Mistake, Status, table
 from tenure.cli.options import (
     a_count,
     a_duration,
@@ -18,7 +18,6 @@ from tenure.cli.options import (
     run_async,
     url_option,
 )
-from tenure.cli.status import Status, table
 from tenure.cli.store import warn_of_new_store
 from tenure.core import rules
 

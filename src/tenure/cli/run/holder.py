@@ -7,6 +7,19 @@ Rules:
 * The guardian receives every proof, with a deadline shortly before the lease's, so that the command
   is dead when the session is closed at its deadline.
 * The lock is released only after the guardian has reported the end.
+
+Job control: effect of Ctrl-Z, `fg` and `bg` on a command in its own process group.
+
+When the command is stopped from the keyboard, or because it may not use the terminal, `tenure run`
+stops as well, so that the shell shows its prompt. The lease is not renewed then: a suspended job
+loses its lock after the recovery window, and is killed. A command stopped by SIGSTOP was stopped on
+purpose, and keeps its lock.
+
+The terminal from which `tenure run` was started, if any, and its use by the job.
+
+A command in its own process group may read the terminal only while that group is in the foreground.
+The command gets the terminal from the start when all standard streams are the terminal. In a
+pipeline (`tenure run ... | less`) another program may need it, so the command gets it on request.
 """
 
 from __future__ import annotations
@@ -15,20 +28,22 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import termios
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn, Protocol
 
 import click
 
 import tenure
 from tenure._client.internals import client_core
-from tenure.cli.mistakes import Mistake
-from tenure.cli.output import duration
-from tenure.cli.run.environment import environment_of, slots_of
+from tenure.cli.look import describe_program, program
+from tenure.cli.mistakes import Mistake, Status, after_signal
+from tenure.cli.output import duration, safe
 from tenure.cli.run.guard.cgroup import Cgroup, NoCgroup, end_abandoned, make, parent_of
 from tenure.cli.run.guarded import (
     CannotGuard,
@@ -37,11 +52,294 @@ from tenure.cli.run.guarded import (
     GuardedCommand,
     check_interpreter,
 )
-from tenure.cli.run.jobcontrol import JobControl
-from tenure.cli.run.waiting import Notices, describe_holder, runner
-from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
 from tenure.reaper import program as reaper
+
+_Settings = list[int | list[bytes | int]]
+
+
+class Terminal:
+    """The controlling terminal of this process, if there is one."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._settings: _Settings | None = None
+        with contextlib.suppress(OSError, termios.error):
+            self._fd = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+            self._settings = termios.tcgetattr(self._fd)
+
+    def close(self) -> None:
+        """Close the terminal."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    @property
+    def exists(self) -> bool:
+        """Return whether this process has a controlling terminal."""
+        return self._fd is not None
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether our process group is in the foreground."""
+        return self._foreground() == os.getpgrp()
+
+    def belongs_to(self, group: int) -> bool:
+        """Return whether that process group is in the foreground."""
+        return self._foreground() == group
+
+    @property
+    def alone(self) -> bool:
+        """Return whether we are in the foreground, and all standard streams are terminals."""
+        return self.is_ours and all(os.isatty(stream) for stream in range(3))
+
+    def give(self, group: int) -> None:
+        """Put a process group into the foreground."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError), _unstopped():
+                os.tcsetpgrp(self._fd, group)
+
+    def take_back(self, group: int) -> bool:
+        """Put ourselves into the foreground again if `group` is there; return true if it was."""
+        if not self.belongs_to(group):
+            return False
+        self.give(os.getpgrp())
+        return True
+
+    def restore(self) -> None:
+        """Undo changes to the terminal's settings by a killed command."""
+        if self._fd is not None and self._settings is not None and self.is_ours:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._settings)
+
+    def _foreground(self) -> int | None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                return os.tcgetpgrp(self._fd)
+        return None
+
+
+@contextlib.contextmanager
+def _unstopped() -> Iterator[None]:
+    """Block SIGTTOU, which stops a background process that changes the foreground group."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
+
+
+class _Command(Protocol):
+    @property
+    def group(self) -> int | None: ...
+
+    def signal(self, number: int) -> None: ...
+
+
+class JobControl:
+    """The command's place in the shell's job.
+
+    Attributes:
+        in_foreground: whether the command should have the terminal when the job has it.
+        command: the command, once it is started.
+    """
+
+    command: _Command
+
+    def __init__(self) -> None:
+        self._terminal = Terminal()
+        self.in_foreground = self._terminal.alone
+
+    def stopped(self, number: int) -> None:
+        """Handle a stop of the command by a signal."""
+        group = self.command.group
+        if number == signal.SIGSTOP or not self._terminal.exists or group is None:
+            return
+        if number in WANTS_TERMINAL:
+            self.in_foreground = True
+            # If `fg` has meanwhile given it the terminal, this report of the stop is outdated.
+            if self._terminal.is_ours or self._terminal.belongs_to(group):
+                self.continued()
+                return
+        self._terminal.take_back(group)
+        self._suspend(number)
+        # We have been continued, or could not be stopped: nothing would continue us. A command that
+        # would only be stopped again stays stopped until a SIGCONT.
+        if number not in WANTS_TERMINAL or self._terminal.is_ours:
+            self.continued()
+
+    def _suspend(self, number: int) -> None:
+        """Stop the whole job, like a stop by the terminal."""
+        loop = asyncio.get_running_loop()
+        command = self.command
+        handled = loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(0, number)
+        if handled:
+            loop.add_signal_handler(signal.SIGTSTP, command.signal, signal.SIGTSTP)
+
+    def continued(self, _number: int = signal.SIGCONT) -> None:
+        """Continue the command, perhaps in the foreground."""
+        group = self.command.group
+        if self.in_foreground and self._terminal.is_ours and group is not None:
+            self._terminal.give(group)
+        self.command.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Take the terminal back after the end of the command, with its settings restored."""
+        group = self.command.group
+        if group is not None and self._terminal.take_back(group):
+            self._terminal.restore()
+        self._terminal.close()
+
+
+_CREDENTIALS = frozenset({"TENURE_TOKEN", "DFLOCKD_AUTH_TOKEN"})
+"""Variables that consist of a credential."""
+
+_SECRET = re.compile(r"password|passwd|secret|token(?![-_]?file)", re.IGNORECASE)
+"""URL parameters that are secrets; those with names of files are not."""
+
+
+def environment_of(
+    lease: tenure.Lease, environment: Mapping[str, str], *, credentials: bool
+) -> dict[str, str]:
+    """Return the environment of a command that runs under a lease.
+
+    Args:
+        lease: the lease.
+        environment: the environment of `tenure run`.
+        credentials: whether to keep the credentials.
+    """
+    passed = dict(environment) if credentials else without_credentials(environment)
+    passed |= {"TENURE_NAME": lease.name, "TENURE_NODE": lease.node}
+    with contextlib.suppress(tenure.Unsupported):  # a store without an order of grants
+        passed["TENURE_FENCING_TOKEN"] = str(lease.fencing_token)
+    return passed
+
+
+async def slots_of(lease: tenure.Lease) -> dict[str, str]:
+    """Return the variable with the slots of a semaphore's lease, if its semaphore has slots."""
+    try:
+        return {"TENURE_SLOT": ",".join(map(str, await lease.slots()))}
+    except (tenure.InvalidArgument, tenure.Unsupported):  # the limit is too high, or unknown
+        return {}
+
+
+def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without tenure's tokens, and its URLs without secrets."""
+    return {
+        name: without_secrets(value) if name.startswith("TENURE_") else value
+        for name, value in environment.items()
+        if name not in _CREDENTIALS
+    }
+
+
+def without_secrets(value: str) -> str:
+    """Return the URL of the same store, without user, password and tokens.
+
+    Text that is not a URL with a host is returned unchanged.
+    """
+    scheme, mark, rest = value.partition("://")
+    if not mark or scheme.startswith("sqlite"):
+        return value
+    place, query_mark, query = rest.partition("?")
+    authority, slash, path = place.partition("/")
+    kept = [each for each in query.split("&") if each and not _is_secret(each)]
+    query = query_mark + "&".join(kept) if kept else ""
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}{query}"
+
+
+def _is_secret(parameter: str) -> bool:
+    return _SECRET.search(parameter.partition("=")[0]) is not None
+
+
+FIRST = 1.0
+"""Seconds of waiting before the first notice."""
+
+INTERVAL = 5.0
+"""Seconds between two reads of the queue after that."""
+
+
+class Notices:
+    """Lines for the user about a waiting request.
+
+    Attributes:
+        session: the session of the request, once attached.
+    """
+
+    def __init__(
+        self, client: tenure.Client, name: str, node: str, say: Callable[[str], None]
+    ) -> None:
+        """Initialise; nothing is reported yet."""
+        self.session: tenure.Session | None = None
+        self._client = client
+        self._name = name
+        self._node = node
+        self._say = say
+        self._latest: object = self  # the line printed last, if any
+
+    async def follow(self) -> NoReturn:
+        """Print a line whenever the holder or the place has changed."""
+        pause = FIRST
+        while True:
+            await asyncio.sleep(pause)
+            pause = INTERVAL
+            try:
+                described = await self._client.describe_semaphore(self._name, self._node)
+            except tenure.SemaphoreNotFound:
+                continue  # it is being handed from one holder to the next
+            except tenure.Unsupported:
+                self._print(None, "")  # the store lists no holders
+                continue
+            except tenure.TenureError as error:
+                self._print(type(error), f": {error}")
+                continue
+            place = self._place(described)
+            about = ([owner.order_id for owner in described.owners], place)
+            self._print(about, held_by(described) + place)
+
+    def _place(self, described: tenure.SemaphoreDescription) -> str:
+        session = None if self.session is None else self.session.id
+        for at, waiter in enumerate(described.waiters, 1):
+            if waiter.session_id == session:
+                return f"; place {at} of {len(described.waiters)} in the queue"
+        return ""
+
+    def _print(self, about: object, text: str) -> None:
+        if about != self._latest:
+            self._latest = about
+            self._say(f"waiting for {self._name!r} on {self._node}{text}")
+
+
+def held_by(described: tenure.SemaphoreDescription) -> str:
+    """Describe the holders, as the end of a message; empty when none is known."""
+    if not described.owners:
+        return ""
+    first = described.owners[0]
+    since = "" if first.since is None else f" for {duration(first.since)}"
+    more = f" and {len(described.owners) - 1} more" if len(described.owners) > 1 else ""
+    return f": held by {describe_program(first)}{since}{more}"
+
+
+async def describe_holder(client: tenure.Client, name: str, node: str) -> tuple[str, str]:
+    """Describe the holders and the number of waiters, if they can still be read."""
+    try:
+        described = await client.describe_semaphore(name, node)
+    except tenure.TenureError:
+        return "", ""
+    if not described.owners:
+        return "", ""
+    return held_by(described), f", {len(described.waiters)} waiting"
+
+
+def runner(last: tenure.LastRun) -> str:
+    """Name the program that ran a job: ``tenure run backup.sh, pid 4242 on db-1``."""
+    process = "" if last.pid is None else f"pid {last.pid}"
+    name = ", ".join(filter(None, (program(last), process))) or "an unknown program"
+    return f"{name} on {safe(last.host)}" if last.host else name
+
 
 LEAD = 0.05
 """Seconds between the death of the command and the deadline of the lease."""

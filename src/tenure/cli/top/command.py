@@ -12,13 +12,12 @@ import click
 
 import tenure
 from tenure.cli.look import node_json
+from tenure.cli.mistakes import Status, after_signal
 from tenure.cli.options import a_count, a_duration, complete, json_option, run_async, url_option
 from tenure.cli.output import is_terminal, print_json_line, say, table
-from tenure.cli.status import Status, after_signal
 from tenure.cli.store import open_store
-from tenure.cli.top.draw import COLUMNS, cells_of, page_of, render
-from tenure.cli.top.snapshot import Observer, Snapshot
-from tenure.cli.top.view import View, chosen, pressed, settled
+from tenure.cli.top.screen import COLUMNS, cells_of, page_of, render
+from tenure.cli.top.view import Observer, Snapshot, View, chosen, pressed, settled
 
 SHARE = 4
 """Reading takes at most one part in so many of the time."""
@@ -147,7 +146,7 @@ class Top:
 async def _print(
     interval: float, iterations: int | None, node: str | None, *, as_json: bool
 ) -> int:
-    from tenure.cli.watch import output_gone
+    from tenure.cli.look import output_gone
 
     async with open_store() as client:
         observer = Observer(client, node)

@@ -11,17 +11,56 @@ the same meaning on every engine. Rules:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 from urllib.parse import unquote
 
 from tenure.busy_poll import LONGEST, USUAL
-from tenure.errors import InvalidArgument
+from tenure.errors import InvalidArgument, Unsupported
 from tenure.wire.places import host_and_port, is_host, is_local, parameters, shown, socket_path
+
+
+@contextmanager
+def needs_extra(scheme: str, extra: str) -> Iterator[None]:
+    """Context for importing an engine's modules; a missing package names the extra to install.
+
+    Raises:
+        Unsupported: a package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not missing or missing == "tenure":
+            raise
+        raise Unsupported(
+            f"{scheme}:// needs {missing}, which is not installed; install it with: "
+            f"pip install 'tenure[{extra}]'"
+        ) from error
+
+
+def selector_loop(scheme: str) -> asyncio.AbstractEventLoop:
+    """Return the running event loop, which has to wait for sockets (`add_reader`).
+
+    Raises:
+        Unsupported: it is asyncio's default on Windows, which cannot.
+    """
+    loop = asyncio.get_running_loop()
+    proactor: type[asyncio.AbstractEventLoop] | None = getattr(asyncio, "ProactorEventLoop", None)
+    if proactor is not None and isinstance(loop, proactor):
+        raise Unsupported(
+            f"{scheme}:// needs asyncio's SelectorEventLoop, and Windows has another one by "
+            "default: with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner: "
+            "runner.run(main()). tenure.blocking has its own"
+        )
+    return loop
+
 
 T = TypeVar("T")
 Verify = Literal["full", "ca", "none"]

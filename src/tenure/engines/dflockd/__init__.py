@@ -4,11 +4,10 @@ A dflockd server has locks, leases and connections, but no sessions. A session h
 requests of one program over several connections. It lives while it is renewed, and each granted
 request lives while its connection does.
 
-From the bottom up, each module using only those before it: `url` parses the URL; `connection` is
-one connection, `heartbeat` reads it while the program's loop is stuck, and `dialing` opens it;
-`shard` is one server with all connections to it. `semaphores` has the program's declared limits,
-`request` is one request with its `states` and `answers`; `session` and `engine` implement the
-contract.
+From the bottom up, each module using only those before it: `url` parses the URL; `connection` opens
+one connection, and is it; `shard` is one server with all connections to it. `semaphores` has the
+program's declared limits, `request` is one request; `session`, which also reads the connections
+while the program's loop is stuck, and `engine` implement the contract.
 
 Rules:
 

@@ -15,13 +15,12 @@ from typing import TypeAlias
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.core import refusals, rules
-from tenure.engines._kit.extras import selector_loop
+from tenure.engines._kit.url import selector_loop
 from tenure.engines.advice import on_connecting
 from tenure.engines.contract import Attach, EngineDefaults, SessionEvents
-from tenure.engines.dflockd.dialing import Kind
-from tenure.engines.dflockd.heartbeat import DflockdHeartbeat
+from tenure.engines.dflockd.connection import Kind
 from tenure.engines.dflockd.semaphores import DeclaredSemaphores
-from tenure.engines.dflockd.session import DflockdSession
+from tenure.engines.dflockd.session import DflockdHeartbeat, DflockdSession
 from tenure.engines.dflockd.shard import Shard, cannot
 from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import (

@@ -1,29 +1,144 @@
 """One request for a key, from its turn in the operation queue to its end.
 
-`tenure.engines.dflockd.states` has the states and their transitions.
-
 A withdrawn request (`withdraw`, its timeout, the end of its session) leaves at once, or after the
 pending reply. When its connection is lost, a request that is not held yet returns to TRYING or
 JOINING; a request that is HELD or LEAVING ends.
+
+States of a request and its transitions.
+
+::
+
+    NEW        waits for its turn, or for a connection              -> TRYING
+    TRYING     sent with a timeout of 0, on the shared connection   -> PROVING, JOINING, GONE
+    JOINING    about to enter the queue, on a connection of its own -> WAITING, PROVING, GONE
+    WAITING    in the server's queue                                -> PROVING
+    PROVING    granted; if its proof is old, it is being renewed    -> HELD
+    HELD       its session has been notified                        -> GONE
+    LEAVING    it is being released, or is leaving the queue        -> GONE
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
 
+from tenure.clock import Clock
 from tenure.engines._kit.operations import OperationQueue
-from tenure.engines.contract import Answer, Removal, Withdrawn
-from tenure.engines.dflockd.answers import RequestAnswers, RequestSession
-from tenure.engines.dflockd.connection import DflockdConnection
-from tenure.engines.dflockd.dialing import Kind
+from tenure.engines.contract import Answer, Enqueued, Place, Removal, SessionEvents, Withdrawn
+from tenure.engines.dflockd.connection import DflockdConnection, Kind
 from tenure.engines.dflockd.semaphores import refusal, uncounted
 from tenure.engines.dflockd.shard import Shard
-from tenure.engines.dflockd.states import Standing
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
-from tenure.wire.lines import requesting
-from tenure.wire.lines.replies import Reply, fence_of
+from tenure.wire import lines
+from tenure.wire.lines import Reply, fence_of
+
+
+class Standing(Enum):
+    """State of a request; the module's docstring has the transitions."""
+
+    NEW = "new"
+    TRYING = "trying"
+    JOINING = "joining"
+    WAITING = "waiting"
+    PROVING = "proving"
+    HELD = "held"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class RequestSession(Protocol):
+    """Session of a request.
+
+    Attributes:
+        path: the path of the node.
+        lease: duration of its leases in seconds.
+        over: whether it no longer accepts or renews anything.
+    """
+
+    path: str
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    events: SessionEvents
+    lease: int
+    over: bool
+
+    def covers(self, sent: float) -> bool:
+        """Return true if a grant of a request sent at that time is as fresh as the proof."""
+
+    def forget(self, request_id: int) -> None:
+        """Forget a request that has ended."""
+
+
+class RequestAnswers:
+    """Answers about one request.
+
+    Attributes:
+        place: the future that `enqueue` returns.
+        given: whether the caller has an answer, so that events follow.
+        withdrawals: callers that wait for the end of the request.
+    """
+
+    def __init__(self, session: RequestSession, number: int) -> None:
+        self.place: asyncio.Future[Enqueued] = session.loop.create_future()
+        self.given = False
+        self.withdrawals: list[asyncio.Future[Withdrawn]] = []
+        self._session = session
+        self._number = number
+
+    def granted(self, order_id: int | None) -> None:
+        """Report a grant."""
+        if self.given:
+            self._session.events.granted(self._number, order_id)
+        else:
+            self._set_place(Enqueued(Place.GRANTED, order_id))
+
+    def waits(self) -> None:
+        """Report that the request waits, once."""
+        if not self.given:
+            self._set_place(Enqueued(Place.WAITING, None))
+
+    def timed_out(self) -> None:
+        """Report that the request was not granted in time."""
+        if self.given:
+            self.removed(Removal.TIMED_OUT)
+        else:
+            self._set_place(Enqueued(Place.REFUSED, None))
+
+    def failed(self, error: TenureError) -> None:
+        """Report that the server rejected the request, perhaps after it had accepted it."""
+        if self.given:
+            self.removed(Removal.LAPSED)
+        else:
+            self.given = True
+            if not self.place.done():
+                self.place.set_exception(error)
+
+    def removed(self, why: Removal) -> None:
+        """Report the end of a request that waited or was granted."""
+        self._session.events.removed(self._number, why)
+
+    def withdrawal(self) -> asyncio.Future[Withdrawn]:
+        """Return the answer to a withdrawal, which comes with the end of the request."""
+        gone: asyncio.Future[Withdrawn] = self._session.loop.create_future()
+        self.withdrawals.append(gone)
+        return gone
+
+    def over(self, withdrawn: Withdrawn) -> None:
+        """Answer every caller that has no answer yet."""
+        if not self.given:
+            self._set_place(Enqueued(Place.REFUSED, None))
+        for gone in self.withdrawals:
+            if not gone.done():
+                gone.set_result(withdrawn)
+
+    def _set_place(self, place: Enqueued) -> None:
+        self.given = True
+        if not self.place.done():
+            self.place.set_result(place)
+
 
 NEW, TRYING, JOINING, WAITING, PROVING, HELD, LEAVING, GONE = Standing
 
@@ -121,7 +236,7 @@ class DflockdRequest:
             return
         self.standing = TRYING
         self._use(shared)
-        request = requesting.acquire(self.name, 0, self._session.lease, limit=self._limit)
+        request = lines.acquire(self.name, 0, self._session.lease, limit=self._limit)
         shared.send(request, self._tried)
 
     def _tried(self, reply: Reply) -> None:
@@ -164,8 +279,8 @@ class DflockdRequest:
         self._use(connection)
         self._refused = None
         lease, limit = self._session.lease, self._limit
-        connection.send(requesting.enqueue(self.name, lease, limit=limit), self._enqueued)
-        wait = requesting.wait(self.name, _FOR_EVER, counted=limit is not None)
+        connection.send(lines.enqueue(self.name, lease, limit=limit), self._enqueued)
+        wait = lines.wait(self.name, _FOR_EVER, counted=limit is not None)
         connection.send(wait, self._waited, blocking=True)
 
     def _enqueued(self, reply: Reply) -> None:
@@ -233,7 +348,7 @@ class DflockdRequest:
     def renewal(self, token: str) -> bytes:
         """Return the message that renews the lock with that token."""
         counted = self._limit is not None
-        return requesting.renew(self.name, token, self._session.lease, counted=counted)
+        return lines.renew(self.name, token, self._session.lease, counted=counted)
 
     @property
     def is_leaving(self) -> bool:
@@ -329,7 +444,7 @@ class DflockdRequest:
             self._shard.part(connection, self._finish)
 
     def _release(self) -> bytes:
-        return requesting.release(self.name, self.token, counted=self._limit is not None)
+        return lines.release(self.name, self.token, counted=self._limit is not None)
 
     def _released(self, reply: Reply) -> None:
         self._shard.put_back(self._disuse())

@@ -19,9 +19,8 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import EPHEMERAL_LIMIT, SemaphoreDescription
-from tenure.wire.lines import requesting
-from tenure.wire.lines.replies import Reply
-from tenure.wire.lines.rules import is_key
+from tenure.wire import lines
+from tenure.wire.lines import Reply, is_key
 
 _KEY_BYTES = 255
 """Maximum bytes of a key on all servers: early ones count the end of the line."""
@@ -61,7 +60,7 @@ class DeclaredSemaphores:
 
     async def create(self, node: str, name: str, limit: int, *, exist_ok: bool) -> None:
         """Declare a limit. Raises `SemaphoreExists` if another limit, or any, is declared."""
-        requesting.check_limit(limit)
+        lines.check_limit(limit)
         known = self._limits.get(name)
         if known is None:
             known = await self._limit_in_use(name)

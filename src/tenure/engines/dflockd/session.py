@@ -6,12 +6,19 @@ While it holds nothing, every renewal proves it.
 
 A server also closes a connection that is silent for its read timeout. If the window is longer than
 that, a proof counts as older by the difference.
+
+Heartbeat thread: reads the answers to renewals while the event loop is stuck.
+
+The client's thread sends the renewals over the connections that hold locks, because a renewal over
+another connection would not keep these alive. This thread reads the answers, which prove the
+session. Other replies that it reads wait for the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import select
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,17 +26,42 @@ from typing import Protocol
 
 from tenure.clock import Clock
 from tenure.core import rules
+from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.session import PlainSession
 from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents, Withdrawn
 from tenure.engines.dflockd.connection import DflockdConnection
-from tenure.engines.dflockd.heartbeat import DflockdHeartbeat
 from tenure.engines.dflockd.request import HELD, PROVING, DflockdRequest
 from tenure.engines.dflockd.semaphores import DeclaredSemaphores, check_name
 from tenure.engines.dflockd.shard import Shard, cannot
 from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import LeaseReleased, TenureError
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
-from tenure.wire.lines.replies import Reply
+from tenure.wire.lines import Reply
+
+_POLL = 50
+"""Milliseconds between two checks for new connections, and for the thread's end."""
+
+
+class DflockdHeartbeat(HeartbeatThread[DflockdConnection]):
+    """The heartbeat thread of one engine; its table has the connections to read."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("tenure-dflockd-heartbeat", clock.now, "reading renewals")
+
+    def renew_now(self, awaited: dict[DflockdConnection, float]) -> None:
+        """Read the replies that have arrived; return the connections that still expect one."""
+        reading = {each.fileno(): each for each in awaited if each.awaits_renewal}
+        poll = select.poll()
+        for descriptor in reading:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(_POLL) if reading else ():
+            with self._failures.contained():
+                reading[descriptor].receive_in_thread()
+        for connection in reading.values():
+            self.renew(connection)
+
+    def disconnect(self) -> None:
+        """Do nothing: the connections belong to the loop."""
 
 
 class SessionEngine(Protocol):

@@ -17,17 +17,15 @@ from typing import Any, Protocol
 
 from tenure.background import Failures
 from tenure.clock import Clock
-from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
 from tenure.engines._kit.operations import OperationQueues
-from tenure.engines._kit.reconnect import Reconnector
+from tenure.engines._kit.reconnect import LONGEST_PAUSE, Reconnector, backoff
 from tenure.engines._kit.url import Endpoint
-from tenure.engines.dflockd.connection import DflockdConnection
-from tenure.engines.dflockd.dialing import Kind, dial, kind_of
+from tenure.engines.dflockd.connection import DflockdConnection, Kind, dial, kind_of
 from tenure.engines.dflockd.url import DflockdUrl
 from tenure.errors import EngineError, EngineUnavailable, TenureError, Unsupported
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, SemaphoreDescription
-from tenure.wire.lines import requesting
-from tenure.wire.lines.replies import Reply
+from tenure.wire import lines
+from tenure.wire.lines import Reply
 
 IDLE = 10.0
 """Seconds for which an idle connection is kept."""
@@ -282,8 +280,8 @@ class Shard:
     def sign_of_life(self) -> bytes:
         """Harmless request that keeps the connection open."""
         if self.kind is Kind.FENCING:
-            return requesting.PING
-        return requesting.renew("_", _UNKNOWN_TOKEN)
+            return lines.PING
+        return lines.renew("_", _UNKNOWN_TOKEN)
 
     async def prove_life(self) -> float:
         """Return the time of a request, once the server has answered it."""
@@ -312,7 +310,7 @@ class Shard:
                 f"the keys of {self} are unknown: {self.failure}", node=DEFAULT_NODE
             ) from self.failure
         try:
-            reply = await self.shared.request(requesting.STATS)
+            reply = await self.shared.request(lines.STATS)
             stats = json.loads(reply.body)
             return [
                 *(_mutex(each["key"], 1, each["waiters"]) for each in stats["locks"]),

@@ -23,7 +23,7 @@ from tenure.engines._kit.url import (
     number,
     text,
 )
-from tenure.wire.lines import requesting
+from tenure.wire import lines
 
 DEFAULT_PORT = 6388
 
@@ -112,5 +112,5 @@ def _token(given: StoreUrl) -> str:
     if not token.isprintable():
         raise given.wrong("the token has control characters; it must be one line of printable text")
     if token:
-        requesting.auth(token)  # checks its length
+        lines.auth(token)  # checks its length
     return token

@@ -6,18 +6,17 @@ watches the request before it.
 
 From the bottom up:
 
-* ``url`` names the members; ``wire`` encodes commands, ``answers`` decodes answers, and ``keys``
-  has the layout of the store.
-* ``frames`` and ``http2`` are the protocol without I/O, ``grpc`` the calls on one connection, and
-  ``members`` the channels to all members; ``errors`` classifies failures.
-* ``watching`` has the stream of watches, ``renewing`` keeps leases alive, ``late`` removes overdue
-  waiters of other programs; ``cluster`` has the services that all sessions share.
-* ``attachment`` is a session's lease, key and transactions, and ``operations`` the order of its
-  operations; ``request``, ``waiting`` and ``requests`` are its requests, ``semaphores`` its
-  operations on semaphores, and ``watch_cache`` its watches; ``session`` joins them, ``attaching``
-  attaches one.
+* ``url`` names the members; ``wire`` encodes commands, ``answers`` decodes answers and classifies
+  failures, and ``keys`` has the layout of the store.
+* ``http2`` is the protocol without I/O, ``grpc`` the calls on one connection, and ``members`` the
+  channels to all members.
+* ``watching`` has the stream of watches; ``cluster`` has the services that all sessions share: it
+  keeps leases alive, and removes overdue waiters of other programs.
+* ``attachment`` is a session's lease, key and transactions, in the order of its operations;
+  ``request`` and ``requests`` are its requests, ``semaphores`` its operations on semaphores, and
+  ``watch_cache`` its watches; ``session`` joins them.
 * ``admin`` has the operations on nodes and of administrators, ``doctor`` the diagnosis, ``engine``
-  the contract.
+  the contract, and the attaching of sessions.
 
 Rules:
 
@@ -33,7 +32,7 @@ Rules:
 from __future__ import annotations
 
 from tenure.clock import Clock
-from tenure.engines._kit.extras import needs_extra
+from tenure.engines._kit.url import needs_extra
 from tenure.engines.contract import Engine
 
 __all__ = ["connect"]

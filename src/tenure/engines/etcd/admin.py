@@ -15,9 +15,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from tenure.core import refusals, rules
 from tenure.engines.contract import Orphan
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.answers import Answer, KeyValue
+from tenure.engines.etcd.answers import Answer, KeyValue, Refused
 from tenure.engines.etcd.cluster import EtcdAttempts, EtcdCluster
-from tenure.engines.etcd.errors import Refused
 from tenure.engines.etcd.keys import (
     EVICTED,
     Entry,

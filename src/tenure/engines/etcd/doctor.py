@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.errors import Lost, Refused, failure
+from tenure.engines.etcd.answers import Lost, Refused, failure
 from tenure.engines.etcd.keys import Keys
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl

@@ -24,8 +24,7 @@ from typing import cast
 from urllib.parse import unquote
 
 from tenure.background import BackgroundTimer, Failures
-from tenure.engines.etcd.frames import Fields, Trouble
-from tenure.engines.etcd.http2 import Http2Connection, Http2Stream
+from tenure.engines.etcd.http2 import Fields, Http2Connection, Http2Stream, Trouble
 
 _failures = Failures("checking a connection to etcd", logging.getLogger("tenure"))
 

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from tenure.engines._kit.backoff import backoff
+from tenure.engines._kit.reconnect import backoff
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.errors import Lost, Refused, StaleToken, trouble_of
-from tenure.engines.etcd.frames import head
+from tenure.engines.etcd.answers import Lost, Refused, StaleToken, trouble_of
 from tenure.engines.etcd.grpc import CallFailed, GrpcCall, GrpcConnection, StreamCall, UnaryCall
+from tenure.engines.etcd.http2 import head
 from tenure.engines.etcd.url import EtcdUrl
 from tenure.errors import AuthenticationFailed
 

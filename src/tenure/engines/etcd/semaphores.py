@@ -20,10 +20,9 @@ from typing import Protocol
 
 from tenure.core import refusals, rules
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.answers import KeyValue
+from tenure.engines.etcd.answers import KeyValue, Refused
 from tenure.engines.etcd.attachment import EtcdAttachment
 from tenure.engines.etcd.cluster import EtcdCluster
-from tenure.engines.etcd.errors import Refused
 from tenure.engines.etcd.keys import (
     Entry,
     Name,

@@ -21,10 +21,9 @@ from tenure.background import Ending
 from tenure.core import refusals, rules
 from tenure.engines.contract import Answer
 from tenure.engines.etcd import semaphores, wire
-from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.answers import Lost, Refused, WatchEvent, pauses
 from tenure.engines.etcd.attachment import WrittenAttachment
 from tenure.engines.etcd.cluster import EtcdCluster
-from tenure.engines.etcd.errors import Lost, Refused, pauses
 from tenure.engines.etcd.keys import Queue, Record
 from tenure.engines.etcd.request import EtcdRequest
 from tenure.engines.etcd.requests import EtcdRequests

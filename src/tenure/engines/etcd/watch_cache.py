@@ -16,9 +16,8 @@ from itertools import groupby
 
 from tenure.engines._kit.watchers import Watchers
 from tenure.engines.etcd import wire
-from tenure.engines.etcd.answers import WatchEvent
+from tenure.engines.etcd.answers import Refused, WatchEvent
 from tenure.engines.etcd.cluster import EtcdCluster
-from tenure.engines.etcd.errors import Refused
 from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
 from tenure.engines.etcd.watching import EtcdWatch
 from tenure.errors import TenureError

@@ -22,10 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tenure.background import Failures
-from tenure.engines._kit.backoff import backoff
+from tenure.engines._kit.reconnect import backoff
 from tenure.engines.etcd import answers, wire
-from tenure.engines.etcd.answers import WatchAnswer, WatchEvent
-from tenure.engines.etcd.errors import Lost, trouble_of
+from tenure.engines.etcd.answers import Lost, WatchAnswer, WatchEvent, trouble_of
 from tenure.engines.etcd.grpc import CallFailed, Code, StreamCall
 from tenure.engines.etcd.members import Members
 from tenure.errors import TenureError

@@ -1,15 +1,15 @@
 """``tenure://``: tenure's own server, over the native protocol.
 
 Modules, each of which only imports earlier ones: `calls` (an unanswered message), `connection` (one
-socket), `dispatch` (the server's messages), `reconnector` (the connection of an engine, and its
-sessions), `reconcile` and `operation_queue` (a session's operations, sent again after a reconnect),
-`watches`, `heartbeat`, `attachment` and `session`, `engine`.
+socket), `reconnector` (the connection of an engine, the server's messages on it, and its sessions),
+`reconcile` (what a reconnect has left undone), `heartbeat`, `attachment` (a session's operations,
+sent again after a reconnect, and its watches) and `session`, `engine`.
 """
 
 from __future__ import annotations
 
 from tenure.clock import Clock
-from tenure.engines._kit.extras import needs_extra
+from tenure.engines._kit.url import needs_extra
 from tenure.engines.native.url import parse
 
 with needs_extra("tenure", "native"):

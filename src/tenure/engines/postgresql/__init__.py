@@ -8,11 +8,11 @@ polls.
 Modules, in the order to read them in: ``sql/`` has the tables and functions, of which `schema`
 makes a store. `session` has what PostgreSQL adds to the sessions of
 `tenure.engines._kit.commands`. It sends `statements`, most of them a `batch`, over `connection`,
-one socket of libpq, which `connecting` opens. The kit's `pipeline` decides which of them are under
-way together, and `prepared` prepares them. `engine` owns the connections and sessions; its base is
-`administration`, which also attaches. `monitor` looks for what has expired or was missed, and
-`watches` has the watches. `heartbeat` has a connection of its own. `values` encodes and decodes,
-`url` parses, `login` explains errors, and `doctor` examines a store.
+one socket of libpq, which `connecting` opens and prepares for them. The kit's `pipeline` decides
+which of them are under way together. `engine` owns the connections and sessions. `monitor` looks
+for what has expired or was missed; it has the watches, and a heartbeat with a connection of its
+own. `values` encodes and decodes, `url` parses and explains errors of the login, and `doctor`
+examines a store.
 
 Rules:
 
@@ -29,7 +29,7 @@ Rules:
 from __future__ import annotations
 
 from tenure.clock import Clock
-from tenure.engines._kit.extras import needs_extra
+from tenure.engines._kit.url import needs_extra
 from tenure.engines.contract import Engine
 
 __all__ = ["connect"]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from tenure.engines._kit.commands.operations import OrderIds
-from tenure.engines._kit.commands.statements import OperationBatch
+from tenure.engines._kit.commands.pipeline import OperationBatch, OrderIds
 from tenure.engines.postgresql.statements import Refusal
 
 _ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7,$8)"

@@ -11,7 +11,7 @@ Rules:
   a timeout that an administrator has set) is sent again after a pause, before all others. One that
   a transaction of the user's holds up is sent again later, behind others.
 * Behind a pooler one statement is under way at a time, and a reply without its mark ends the
-  connection (`prepared`).
+  connection (`connecting`).
 * A batch that the database refuses, or that takes it too long, is sent again in halves, until one
   operation is left: only this one fails or waits.
 """
@@ -29,14 +29,12 @@ import psycopg
 from psycopg import pq
 
 from tenure.busy_poll import BusyPoll
-from tenure.engines._kit.backoff import backoff
-from tenure.engines._kit.commands.operations import Operation
-from tenure.engines._kit.commands.pipeline import MOST, StatementPipeline
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import MOST, Operation, Statement, StatementPipeline
+from tenure.engines._kit.reconnect import backoff
 from tenure.engines.postgresql.batch import Batch
-from tenure.engines.postgresql.login import cause
-from tenure.engines.postgresql.prepared import MIXED_UP, StatementSender
+from tenure.engines.postgresql.connecting import MIXED_UP, StatementSender
 from tenure.engines.postgresql.statements import Refusal
+from tenure.engines.postgresql.url import cause
 
 _log = logging.getLogger("tenure")
 

@@ -20,8 +20,13 @@ from tenure.engines._kit import doctor as common
 from tenure.engines.contract import Finding
 from tenure.engines.postgresql import schema
 from tenure.engines.postgresql.connecting import connect_blocking, cut
-from tenure.engines.postgresql.login import READ_ONLY, cause, encoding_error, login_failure
-from tenure.engines.postgresql.url import PostgresUrl
+from tenure.engines.postgresql.url import (
+    READ_ONLY,
+    PostgresUrl,
+    cause,
+    encoding_error,
+    login_failure,
+)
 from tenure.errors import EngineError
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"

@@ -12,16 +12,16 @@ import psycopg
 
 from tenure.background import BackgroundQueue
 from tenure.clock import Clock
-from tenure.engines._kit.backoff import LONGEST_PAUSE
-from tenure.engines._kit.commands.attachment import SessionParameters
-from tenure.engines._kit.commands.operations import Operation
-from tenure.engines._kit.commands.statements import Statement
-from tenure.engines._kit.commands.unsent import UnsentStatements
-from tenure.engines._kit.extras import selector_loop
+from tenure.core import rules
+from tenure.engines._kit.commands.engine import CommandEngine, CommandPages, TakenOver
+from tenure.engines._kit.commands.pipeline import Operation, Statement, UnsentStatements
+from tenure.engines._kit.commands.replies import first_word, repeated
+from tenure.engines._kit.commands.session import SessionParameters
 from tenure.engines._kit.quarantine import Quarantine
-from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines.contract import Finding
-from tenure.engines.postgresql.administration import PostgresAdministration
+from tenure.engines._kit.reconnect import LONGEST_PAUSE, Reconnector
+from tenure.engines._kit.url import selector_loop
+from tenure.engines.contract import Attach, Finding, GuardStatement
+from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.connecting import (
     OpenedConnections,
@@ -33,15 +33,21 @@ from tenure.engines.postgresql.connecting import (
     unless_silent,
 )
 from tenure.engines.postgresql.connection import PostgresConnection
-from tenure.engines.postgresql.heartbeat import PostgresHeartbeat
-from tenure.engines.postgresql.login import explained
-from tenure.engines.postgresql.monitor import PostgresMonitor, look
+from tenure.engines.postgresql.monitor import (
+    PostgresHeartbeat,
+    PostgresMonitor,
+    PostgresWatches,
+    look,
+)
 from tenure.engines.postgresql.session import PostgresSession, alive_in
 from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql
-from tenure.engines.postgresql.url import PostgresUrl
-from tenure.engines.postgresql.watches import PostgresWatches
+from tenure.engines.postgresql.url import PostgresUrl, explained
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import Capabilities
+
+_REPORTING = frozenset({"drop_node", "end_session", "evict"})
+"""Functions with the engine's channel as an argument, and with events in their replies."""
+
 
 _log = logging.getLogger("tenure")
 
@@ -52,7 +58,7 @@ _PAUSE = 0.05
 _AT_ONCE = 20
 
 
-class PostgresEngine(PostgresAdministration):
+class PostgresEngine(CommandEngine[PostgresSession]):
     """The engine of one store, as the contract defines it.
 
     Attributes:
@@ -60,7 +66,10 @@ class PostgresEngine(PostgresAdministration):
         epoch: at which the store had everything that this program knows.
         operate: sends an operation, with others, now or when there is a connection.
         refusal: the refusal of the latest renewal, as a clause, or empty.
+        guarded: the tokens of leases that were guarded, while these are held.
     """
+
+    channel: str
 
     heartbeat: PostgresHeartbeat
     reconnector: Reconnector[str, PostgresConnection]
@@ -68,7 +77,10 @@ class PostgresEngine(PostgresAdministration):
 
     def __init__(self, address: PostgresUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
-        super().__init__(address, clock)
+        timeout = address.connect_timeout + address.socket_timeout
+        super().__init__(address.url, timeout, values, clock)
+        self._address = address
+        self.guarded: set[int] = set()
         self.relaxed = address.relaxed
         self.capabilities = Capabilities(resume=True, durable=True, adopt=True)
         self.channel = ""
@@ -84,6 +96,76 @@ class PostgresEngine(PostgresAdministration):
         self._renewals_from = 0.0  # when the next ones may be sent, if the pause is kept
         self._known: set[tuple[str, str]] = set()  # semaphores that have a row in the store
         self.quarantine = Quarantine(self.url, clock)
+
+    # Attaching
+
+    def send_attach(self, how: Attach, token: str, answered: Callable[[Any], None]) -> None:
+        """Attach a new session."""
+        words = (
+            *(how.node, token, self.channel, how.recovery_window),
+            *(values.to_text(how.description), how.liveness),
+            *(how.key.hex(), rules.SESSIONS_PER_NODE),
+        )
+        self.send(Call("attach", words, answered))
+
+    def send_take_over(
+        self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
+    ) -> None:
+        """Take a session over."""
+        window = how.recovery_window if how.adopt else None
+        place = (how.node, number, secret, self.channel, how.key.hex())
+        self.send(Call("take_over", (*place, window), answered))
+
+    def read_take_over(self, number: int, reply: Any) -> TakenOver:  # noqa: ARG002  it is in events
+        """Decode the reply to a takeover that succeeded."""
+        _, token, window, text, events = reply
+        self.push_all(events)
+        return TakenOver(token, window, values.from_text(text))
+
+    # Administration
+
+    def guard(self, node: str, name: str, token: int) -> GuardStatement:
+        """Return the statement that guards a lease in a transaction of a caller."""
+        self.guarded.add(token)
+        return GuardStatement(
+            f"SELECT {self._address.schema}.guard(?::text, ?::text, ?::bigint)",
+            (values.to_text(node), values.to_text(name), token),
+            "TN002",
+        )
+
+    def administer(
+        self, command: str, args: tuple[Any, ...], answered: Callable[[Any], None]
+    ) -> None:
+        """Call a function."""
+        words = [values.to_text(each) if isinstance(each, str) else each for each in args]
+        if command in _REPORTING:
+            words.append(self.channel)
+
+        def replied(reply: Any) -> None:
+            if command in _REPORTING and first_word(reply) == "ok":
+                self.push_all(reply[-1])
+            answered(repeated(command, reply) if call.may_have_run else reply)
+
+        call = Call(command, (*words,), replied)
+        self.send(call)
+
+    def note_silence(self) -> TenureError | None:
+        """Return the reason why the store does not answer, if it is known."""
+        return self.trouble()
+
+    def pages(self) -> CommandPages:
+        """Return lists in pages."""
+        self.check_open()
+        return CommandPages(self)
+
+    async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
+        found: list[str] = await self.command("", "list_nodes")
+        return found
+
+    async def store_time(self) -> float:
+        """Return the store's wall clock, in seconds since the Unix epoch."""
+        return float(await self.command("", "store_time"))
 
     @property
     def guarantees(self) -> str:

@@ -18,9 +18,8 @@ from typing import Any
 
 import psycopg
 
-from tenure.engines._kit.commands.values import config_text
-from tenure.engines.postgresql.login import NO_RIGHT, cause, encoding_error, explained
-from tenure.engines.postgresql.url import PostgresUrl
+from tenure.engines._kit.commands.replies import config_text
+from tenure.engines.postgresql.url import NO_RIGHT, PostgresUrl, cause, encoding_error, explained
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument
 from tenure.model import DEFAULT_NODE, NodeConfig
 

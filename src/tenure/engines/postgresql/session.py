@@ -7,23 +7,23 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.engines._kit.commands.attachment import (
-    CommandSender,
-    CommandSessionEngine,
-    SessionParameters,
-)
 from tenure.engines._kit.commands.handoff import HandoffSession, HandoffWithdraw
-from tenure.engines._kit.commands.operations import (
+from tenure.engines._kit.commands.pipeline import (
     HANDED,
     OWNS,
     REMOVALS,
     SENT,
     WAITING,
     EnqueueOperation,
+    Statement,
     WithdrawOperation,
 )
-from tenure.engines._kit.commands.statements import Statement
-from tenure.engines._kit.commands.values import WHOLE
+from tenure.engines._kit.commands.replies import WHOLE
+from tenure.engines._kit.commands.session import (
+    CommandSender,
+    CommandSessionEngine,
+    SessionParameters,
+)
 from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.engines.postgresql import values
 from tenure.engines.postgresql.batch import NO_MORE

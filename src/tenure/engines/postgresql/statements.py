@@ -1,4 +1,7 @@
-"""Statements of the engine: calls of the functions in the database, and their replies."""
+"""Statements of the engine: calls of the functions in the database, and their replies.
+
+Values of the model as functions in the database take and return them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from tenure.engines._kit.commands.attachment import CommandAttachment
-from tenure.engines._kit.commands.statements import Statement
+from tenure.engines._kit.commands.pipeline import Statement
+from tenure.engines._kit.commands.session import CommandSession
 
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
 Arguments: TypeAlias = tuple[Argument, ...]
@@ -78,7 +81,7 @@ class Call(Statement):
 
 
 def session_call(
-    function: str, session: CommandAttachment, args: Arguments, answered: Callable[[Any], object]
+    function: str, session: CommandSession, args: Arguments, answered: Callable[[Any], object]
 ) -> Call:
     """Return a call of a function for a session, as it is attached when this is sent.
 

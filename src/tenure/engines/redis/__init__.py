@@ -7,8 +7,8 @@ looked up after an interruption, and every few seconds.
 Modules, in reading order: `session` extends the sessions of `tenure.engines._kit.commands`. It
 sends `commands`, which run the scripts in ``lua/``, over `connection`, one socket; `reconnector`
 replaces it when it breaks, `connecting` opens it, and `locating` finds the server. `engine` owns
-all of them; its base is `administration`. `namespace` handles a loss of data. `heartbeat` and
-`confirming` have separate connections. `values` encodes and decodes, `url` parses.
+all of them, and the heartbeat, which has a separate connection, as `confirming` has. `namespace`
+handles a loss of data. `values` encodes and decodes, `url` parses, and `doctor` examines a store.
 
 Rules:
 
@@ -26,7 +26,7 @@ Rules:
 from __future__ import annotations
 
 from tenure.clock import Clock
-from tenure.engines._kit.extras import needs_extra
+from tenure.engines._kit.url import needs_extra
 from tenure.engines.contract import Engine
 
 __all__ = ["connect"]

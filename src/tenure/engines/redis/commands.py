@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 import hiredis
 
-from tenure.engines._kit.commands.operations import OrderIds
+from tenure.engines._kit.commands.pipeline import OrderIds
 
 Word = str | bytes | int
 

@@ -26,7 +26,7 @@ from typing import Any, cast
 import hiredis
 
 from tenure.busy_poll import BusyPoll
-from tenure.engines._kit.commands.operations import Operation
+from tenure.engines._kit.commands.pipeline import Operation
 from tenure.engines.redis.commands import (
     SCRIPTS,
     UNSERVED,

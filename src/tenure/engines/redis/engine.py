@@ -1,31 +1,171 @@
-"""Engine of one namespace in one Redis, on one event loop."""
+"""Engine of one namespace in one Redis, on one event loop.
+
+Values of the model in the form of the scripts' replies.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import hiredis
+
 from tenure.background import BackgroundQueue, BackgroundTimer
 from tenure.clock import Clock
-from tenure.engines._kit.commands.attaching import new_token
-from tenure.engines._kit.commands.attachment import SessionParameters
-from tenure.engines._kit.commands.operations import WAITING
+from tenure.core import rules
+from tenure.engines._kit.commands.engine import CommandEngine, TakenOver, new_token
+from tenure.engines._kit.commands.pipeline import WAITING
+from tenure.engines._kit.commands.session import SessionParameters
+from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.watchers import LocalWatches
-from tenure.engines.contract import Finding
-from tenure.engines.redis.administration import RedisAdministration
-from tenure.engines.redis.commands import SCRIPTS, ScriptCall
+from tenure.engines.contract import Attach, Finding
+from tenure.engines.redis import values
+from tenure.engines.redis.commands import (
+    SCRIPTS,
+    AttachedSession,
+    Keys,
+    LargeRead,
+    Script,
+    ScriptCall,
+    Word,
+    keys_of,
+    pack,
+)
 from tenure.engines.redis.confirming import Confirmer
-from tenure.engines.redis.connecting import Server
+from tenure.engines.redis.connecting import Server, moved_to
 from tenure.engines.redis.connection import RedisConnection
-from tenure.engines.redis.heartbeat import RedisHeartbeat
 from tenure.engines.redis.namespace import NamespaceQuarantine, Witnesses, greet_namespace
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import ConfirmedSession, RedisSession
 from tenure.engines.redis.url import RedisUrl
-from tenure.errors import TenureError
-from tenure.model import Capabilities
+from tenure.errors import InvalidArgument, TenureError
+from tenure.model import (
+    Capabilities,
+)
+
+_CHANGES = frozenset({"create_node", "alter_node", "drop_node", "end_session", "evict"})
+
+
+class _AttachCall(ScriptCall):
+    """Call that attaches, with the engine's known epoch at the time of sending."""
+
+    __slots__ = ("_epoch",)
+
+    def __init__(
+        self,
+        epoch: Callable[[], str],
+        script: Script,
+        args: tuple[Word, ...],
+        answered: Callable[[Any], None],
+    ) -> None:
+        super().__init__(script, None, args, answered)
+        self._epoch = epoch
+
+    def packed(self, keys: Keys) -> bytes:
+        return pack(("EVALSHA", self.script.digest, *keys, *self.args, self._epoch()))
+
+
+def _word(argument: Any) -> Word:
+    if isinstance(argument, bool):
+        return int(argument)
+    return argument if isinstance(argument, bytes) else str(argument)
+
+
+_TIMEOUT = 2.0
+_SCRIPT = SCRIPTS["renew"]
+_NOTHING = object()
+
+
+class RedisHeartbeat(HeartbeatThread[AttachedSession]):
+    """The heartbeat thread of one engine."""
+
+    expected = (OSError, hiredis.HiredisError)
+
+    def __init__(self, address: RedisUrl, clock: Clock, witness: str) -> None:
+        super().__init__("tenure-redis-heartbeat", clock.now, f"heartbeats to {address.url}")
+        self._address = address
+        self._witness = witness
+        self._keys = keys_of(address.prefix)
+        self._server: Server | None = None
+        # The node that another one has named, in the thread, and the server of the loop then.
+        self._moved: tuple[Server, Server] | None = None
+        self._socket: socket.socket | None = None
+        self._connected_to: Server | None = None
+        self._reader: Any = None
+
+    def serve(self, server: Server) -> None:
+        """Use this server from now on. Called on the loop."""
+        self._server = server
+
+    def renew_now(self, requested: dict[AttachedSession, float]) -> None:
+        """Renew these sessions, in the thread."""
+        sessions = [each for each in requested if not each.over]
+        if not sessions:
+            return
+        connection, server = self._connected()
+        at = self._now()
+        commands: list[tuple[Word, ...]] = [
+            ("EVALSHA", _SCRIPT.digest, *self._keys, each.id, each.token, "", *each.held())
+            for each in sessions
+        ]
+        connection.sendall(b"".join(map(pack, commands)))
+        for session in sessions:
+            reply = self._read(connection)
+            if isinstance(reply, hiredis.ReplyError):
+                there = moved_to(str(reply), server.place)
+                if there is not None:
+                    self._moved = server, server._replace(place=there)
+                raise reply  # no script, no rights, no master: the loop's connection reports it
+            if reply == 0 and not session.over:
+                session.prove(at)
+
+    def _connected(self) -> tuple[socket.socket, Server]:
+        server = self._server
+        assert server is not None
+        if self._moved is not None and self._moved[0] is server:
+            server = self._moved[1]
+        if self._socket is not None and self._connected_to == server:
+            return self._socket, server
+        self.disconnect()
+        tls, name = self._address.tls, self._address.server_name
+        if isinstance(server.place, str):
+            tls = None
+        connection = self.connect(server.place, _TIMEOUT, tls, name or server.place[0])
+        self._socket = connection
+        self._connected_to = server
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        words: list[tuple[Word, ...]] = []
+        if self._address.password:
+            name = self._address.username
+            words.append(("AUTH", *filter(None, (name, self._address.password))))
+        if self._address.db:
+            words.append(("SELECT", self._address.db))
+        words += [("SCRIPT", "LOAD", text) for text in (self._witness, _SCRIPT.text)]
+        connection.sendall(b"".join(map(pack, words)))
+        for _ in words:
+            reply = self._read(connection)
+            if isinstance(reply, hiredis.ReplyError):
+                raise reply
+        return connection, server
+
+    def _read(self, connection: socket.socket) -> Any:
+        while (reply := self._reader.gets()) is _NOTHING:
+            data = connection.recv(65536)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            self._reader.feed(data)
+        return reply
+
+    def disconnect(self) -> None:
+        """Close the connection of the thread."""
+        connection, self._socket = self._socket, None
+        self._connected_to = None
+        if connection is not None:
+            self.drop(connection)
+
 
 _POLL = 2.5
 """Longest time in seconds between two reads of state that a push should have reported."""
@@ -33,19 +173,28 @@ _SIGNS = 4
 """Checks of a silent connection before it is dropped."""
 
 
-class RedisEngine(RedisAdministration):
+class RedisEngine(CommandEngine[RedisSession]):
     """The engine of one Redis namespace, as the contract defines it.
 
     Attributes:
+        channel: the channel of pushes to its sessions.
+        epoch: the epoch of the namespace, which changes with each loss of data.
+        reconnector: the connection to the server.
         confirmer: the confirmation of grants by replicas; ``None`` without ``min_replicas``.
     """
+
+    channel: str
+    epoch: str
+    reconnector: RedisReconnector
 
     heartbeat: RedisHeartbeat
     quarantine: NamespaceQuarantine
 
     def __init__(self, address: RedisUrl, clock: Clock) -> None:
         """Prepare the engine; `open` connects."""
-        super().__init__(address, clock)
+        timeout = address.connect_timeout + address.socket_timeout
+        super().__init__(address.url, timeout, values, clock)
+        self._address = address
         self.capabilities = Capabilities(
             resume=True, durable=True, longest_window=address.max_window, adopt=True
         )
@@ -61,6 +210,80 @@ class RedisEngine(RedisAdministration):
         self._polled = 0.0
         self._silent = 0
         self._proofs: list[tuple[RedisSession, float]] = []
+
+    # Attaching
+
+    def check_window(self, how: Attach) -> None:
+        """Raise `InvalidArgument` if the window is invalid, or longer than the namespace allows."""
+        super().check_window(how)
+        longest = self._address.max_window
+        if how.recovery_window > longest:
+            raise InvalidArgument(
+                f"{self.url}: a recovery window of {how.recovery_window:g} s is longer "
+                f"than the longest one of the namespace, {longest:g} s. Write ?max_window="
+                f"{how.recovery_window:g} in the URL of each program that uses the namespace",
+                node=how.node,
+            )
+
+    def send_attach(self, how: Attach, token: str, answered: Callable[[Any], None]) -> None:
+        """Attach a new session."""
+        self._send_attach(
+            "attach",
+            (
+                *(how.node, token, self.channel, int(how.recovery_window * 1e6)),
+                *(how.description, how.liveness, how.key, rules.SESSIONS_PER_NODE),
+            ),
+            answered,
+        )
+
+    def send_take_over(
+        self, how: Attach, number: int, secret: str, answered: Callable[[Any], None]
+    ) -> None:
+        """Take over a session."""
+        window = int(how.recovery_window * 1e6) if how.adopt else ""
+        place = (how.node, number, secret, self.channel, how.key)
+        self._send_attach("takeover", (*place, window), answered)
+
+    def _send_attach(
+        self, script: str, args: tuple[Word, ...], answered: Callable[[Any], None]
+    ) -> None:
+        self.reconnector.send(_AttachCall(lambda: self.epoch, SCRIPTS[script], args, answered))
+
+    def read_take_over(self, number: int, reply: Any) -> TakenOver:  # noqa: ARG002
+        """Decode the reply to a successful takeover."""
+        return TakenOver(reply[1].decode(), reply[2] / 1e6, reply[3].decode())
+
+    # Administration
+
+    def administer(
+        self, command: str, args: tuple[Any, ...], answered: Callable[[Any], None]
+    ) -> None:
+        """Run a script."""
+        if command == "describe":
+            path, name, included = args
+            words: tuple[Word, ...] = ("", path, included, *(() if name is None else (name,)))
+            self.reconnector.send(LargeRead(SCRIPTS["describe"], None, words, answered))
+            return
+        words = tuple(map(_word, args))
+        if command == "create_node":  # so that a repeated command recognises its own node
+            words += (secrets.token_hex(8),)
+        kind = ScriptCall if command in _CHANGES else LargeRead
+        self.reconnector.send(kind(SCRIPTS["admin"], None, (command, *words), answered))
+
+    def note_silence(self) -> TenureError | None:
+        """Drop the connection; return the reason."""
+        self.reconnector.drop("the server does not answer")
+        return self.reconnector.failure
+
+    async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of all nodes, sorted."""
+        _, paths = await self.command("", "list_nodes", "")
+        return sorted(path.decode() for path in paths)
+
+    async def store_time(self) -> float:
+        """Return the store's wall clock, in seconds since the Unix epoch."""
+        _, microseconds = await self.command("", "store_time", "")
+        return int(microseconds) / 1e6
 
     @property
     def guarantees(self) -> str:

@@ -25,10 +25,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from tenure.background import Failures
-from tenure.engines._kit.backoff import LONGEST_PAUSE, backoff
-from tenure.engines._kit.commands.operations import Operation
-from tenure.engines._kit.commands.unsent import UnsentOperations
-from tenure.engines._kit.reconnect import Reconnector
+from tenure.engines._kit.commands.pipeline import Operation, UnsentOperations
+from tenure.engines._kit.reconnect import LONGEST_PAUSE, Reconnector, backoff
 from tenure.engines.contract import LastWords
 from tenure.engines.redis.commands import UNSERVED, Command, Refusal, code_of, keys_of, pack
 from tenure.engines.redis.connecting import (

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.engines._kit.commands.attachment import CommandSessionEngine, SessionParameters
-from tenure.engines._kit.commands.operations import (
+from tenure.engines._kit.commands.pipeline import (
     OWNS,
     REMOVALS,
     SENT,
@@ -16,7 +15,11 @@ from tenure.engines._kit.commands.operations import (
     EnqueueOperation,
 )
 from tenure.engines._kit.commands.replies import ignore
-from tenure.engines._kit.commands.session import CommandSession
+from tenure.engines._kit.commands.session import (
+    CommandSession,
+    CommandSessionEngine,
+    SessionParameters,
+)
 from tenure.engines.contract import LastWords, Removal
 from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
 from tenure.engines.redis.confirming import Confirmer

@@ -6,20 +6,20 @@ and notifies the affected participants.
 
 The modules, from the bottom up:
 
-* ``url``, ``files`` and ``folders``: the location of the store, and its checks.
+* ``url`` and ``files``: the location of the store, and its checks.
 * ``schema`` and ``checkpoint``: the tables, the connections to them, and SQLite's log.
 * ``liveness``: the liveness file and the heartbeats of each participant.
 * ``protection``: locks that keep SQLite's log in place, and new programs from a replaced one.
-* ``notifier``: notification of other processes.
+* ``watches``: the watches of a process, and notification of other processes.
 * ``transaction``: the lock that orders writers, and the transaction in it.
 * ``expiry``, ``requests``, ``nodes``, ``sessions`` and ``participants``: the rules, as SQL
   statements. They use a connection only through their transaction.
-* ``committer`` and ``store``: decide when, and on which thread, the statements run.
+* ``store``: decides when, and on which thread, the statements run.
 * ``descriptions``: descriptions of nodes, semaphores and sessions.
-* ``watches``, ``delivery`` and ``monitor``: notify sessions, and check the waiters.
+* ``monitor``: notifies sessions, and checks the waiters.
 * ``engine`` and ``session``: the engine contract.
 * ``doctor``: diagnoses a store that may be broken.
-* ``backup`` and ``restore``: copy a store, and restore it.
+* ``restore``: copies a store, and restores it.
 """
 
 from __future__ import annotations

@@ -27,17 +27,15 @@ from tenure.engines.contract import Finding, Level
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.checkpoint import examine_library
 from tenure.engines.sqlite.files import (
+    check_file_system,
+    check_folders,
     check_trusted,
     check_usable,
+    describe_layer,
+    file_system,
     may_make_folder,
     no_folder,
     system_error,
-)
-from tenure.engines.sqlite.folders import (
-    check_file_system,
-    check_folders,
-    describe_layer,
-    file_system,
     user,
 )
 from tenure.engines.sqlite.liveness import LivenessFiles, boot_id, is_stopped

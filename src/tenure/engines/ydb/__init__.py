@@ -5,10 +5,10 @@ credentials. From the top down:
 
 * `url` parses the URL. `engine` implements the contract's engine and the calls about nodes.
 * `session` implements the contract's session. Its requests are in `requests`, with their removal
-  from the queues; `joining` adds and `altering` changes them. `watches` reports changes and losses.
-* `members` are the server sessions that make up a session. A `member` keeps a stream open, with a
+  from the queues; `joining` adds and changes them. `watches` reports changes and losses.
+* `members` are the server sessions that make up a session. Each keeps a stream open, with a
   `protocol` without I/O.
-* `database` keeps the `connection` to a server; `credentials` has its tokens.
+* `database` keeps the connection to a server, with its tokens.
 * `messages` and `errors` translate the protocol's messages and statuses.
 
 ``docs/engines/ydb.md`` describes the properties of this engine.
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tenure.clock import Clock
-from tenure.engines._kit.extras import needs_extra
+from tenure.engines._kit.url import needs_extra
 from tenure.engines.ydb.url import parse
 
 if TYPE_CHECKING:

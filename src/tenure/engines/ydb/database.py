@@ -9,27 +9,268 @@ Rules:
   repeat lost operations.
 * A failure of the connection is an `EngineUnavailable`.
 * When `aclose` returns, no task or call is left.
+
+Credentials: the token of a call, and the files for TLS.
+
+A password is exchanged for a token by the database's login. Cloud credentials, and the SDK's
+environment variables, are handled by YDB's SDK, which is imported only for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from tenure.clock import Clock
-from tenure.engines._kit.backoff import LONGEST_PAUSE
-from tenure.engines._kit.reconnect import Reconnector
-from tenure.engines.ydb.connection import COORDINATION, YdbConnection
-from tenure.engines.ydb.credentials import Token, tls_of, token_of
-from tenure.engines.ydb.errors import as_unavailable, brief, code_of
+from tenure.engines._kit.reconnect import LONGEST_PAUSE, Reconnector
+from tenure.engines.ydb.errors import as_unavailable, brief, check, code_of
 from tenure.engines.ydb.url import YdbUrl
-from tenure.errors import EngineUnavailable, TenureError
-from tenure.wire.ydb import Message
+from tenure.errors import (
+    AuthenticationFailed,
+    EngineUnavailable,
+    InvalidArgument,
+    TenureError,
+    Unsupported,
+)
+from tenure.wire.ydb import Message, SessionRequest, SessionResponse, message_class, unpacked
+
+AGE = 30 * 60.0
+"""Seconds for which the token of a login is used; YDB's own tokens live longer."""
+
+_KEY_FILE = "YDB_SERVICE_ACCOUNT_KEY_FILE_CREDENTIALS"
+_IN_ENVIRONMENT = (
+    _KEY_FILE,
+    "YDB_USER",
+    "YDB_ANONYMOUS_CREDENTIALS",
+    "YDB_METADATA_CREDENTIALS",
+    "YDB_ACCESS_TOKEN_CREDENTIALS",
+    "YDB_OAUTH2_KEY_FILE",
+)
+
+Login: TypeAlias = Callable[[Message], Awaitable[Message]]
+"""Sends a login to a server, without a token, and returns the operation in its answer."""
+
+Token: TypeAlias = Callable[[Login], Awaitable[str]]
+"""Returns the token to send, or empty. Raises `EngineUnavailable`, `AuthenticationFailed`."""
+
+
+def token_of(address: YdbUrl) -> Token:
+    """Return the source of the tokens that a URL, or the environment, specifies.
+
+    Raises:
+        Unsupported: the SDK lacks a package that these credentials need.
+    """
+    kind, user, password = address.credentials, address.user, address.password
+    if kind == "environment":
+        if not any(name in os.environ for name in _IN_ENVIRONMENT):
+            kind = "anonymous"  # the SDK would query a cloud's metadata service
+        elif "YDB_USER" in os.environ and _KEY_FILE not in os.environ:
+            kind, user = "static", os.environ["YDB_USER"]
+            password = os.environ.get("YDB_PASSWORD", "")
+    match kind:
+        case "anonymous" | "token":
+            return _constant(address.token)
+        case "static":
+            return _Password(user, password).token
+        case _:
+            return _from_sdk(address, in_cloud=kind == "metadata")
+
+
+def _constant(token: str) -> Token:
+    async def known(_: Login) -> str:
+        return token
+
+    return known
+
+
+def _from_sdk(address: YdbUrl, *, in_cloud: bool) -> Token:
+    try:
+        import ydb.iam
+
+        sdk: Any = ydb  # has no types here
+        found = (
+            sdk.iam.MetadataUrlCredentials() if in_cloud else sdk.credentials_from_env_variables()
+        )
+    except ImportError as error:
+        raise Unsupported(
+            f"{address.url}: YDB's SDK lacks a package for these credentials: {error}"
+        ) from error
+
+    async def fetched(_: Login) -> str:
+        try:
+            metadata = await asyncio.to_thread(found.auth_metadata)  # may fetch a token
+        except sdk.issues.Error as error:
+            raise EngineUnavailable(f"no token from the SDK's credentials: {error}") from error
+        return "".join(token for _, token in metadata)
+
+    return fetched
+
+
+class _Password:
+    """Token of a login with a password, renewed when it is old."""
+
+    def __init__(self, user: str, password: str) -> None:
+        self._request = message_class("Auth.LoginRequest")(user=user, password=password)
+        self._lock = asyncio.Lock()
+        self._token = ""
+        self._obtained_at = 0.0
+
+    async def token(self, login: Login) -> str:
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if not self._token or loop.time() - self._obtained_at > AGE:
+                self._token = await self._log_in(login)
+                self._obtained_at = loop.time()
+            return self._token
+
+    async def _log_in(self, login: Login) -> str:
+        try:
+            operation = await login(self._request)
+        except EngineUnavailable as error:
+            if code_of(error.__cause__) is grpc.StatusCode.UNIMPLEMENTED:
+                raise AuthenticationFailed(
+                    "the server has no login with a password; use a token (?token=)"
+                ) from error
+            raise
+        check(operation)
+        return str(unpacked(operation, "Auth.LoginResult").token)
+
+
+def tls_of(address: YdbUrl) -> grpc.ChannelCredentials | None:
+    """Return the credentials of TLS, with the contents of its files."""
+    tls = address.tls
+    if tls is None:
+        return None
+    authorities = tls.ca or os.environ.get("YDB_SSL_ROOT_CERTIFICATES_FILE", "")
+    if authorities:
+        roots = _read(address, authorities)
+    else:
+        import ydb.default_pem
+
+        roots = cast("Any", ydb).default_pem.load_default_pem()
+    key, certificate = (_read(address, path) if path else None for path in (tls.key, tls.cert))
+    return grpc.ssl_channel_credentials(roots, key, certificate)
+
+
+def _read(address: YdbUrl, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidArgument(
+            f"{address.url}: TLS file {path!r} cannot be read: {error}"
+        ) from error
+
+
+COORDINATION = "/Ydb.Coordination.V1.CoordinationService"
+_OPTIONS: list[tuple[str, Any]] = [
+    # A restarted server is found soon; connecting may still take long.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 400),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A connection with streams is checked by pings.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64_000_000),
+    ("grpc.max_send_message_length", 64_000_000),
+]
+
+
+class YdbConnection:
+    """A connection to one server.
+
+    Attributes:
+        servers: the database's servers listed by this one, each with its name in TLS.
+        received_at: time of the latest message, on the loop's clock.
+
+    Args:
+        target: the server's address in gRPC's form.
+        name: the server's name in its certificate, if it differs from the target.
+        token: source of the calls' token.
+    """
+
+    def __init__(
+        self,
+        address: YdbUrl,
+        target: str,
+        name: str,
+        token: Token,
+        tls: grpc.ChannelCredentials | None,
+    ) -> None:
+        """Open a gRPC channel to one server; it connects with the first call."""
+        self.servers: list[tuple[str, str]] = []
+        self.received_at = asyncio.get_running_loop().time()
+        self._address = address
+        options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name else _OPTIONS
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(target, options)
+        else:
+            self._channel = grpc.aio.secure_channel(target, tls, options)
+        self._token = token
+
+    async def call(self, path: str, answer: str, request: Message, *, login: bool = False) -> Any:
+        """Return the operation in the answer to a call, a message of that class.
+
+        Raises:
+            EngineUnavailable, AuthenticationFailed
+        """
+        metadata = None if login else await self._metadata()
+        with as_unavailable():
+            response = await self._channel.unary_unary(
+                path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=message_class(answer).FromString,
+            )(request, timeout=self._address.connect_timeout, metadata=metadata)
+        return response.operation
+
+    async def session(self) -> Any:
+        """Begin a stream of the coordination service. Raises as `call`."""
+        metadata = await self._metadata()
+        with as_unavailable():
+            return self._channel.stream_stream(
+                f"{COORDINATION}/Session",
+                request_serializer=SessionRequest.SerializeToString,
+                response_deserializer=SessionResponse.FromString,
+            )(metadata=metadata)
+
+    async def list_servers(self) -> None:
+        """Discover the database's servers. Raises as `call`."""
+        request = message_class("Discovery.ListEndpointsRequest")(database=self._address.database)
+        operation = await self.call(
+            "/Ydb.Discovery.V1.DiscoveryService/ListEndpoints",
+            "Discovery.ListEndpointsResponse",
+            request,
+        )
+        check(operation)
+        for each in unpacked(operation, "Discovery.ListEndpointsResult").endpoints:
+            if each.ssl == (self._address.tls is not None):
+                numbers = [f"ipv6:[{ip}]" for ip in each.ip_v6]
+                numbers += [f"ipv4:{ip}" for ip in each.ip_v4]
+                name = each.ssl_target_name_override or (each.address if numbers else "")
+                for host in numbers or [each.address]:
+                    self.servers.append((f"{host}:{each.port}", name))
+
+    async def _metadata(self) -> list[tuple[str, str]]:
+        async def login(request: Message) -> Message:
+            return await self.call(
+                "/Ydb.Auth.V1.AuthService/Login", "Auth.LoginResponse", request, login=True
+            )
+
+        token = await self._token(login)
+        metadata = [("x-ydb-database", self._address.database)]
+        return [*metadata, ("x-ydb-auth-ticket", token)] if token else metadata
+
+    async def aclose(self) -> None:
+        """Close it, with all its calls."""
+        await self._channel.close()
+
 
 T = TypeVar("T")
 

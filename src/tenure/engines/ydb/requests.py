@@ -10,7 +10,7 @@
 A request that is withdrawn during an outage, before it was sent, is GONE at once. Otherwise
 programs that try again and again would fill the memory.
 
-This module removes requests; `joining` and `altering` add and change them. An operation with a
+This module removes requests; `joining` adds and changes them. An operation with a
 transient failure is repeated after a pause, if a request would otherwise stay in its queue, or a
 waiter would miss its grant.
 """
@@ -26,8 +26,7 @@ from functools import partial
 from tenure.engines._kit.operations import Step
 from tenure.engines.contract import Answer, Enqueued, Place, Removal, Withdrawn
 from tenure.engines.ydb import messages
-from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.members import GroupSession
+from tenure.engines.ydb.members import GroupSession, Member
 from tenure.engines.ydb.protocol import YdbOperation
 from tenure.errors import TenureError
 from tenure.wire.ydb import Message, Status

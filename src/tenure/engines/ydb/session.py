@@ -9,11 +9,9 @@ from collections.abc import Callable
 from tenure.core import refusals, rules
 from tenure.engines.contract import Answer, Attach, Enqueued, SessionEvents, Withdrawn
 from tenure.engines.ydb import errors, messages
-from tenure.engines.ydb.altering import Altering
 from tenure.engines.ydb.database import Database
-from tenure.engines.ydb.joining import Joining
-from tenure.engines.ydb.member import Member
-from tenure.engines.ydb.members import GroupSession
+from tenure.engines.ydb.joining import Altering, Joining
+from tenure.engines.ydb.members import GroupSession, Member
 from tenure.engines.ydb.requests import State, YdbRequest, YdbRequests
 from tenure.engines.ydb.watches import YdbWatches
 from tenure.errors import SemaphoreNotFound, TenureError, Unsupported

@@ -7,12 +7,22 @@ retry after a release gets the permits.
 
 from __future__ import annotations
 
-from tenure.interop.effect.backing import Backing, BackingError, LosingBacking, PushBacking
-from tenure.interop.effect.client import ClientBacking
-from tenure.interop.effect.permits import LockLost, Permits
-from tenure.interop.effect.redis import RedisBacking
-from tenure.interop.effect.retry import Retry, recurs, spaced
-from tenure.interop.effect.semaphore import DistributedSemaphore, LockNotAcquired
+from tenure.interop.effect.client import ClientBacking, RedisBacking
+from tenure.interop.effect.permits import (
+    Backing,
+    BackingError,
+    LockLost,
+    LosingBacking,
+    Permits,
+    PushBacking,
+)
+from tenure.interop.effect.semaphore import (
+    DistributedSemaphore,
+    LockNotAcquired,
+    Retry,
+    recurs,
+    spaced,
+)
 
 __all__ = [
     "Backing",

@@ -15,17 +15,85 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from tenure._client.scope import Scope
+from tenure._client.handles import Scope
 from tenure.clock import Clock
-from tenure.errors import LeaseLost, LeaseReleased
-from tenure.interop.effect.backing import Backing, BackingError, LosingBacking
+from tenure.errors import EngineError, LeaseLost, LeaseReleased
 from tenure.interop.endings import UNDO_TIMEOUT, Endings, margin
 
-__all__ = ["LockLost", "Permits", "PermitsOrigin", "in_time"]
+__all__ = [
+    "Backing",
+    "BackingError",
+    "LockLost",
+    "LosingBacking",
+    "Permits",
+    "PermitsOrigin",
+    "PushBacking",
+    "in_time",
+]
+
+
+class BackingError(EngineError):
+    """Failure of the store of the permits; `operation` names the failed operation."""
+
+    def __init__(self, operation: str, cause: object, *, name: str | None = None) -> None:
+        """Describe the failed operation and its cause, for the semaphore `name`."""
+        super().__init__(f"the backing of {name!r} failed in {operation}: {cause}", name=name)
+        self.operation = operation
+
+
+class Backing(Protocol):
+    """A store of permits. Times to live are in seconds; every method raises `BackingError`."""
+
+    async def try_acquire(
+        self, key: str, holder_id: str, ttl: float, limit: int, permits: int
+    ) -> bool:
+        """Acquire all of the permits or none; return whether they were acquired."""
+        ...
+
+    async def release(self, key: str, holder_id: str, permits: int) -> int:
+        """Release a holder's permits; return how many it had."""
+        ...
+
+    async def refresh(self, key: str, holder_id: str, ttl: float, limit: int, permits: int) -> bool:
+        """Restart the time to live of a holder's permits; return false if they are lost."""
+        ...
+
+    async def get_count(self, key: str, ttl: float) -> int:
+        """Return the number of permits held."""
+        ...
+
+
+@runtime_checkable
+class PushBacking(Backing, Protocol):
+    """Store that notifies when permits may have been released."""
+
+    def on_permits_released(
+        self, key: str, notify: Callable[[], None]
+    ) -> AbstractAsyncContextManager[None]:
+        """During the block, call `notify` whenever permits may have been released.
+
+        A broken connection is re-established, and then `notify` is called once for missed releases.
+        """
+        ...
+
+
+@runtime_checkable
+class LosingBacking(Backing, Protocol):
+    """Store that detects lost permits itself, also between refreshes."""
+
+    def is_held(self, key: str, holder_id: str) -> bool:
+        """Return whether a holder still has its permits. Safe from any thread."""
+        ...
+
+    async def wait_lost(self, key: str, holder_id: str) -> object:
+        """Return when a holder has lost its permits."""
+        ...
+
 
 TICK = 1.0
 """Longest delay in seconds until a suspension of the machine is detected."""

@@ -13,21 +13,46 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tenure.clock import Clock, SystemClock
 from tenure.durations import Duration, seconds
 from tenure.errors import AcquireTimeout, InvalidArgument
-from tenure.interop.effect.backing import Backing, BackingError, PushBacking
-from tenure.interop.effect.permits import Permits, PermitsOrigin, in_time
-from tenure.interop.effect.retry import Retry, recurs, spaced
+from tenure.interop.effect.permits import (
+    Backing,
+    BackingError,
+    Permits,
+    PermitsOrigin,
+    PushBacking,
+    in_time,
+)
 from tenure.interop.endings import Endings, margin
 
-__all__ = ["DistributedSemaphore", "LockNotAcquired"]
+__all__ = ["DistributedSemaphore", "LockNotAcquired", "Retry", "recurs", "spaced"]
+
+
+Retry: TypeAlias = Callable[[], Iterable[float]]
+"""Called for each operation; yields the pauses before the second attempt, the third, and so on. At
+its end the operation has failed."""
+
+
+def spaced(interval: Duration) -> Retry:
+    """Return a policy that retries for ever, at an interval in seconds."""
+    pause = seconds(interval, "an interval")
+    return lambda: itertools.repeat(pause)
+
+
+def recurs(times: int) -> Retry:
+    """Return a policy of that many further attempts, without pauses."""
+    if not isinstance(times, int) or isinstance(times, bool) or times < 0:
+        raise InvalidArgument(f"a number of attempts is a whole one from 0 on, not {times!r}")
+    return lambda: itertools.repeat(0.0, times)
+
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
 from tenure.errors import InvalidArgument
-from tenure.server.auth.permissions import Permissions
+from tenure.server.auth.identity import Permissions
 from tenure.server.auth.tokens import (
     Credentials,
     check_name,

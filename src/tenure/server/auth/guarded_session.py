@@ -31,7 +31,7 @@ from tenure.engines.contract import (
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
 from tenure.server.auth.accounts import Account
-from tenure.server.auth.permissions import Access
+from tenure.server.auth.identity import Access
 from tenure.server.auth.tallies import Tallies, Tally
 
 _HOLD = Access.HOLD  # module globals, for speed

@@ -35,8 +35,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tenure.errors import InvalidArgument
-from tenure.server.auth.permissions import EVERYTHING, Permissions
-from tenure.server.auth.quotas import UNSET, Quotas
+from tenure.server.auth.identity import EVERYTHING, UNSET, Permissions, Quotas
 
 SHORTEST = 16
 """Minimum length of a plain token: a shorter one is easily guessed."""

@@ -14,6 +14,17 @@ A *holder* is a session of the store, for one connection. Rules:
   listener may have taken over the session, and its grants may be outdated.
 * A holder may have no connection: its client has disconnected and its claims are kept for their
   leases, or it was found in the store after a restart.
+
+Names of keys: bytes on the wire, text in the store.
+
+A key is any bytes without white space. In the server it is a `str` in which a byte that is not
+UTF-8 is a lone surrogate, by the error handler ``surrogateescape``. A name in the store is text:
+
+* A key that is UTF-8 is its own name.
+* Any other key is ``bytes`` and a space, then the key with each byte that is not UTF-8 as ``%E9``,
+  and ``%`` as ``%25``. No key contains a space, so no other key has this name.
+
+Each key has one name, and each name at most one key. The longest name has 774 bytes.
 """
 
 from __future__ import annotations
@@ -28,8 +39,45 @@ from typing import NamedTuple, Protocol
 from tenure.engines.contract import EngineSession, Enqueued, Removal
 from tenure.errors import SessionExpired
 from tenure.model import Recovered
-from tenure.server.dflockd.names import stored_name
-from tenure.wire.lines.replies import ERROR, ERROR_NOT_ENQUEUED, TIMEOUT
+from tenure.wire.lines import ERROR, ERROR_NOT_ENQUEUED, LINE_BYTES, TIMEOUT, is_key
+
+_MARK = "bytes "
+_TO_ESCAPE = re.compile("[%\udc80-\udcff]")
+_ESCAPED = re.compile(rb"%([0-9A-F]{2})")
+
+
+def stored_name(key: str) -> str:
+    """Return the name of a key in the store."""
+    if key.isascii() or _is_text(key):
+        return key
+    return _MARK + _TO_ESCAPE.sub(lambda each: f"%{ord(each[0]) & 0xFF:02X}", key)
+
+
+def key_of(name: str) -> str | None:
+    """Return the key of a name in the store; ``None`` if no key has it."""
+    key = name
+    if name.startswith(_MARK):
+        escaped = name[len(_MARK) :].encode()
+        raw = _ESCAPED.sub(lambda each: bytes([int(each[1], 16)]), escaped)
+        key = raw.decode("utf-8", "surrogateescape")
+        if stored_name(key) != name:
+            return None
+    fits = len(key.encode("utf-8", "surrogateescape")) <= LINE_BYTES
+    return key if fits and is_key(key) else None
+
+
+def readable(key: str) -> str:
+    """Return a key as text for people, with a replacement character for invalid bytes."""
+    return key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _is_text(key: str) -> bool:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 MARK = b"dflockd"
 """Data of a semaphore that was created for a key, and may be deleted when it is unused."""
@@ -103,7 +151,7 @@ class Key:
 
     Attributes:
         name: the key, as on the wire.
-        stored: its name in the store (`tenure.server.dflockd.names`).
+        stored: its name in the store.
         limit: maximum number of holders; for 1 its semaphore is a mutex, else a lasting one.
         made: whether that lasting semaphore exists, as far as known.
         claims: the claims of this server's clients.

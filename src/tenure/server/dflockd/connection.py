@@ -27,20 +27,18 @@ from typing import Any, Protocol, cast
 from tenure.engines.contract import Answer, Attach, Withdrawn
 from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
 from tenure.model import NodeConfig
-from tenure.server.accept import Greeting
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
+from tenure.server.auth.authenticator import UNKNOWN_PEER
 from tenure.server.auth.guard import GuardedEngine
-from tenure.server.auth.peer import UNKNOWN_PEER
-from tenure.server.auth.permissions import Access
+from tenure.server.auth.identity import Access
 from tenure.server.dflockd.claims import HELD, OVER, REQUESTED, WAITING, Claim, Holder
-from tenure.server.dflockd.ends import is_gone, is_read
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.remote import RemoteTokens
-from tenure.server.dflockd.stream import DflockdServerStream
+from tenure.server.dflockd.stream import DflockdServerStream, is_gone, is_read
 from tenure.server.limits import LimitReached
+from tenure.server.listener import Greeting
 from tenure.server.reads import Reader, reader_of
-from tenure.wire.lines.replies import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, grant
-from tenure.wire.lines.requests import RawRequest
+from tenure.wire.lines import ERROR, ERROR_AUTH, ERROR_DRAINING, OK, QUEUED, RawRequest, grant
 
 _DELIVERY = 0.02  # seconds between two checks whether a last reply has arrived
 _SHORTEST, _LONGEST = 60.0, 30 * 60.0  # windows of sessions, in seconds

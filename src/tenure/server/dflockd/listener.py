@@ -20,27 +20,111 @@ import logging
 import socket
 import ssl
 from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.core import rules
-from tenure.errors import EngineError, InvalidArgument, TenureError, Unsupported
+from tenure.engines.contract import Attach, Removal
+from tenure.errors import (
+    EngineError,
+    InvalidArgument,
+    SemaphoreBusy,
+    SemaphoreNotFound,
+    SessionExpired,
+    TenureError,
+    Unsupported,
+)
 from tenure.identity import seen_from
-from tenure.model import NodeConfig
-from tenure.server.accept import Door, Greeting, peer_host
-from tenure.server.addresses import parse
+from tenure.model import NodeConfig, Recovered
+from tenure.server.addresses import bind_ports, parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
-from tenure.server.dflockd.claims import LAPSED
+from tenure.server.dflockd.claims import LAPSED, MARK, key_of
 from tenure.server.dflockd.commands import COMMANDS
 from tenure.server.dflockd.connection import DflockdServerConnection
-from tenure.server.dflockd.housekeeping import collect, know_leftovers
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
-from tenure.server.dflockd.orphans import Orphans, session_text
-from tenure.server.dflockd.remote import RemoteTokens
-from tenure.server.listener import end_in_slices
-from tenure.server.sockets import bind_ports
+from tenure.server.dflockd.remote import Orphans, RemoteTokens, session_text
+from tenure.server.listener import Door, Greeting, end_in_slices, peer_host
+from tenure.server.reads import Reader, pages_of_semaphores
+
+_WINDOW = 30.0
+
+
+class Deaf:
+    """Events of a session without requests (`SessionEvents`), all ignored."""
+
+    def proven(self, at: float) -> None:
+        """Ignore the proof."""
+
+    def resumed(self, requests: Sequence[Recovered]) -> None:
+        """Ignore the requests."""
+
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        """Ignore the grant."""
+
+    def removed(self, request_id: int, why: Removal) -> None:
+        """Ignore the removal."""
+
+    def detached(self, cause: BaseException | None = None) -> None:
+        """Ignore the loss of contact."""
+
+    def attached(self) -> None:
+        """Ignore the return of contact."""
+
+    def ended(self, error: SessionExpired) -> None:
+        """Ignore the end."""
+
+
+async def collect(locks: Locks, description: str) -> None:
+    """Forget keys that have been unused for long, and delete their semaphores."""
+    deadline = locks.now() - locks.options.gc_max_idle
+    idle = [key for key in locks.keys.values() if not key.claims and key.used_at <= deadline]
+    for key in idle:
+        if key.limit == 1 or not key.made:
+            locks.keys.forget(key)
+    made = [key for key in idle if key.made]
+    if made:
+        node = locks.options.node
+        how = Attach(node, _WINDOW, description)
+        session = await locks.context.engine.attach(how, Deaf())
+        try:
+            for key in made:
+                if key.claims:
+                    continue
+                try:
+                    found = await session.describe_semaphore(
+                        key.stored, owners=False, waiters=False
+                    )
+                    if found.data == MARK:
+                        await session.delete_semaphore(key.stored, force=False)
+                        locks.context.counts.semaphores.deleted(node, key.stored)
+                        locks.context.guard.stored.deleted(node, key.stored)
+                except SemaphoreBusy:
+                    key.used_at = locks.now()  # another client uses it
+                    continue
+                except SemaphoreNotFound:
+                    locks.context.counts.semaphores.deleted(node, key.stored)
+                key.made = False
+                locks.keys.forget(key)
+        finally:
+            await session.close()
+
+
+async def know_leftovers(locks: Locks) -> None:
+    """Find the semaphores of keys without clients; each is deleted when its time has come."""
+    now = locks.now()
+    context, node = locks.context, locks.options.node
+    reader = Reader(context.reads, "the search for unused keys")
+    async with aclosing(pages_of_semaphores(context.engine, node, reader)) as pages:
+        async for page in pages:
+            for each in page:
+                if not each.ephemeral and each.data == MARK:
+                    key = key_of(each.name)
+                    if key is not None and key not in locks.keys:
+                        locks.keys.found(key, each.limit, now)
+
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The native protocol, used by tenure's own clients.
 
 Read in this order: `stream` (frames and their limits), `connection` (a client's messages, on its
-channels), `commands` and `reads` (operations without a session), `listener`. The sessions are in
+channels, and the operations without a session), `listener`. The sessions are in
 `tenure.server.sessions`, and the messages in `tenure.wire`.
 """
 

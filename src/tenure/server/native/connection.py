@@ -6,19 +6,26 @@ Ownership and cancellation:
   operations without a session. It owns no session: sessions belong to the registry.
 * **Cancel.** A client cannot cancel an operation. When the connection is lost, operations without a
   session are cancelled, and so is attaching; operations of sessions continue.
+
+Commands without a session are one call of the engine each, answered with one message.
+
+Lists and descriptions are costly reads, in slices and in parts. Slices are scheduled by
+`tenure.server.reads`, and a part is made only after the client has read the previous one. So a read
+uses little memory, even if its client is slow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
+from tenure.engines.contract import Engine
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -27,44 +34,248 @@ from tenure.errors import (
     TenureError,
     Unsupported,
 )
-from tenure.server.accept import Greeting
+from tenure.model import SemaphoreDescription
+from tenure.server.audit import Audit
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Verdict, peer_of
+from tenure.server.auth.authenticator import UNKNOWN_PEER
 from tenure.server.auth.guard import GuardedEngine
-from tenure.server.auth.peer import UNKNOWN_PEER
+from tenure.server.auth.identity import Identity
 from tenure.server.limits import LimitReached
-from tenure.server.native.commands import COMMANDS, run_audited
-from tenure.server.native.reads import READS
+from tenure.server.listener import Greeting
 from tenure.server.native.stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
-from tenure.server.reads import PRICE, Reader, reader_of
+from tenure.server.reads import (
+    PRICE,
+    SLICE,
+    Reader,
+    pages_of_semaphores,
+    pages_of_sessions,
+    reader_of,
+)
 from tenure.server.sessions.handoff import PendingAttach
-from tenure.server.sessions.operations import SESSION_HANDLERS
+from tenure.server.sessions.operations import (
+    SESSION_HANDLERS,
+    bytes_of,
+    check_size,
+    described,
+    session_info,
+)
 from tenure.server.sessions.session import ServerSession
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     FEATURES,
     VERSION,
+    AlterNode,
     Attach,
     Changed,
     Close,
+    CreateNode,
+    Describe,
+    DescribeNode,
     Detach,
     Done,
+    DropNode,
     EndReceived,
+    EndSession,
+    Evict,
     Failed,
     Hello,
+    ListNodes,
+    ListSemaphores,
+    ListSessions,
+    NodeDescribed,
+    NodesListed,
     Ping,
     Pong,
+    ReadStoreTime,
     Renew,
     RenewAside,
+    SemaphoreDescribed,
+    SemaphoresListed,
+    SessionsListed,
+    StoreTime,
     Unproven,
     Watch,
     WatchRefused,
     Welcome,
 )
-from tenure.wire.values import Abilities
+from tenure.wire.values import Abilities, NodeInfo, SemaphoreInfo, SessionInfo
 
 if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.sessions.registry import SessionRegistry
+
+
+async def run_audited(
+    engine: Engine, message: Any, audit: Audit, identity: Identity, peer: str
+) -> Struct:
+    """Carry out a command, and record it if it is an administrative action.
+
+    Args:
+        engine: the store as the client may use it.
+        message: the command.
+        audit: the server's audit log.
+        identity: the client's identity.
+        peer: the client's address.
+
+    Raises the engine's errors.
+    """
+    command = _COMMANDS[type(message)]
+    describe = _AUDITED.get(type(message))
+    if describe is None:
+        return await command(engine, message)
+    event, facts = describe(message)
+    with audit.action(event, identity, peer, **facts) as entry:
+        answer = await command(engine, message)
+        if isinstance(answer, Done) and answer.found is False:
+            entry["outcome"] = None  # there was nothing to end
+        return answer
+
+
+async def _create_node(engine: Engine, message: CreateNode) -> Struct:
+    await engine.create_node(message.path, message.config.model(), exist_ok=message.exist_ok)
+    return Done(message.rid)
+
+
+async def _alter_node(engine: Engine, message: AlterNode) -> Struct:
+    await engine.alter_node(message.path, message.config.model())
+    return Done(message.rid)
+
+
+async def _drop_node(engine: Engine, message: DropNode) -> Struct:
+    await engine.drop_node(message.path, force=message.force)
+    return Done(message.rid)
+
+
+async def _end_session(engine: Engine, message: EndSession) -> Struct:
+    return Done(message.rid, await engine.end_session(message.path, message.session_id))
+
+
+async def _evict(engine: Engine, message: Evict) -> Struct:
+    return Done(message.rid, await engine.evict(message.path, message.name, message.order_id))
+
+
+async def _read_store_time(engine: Engine, message: ReadStoreTime) -> Struct:
+    return StoreTime(message.rid, await engine.store_time())
+
+
+_COMMANDS: dict[type[Struct], Callable[[Engine, Any], Awaitable[Struct]]] = {
+    AlterNode: _alter_node,
+    CreateNode: _create_node,
+    DropNode: _drop_node,
+    EndSession: _end_session,
+    Evict: _evict,
+    ReadStoreTime: _read_store_time,
+}
+
+_AUDITED: dict[type[Struct], Callable[[Any], tuple[str, dict[str, object]]]] = {
+    AlterNode: lambda it: ("node altered", {"node": it.path}),
+    CreateNode: lambda it: ("node created", {"node": it.path}),
+    DropNode: lambda it: ("node dropped", {"node": it.path, "force": it.force}),
+    EndSession: lambda it: ("session ended", {"node": it.path, "session": it.session_id}),
+    Evict: lambda it: (
+        "request evicted",
+        {"node": it.path, "name": it.name, "order_id": it.order_id},
+    ),
+}
+
+COMMANDS = frozenset(_COMMANDS)
+"""Messages that this module answers."""
+
+
+T = TypeVar("T")
+
+_PART = 256 * 1024  # bytes after which a list continues in another message
+
+
+async def _list_nodes(
+    engine: Engine, message: ListNodes, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.list_nodes()
+    for part, more in _parts(found, lambda _: 300):
+        yield NodesListed(message.rid, list(part), more)
+
+
+async def _describe_node(
+    engine: Engine, message: DescribeNode, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.describe_node(message.path)
+    yield NodeDescribed(message.rid, NodeInfo.of(found))
+
+
+async def _list_sessions(
+    engine: Engine, message: ListSessions, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    infos: list[SessionInfo] | None = None
+    async with aclosing(pages_of_sessions(engine, message.path, reader)) as pages:
+        async for page in pages:
+            if infos is not None:
+                yield SessionsListed(message.rid, infos, True)
+            infos = list(map(session_info, page))
+    yield SessionsListed(message.rid, infos or [], False)
+
+
+async def _list_semaphores(
+    engine: Engine, message: ListSemaphores, most: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    infos: list[SemaphoreInfo] | None = None
+    async with aclosing(
+        pages_of_semaphores(
+            engine, message.path, reader, owners=message.owners, waiters=message.waiters
+        )
+    ) as pages:
+        async for page in pages:
+            for part, _ in _parts(page, bytes_of):
+                if infos is not None:
+                    yield SemaphoresListed(message.rid, infos, True)
+                infos = await _described(reader, part, message, most)
+    yield SemaphoresListed(message.rid, infos or [], False)
+
+
+async def _described(
+    reader: Reader, found: Sequence[SemaphoreDescription], message: ListSemaphores, most: int
+) -> list[SemaphoreInfo]:
+    for each in found:
+        check_size(each, message.path, most)
+    return [await described(reader, each) for each in found]
+
+
+async def _describe(
+    engine: Engine, message: Describe, most: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader:
+        found = await engine.describe_semaphore(
+            message.path, message.name, owners=message.owners, waiters=message.waiters
+        )
+        check_size(found, message.path, most)
+    yield SemaphoreDescribed(message.rid, await described(reader, found))
+
+
+READS: dict[type[Struct], Callable[[Engine, Any, int, Reader], AsyncGenerator[Struct, None]]] = {
+    Describe: _describe,
+    DescribeNode: _describe_node,
+    ListNodes: _list_nodes,
+    ListSemaphores: _list_semaphores,
+    ListSessions: _list_sessions,
+}
+"""Generators of the parts of the answer to each message.
+
+The arguments are the engine, the message, the maximum bytes of a part, and the connection's reader.
+They raise `LimitReached` if a single item is longer, and the engine's errors.
+"""
+
+
+def _parts(found: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[Sequence[T], bool]]:
+    """Yield a list in parts, each with a flag for more; one empty part for an empty list."""
+    start, taken = 0, 0
+    for here, each in enumerate(found):
+        if taken >= _PART or here - start >= SLICE:
+            yield found[start:here], True
+            start, taken = here, 0
+        taken += size(each)
+    yield found[start:], False
+
 
 _PONG = Pong()
 

@@ -25,15 +25,13 @@ from collections.abc import Sequence
 
 from tenure.background import Failures
 from tenure.errors import EngineUnavailable
-from tenure.server.accept import Door
-from tenure.server.addresses import Address, parse
+from tenure.server.addresses import Address, SocketFile, bind_ports, parse
 from tenure.server.auth import Verdict
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
-from tenure.server.listener import end_in_slices
+from tenure.server.listener import Door, end_in_slices
 from tenure.server.native.connection import NativeServerConnection
 from tenure.server.sessions.registry import SessionRegistry
-from tenure.server.sockets import SocketFile, bind_ports
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye

@@ -32,10 +32,9 @@ from typing import cast
 from msgspec import DecodeError, Struct
 
 from tenure.errors import EngineError, EngineUnavailable, InvalidArgument, TenureError
-from tenure.server.accept import Greeting
-from tenure.server.context import Context
-from tenure.server.foreign import Foreign, answer, explain, foreign
+from tenure.server.context import Context, Foreign, answer, explain, foreign
 from tenure.server.limits import LimitReached
+from tenure.server.listener import Greeting
 from tenure.wire.errors import to_wire
 from tenure.wire.frames import HEADER_BYTES, FrameReader, FrameTooLong, FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Bye, Failed, client_message

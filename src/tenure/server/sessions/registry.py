@@ -44,7 +44,7 @@ from tenure.errors import (
     SessionExpired,
     TenureError,
 )
-from tenure.server.auth.permissions import Access
+from tenure.server.auth.identity import Access
 from tenure.server.context import Context
 from tenure.server.sessions.handoff import AttachingConnection, PendingAttach, SessionHandoff
 from tenure.server.sessions.renewals import Renewals

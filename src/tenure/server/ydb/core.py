@@ -15,6 +15,11 @@ the messages in `replies`, in order, and carries out the `operations`. Rules:
 * **A pong is a proof.** It is sent only after the store has extended the session's expiry in answer
   to a command that was sent after the client's ping arrived.
 * After a Failure or SessionStopped (`over`) nothing more is sent.
+
+Replies in the order of their requests, over all names.
+
+Requests for different names are carried out concurrently, but YDB answers all requests of a session
+in order. A reply that is ready too early waits here for those before it.
 """
 
 from __future__ import annotations
@@ -28,8 +33,8 @@ from tenure.errors import InvalidArgument, TenureError
 from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.auth.accounts import Account
 from tenure.server.limits import Limits
-from tenure.server.semaphores import Semaphores
-from tenure.server.ydb import answers
+from tenure.server.reads import Semaphores
+from tenure.server.ydb import requests
 from tenure.server.ydb.long_replies import LongReplies
 from tenure.server.ydb.messages import Response, Status, failure, status_of
 from tenure.server.ydb.operations import (
@@ -46,8 +51,96 @@ from tenure.server.ydb.operations import (
     what_is_wrong,
 )
 from tenure.server.ydb.requests import ConversationRequests
-from tenure.server.ydb.turns import Turn, Turns
 from tenure.server.ydb.watches import OneTimeWatches
+
+
+class Turn:
+    """One request's script, and its replies while an earlier request is unanswered.
+
+    Attributes:
+        name: the semaphore of the request.
+        script: the remaining steps; ``None`` when the request is answered.
+        replies: the waiting replies.
+        parked: whether the script waits until every earlier request is answered.
+    """
+
+    __slots__ = ("name", "parked", "replies", "script")
+
+    def __init__(self, name: str, script: Script | None) -> None:
+        self.name = name
+        self.script = script
+        self.replies: list[Any] = []
+        self.parked = False
+
+
+class Turns:
+    """Unanswered requests of a session, and those whose replies wait for earlier ones.
+
+    Args:
+        replies: the messages to send, in order.
+
+    Attributes:
+        produced: replies of a running script, taken by `collect`.
+    """
+
+    def __init__(self, replies: list[Any]) -> None:
+        """Start without requests; replies go to `replies`."""
+        self.produced: list[Any] = []
+        self._replies = replies
+        self._open: deque[Turn] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of unfinished requests."""
+        return len(self._open)
+
+    def open(self, turn: Turn) -> None:
+        """Append a new request."""
+        self._open.append(turn)
+
+    def is_first(self, turn: Turn) -> bool:
+        """Return true if every earlier request is answered."""
+        return self._open[0] is turn
+
+    def collect(self, turn: Turn) -> None:
+        """Take the replies of the script of `turn`."""
+        if self.produced:
+            (self._replies if self._open[0] is turn else turn.replies).extend(self.produced)
+            self.produced.clear()
+
+    def collect_push(self) -> None:
+        """Append replies to an event of the store: they come after all others."""
+        if not self.produced:
+            return
+        if not self._open:
+            self._replies.extend(self.produced)
+        else:
+            if self._open[-1].script is not None:
+                self._open.append(Turn("", None))
+            self._open[-1].replies.extend(self.produced)
+        self.produced.clear()
+
+    def finish(self, turn: Turn) -> Turn | None:
+        """Record that a request is answered; return a parked one that may continue, if any."""
+        turn.script = None
+        pending = self._open
+        if pending[0] is not turn:
+            return None
+        pending.popleft()
+        while pending:
+            first = pending[0]
+            self._replies.extend(first.replies)
+            first.replies.clear()
+            if first.script is not None:
+                unparked, first.parked = first.parked, False
+                return first if unparked else None
+            pending.popleft()
+        return None
+
+    def clear(self) -> None:
+        """Drop everything: nothing more is sent."""
+        self._open.clear()
+        self.produced.clear()
+
 
 # Pongs for a client that pings faster than its store answers; then the oldest is dropped.
 _PONGS_OWED = 16
@@ -329,51 +422,51 @@ class Conversation:
         if not text and message.limit == 0:
             text = "a limit is at least 1"
         if text:
-            self._produced.append(answers.created(message.req_id, Status.BAD_REQUEST, text))
+            self._produced.append(requests.created(message.req_id, Status.BAD_REQUEST, text))
             return
         try:
             yield CreateOperation(message.name, message.limit, message.data)
         # An ephemeral one exists: everything else has been checked.
         except InvalidArgument as error:
             self._produced.append(
-                answers.created(message.req_id, Status.PRECONDITION_FAILED, str(error))
+                requests.created(message.req_id, Status.PRECONDITION_FAILED, str(error))
             )
         except TenureError as error:
-            self._produced.append(answers.created(message.req_id, status_of(error), str(error)))
+            self._produced.append(requests.created(message.req_id, status_of(error), str(error)))
         else:
-            self._produced.append(answers.created(message.req_id))
+            self._produced.append(requests.created(message.req_id))
 
     def _update(self, message: Any) -> Script:
         text = what_is_wrong(message.name, message.data, self._node, self._limits)
         if text and message.name:  # the empty name does not exist
-            self._produced.append(answers.updated(message.req_id, Status.BAD_REQUEST, text))
+            self._produced.append(requests.updated(message.req_id, Status.BAD_REQUEST, text))
             return
         if text := no_semaphore(message.name):
-            self._produced.append(answers.updated(message.req_id, Status.NOT_FOUND, text))
+            self._produced.append(requests.updated(message.req_id, Status.NOT_FOUND, text))
             return
         try:
             yield UpdateOperation(message.name, message.data)
         except TenureError as error:
-            self._produced.append(answers.updated(message.req_id, status_of(error), str(error)))
+            self._produced.append(requests.updated(message.req_id, status_of(error), str(error)))
         else:
-            self._produced.append(answers.updated(message.req_id))
+            self._produced.append(requests.updated(message.req_id))
 
     def _delete(self, message: Any) -> Script:
         if text := no_semaphore(message.name):
-            self._produced.append(answers.deleted(message.req_id, Status.NOT_FOUND, text))
+            self._produced.append(requests.deleted(message.req_id, Status.NOT_FOUND, text))
             return
         try:
             found: SemaphoreDescription = yield DescribeOperation(message.name)
             if found.ephemeral:
                 text = f"{message.name!r} is ephemeral: it disappears with its last request"
                 self._produced.append(
-                    answers.deleted(message.req_id, Status.PRECONDITION_FAILED, text)
+                    requests.deleted(message.req_id, Status.PRECONDITION_FAILED, text)
                 )
                 return
             yield DeleteOperation(message.name, message.force)
         except TenureError as error:
-            self._produced.append(answers.deleted(message.req_id, status_of(error), str(error)))
+            self._produced.append(requests.deleted(message.req_id, status_of(error), str(error)))
             return
         self._requests.deleted(message.name)
         self._watches.deleted(message.name)
-        self._produced.append(answers.deleted(message.req_id))
+        self._produced.append(requests.deleted(message.req_id))

@@ -2,12 +2,17 @@
 
 The package has generated modules for each major version of protobuf, and chooses among them when it
 is imported. Its choice is used here, because a process can have only one definition of a message.
+
+Paths of tenure's nodes in YDB.
+
+The node ``/my-app`` is ``/local/my-app`` in the database ``/local``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tenure.core import rules
 from tenure.errors import (
     AuthenticationFailed,
     EngineUnavailable,
@@ -22,6 +27,54 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.server.limits import LimitReached
+
+__all__ = [
+    "Refused",
+    "Request",
+    "Response",
+    "Status",
+    "coordination",
+    "discovery",
+    "failure",
+    "issue",
+    "operation",
+    "scheme",
+    "status_of",
+]
+
+
+DATABASE = "/local"
+"""The default database."""
+
+
+def normalized(path: str) -> str:
+    """Return a path as YDB reads it: slashes at the ends and repeated slashes are ignored."""
+    return "/" + "/".join(segment for segment in path.split("/") if segment)
+
+
+class Database:
+    """The only database of a listener.
+
+    Raises:
+        InvalidArgument: the path is invalid.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path.rstrip("/")
+        rules.check_path(self.path)
+
+    def is_meant_by(self, header: str) -> bool:
+        """Return true if a client that names this database, or none, means this one."""
+        return not header or normalized(header) == self.path
+
+    def node(self, path: str) -> str | None:
+        """Return the node of a path, or ``None`` if it is not inside the database."""
+        return path[len(self.path) :] if self.has(path) else None
+
+    def has(self, path: str) -> bool:
+        """Return true if a path is inside the database, and not the database itself."""
+        return path.startswith(self.path + "/")
+
 
 if TYPE_CHECKING:
     from ydb._grpc.v6.protos import (
@@ -62,19 +115,6 @@ else:
         ydb_status_codes_pb2 as codes,
     )
 
-__all__ = [
-    "Refused",
-    "Request",
-    "Response",
-    "Status",
-    "coordination",
-    "discovery",
-    "failure",
-    "issue",
-    "operation",
-    "scheme",
-    "status_of",
-]
 
 Status = codes.StatusIds
 Request = coordination.SessionRequest

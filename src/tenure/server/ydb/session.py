@@ -2,34 +2,373 @@
 
 A session is renewed in the store when its client answers a ping, sends one, or reads a long reply.
 When the stream ends without a SessionStop, the session is detached and survives for its window.
+
+Pings of one session stream: their interval, and their timeout.
+
+The server pings at least every two seconds, because a pong renews the session in the store. As in
+YDB, the timeout of a ping is a third of the session's timeout, and at most 5 s.
+
+Attaching of a stream's session: a new one, or an existing one.
+
+An existing session is taken over regardless of its former stream: a client that has its key is the
+same program. Of two streams, the one with the higher sequence number gets the session, else the
+later one.
+
+As in YDB, a client without a key attaches its session by the id alone. Because ids are listed, this
+is limited to one identity: the session is stored with a key of that identity
+(`tenure.server.sessions.keys`), which no other listener accepts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tenure.engines.contract import EngineSession, Removal
-from tenure.errors import SessionExpired, TenureError
+from tenure.core import rules
+from tenure.engines.contract import Attach, EngineSession, Removal, SessionEvents
+from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
+from tenure.identity import seen_from
 from tenure.model import Recovered
-from tenure.server.accept import peer_host
 from tenure.server.limits import LimitReached
-from tenure.server.ydb.attaching import attach, check_number, node_at
+from tenure.server.listener import peer_host
+from tenure.server.sessions.keys import check_new_key
 from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
 from tenure.server.ydb.core import Conversation, Job
-from tenure.server.ydb.messages import Refused, Request, Status, failure, status_of
+from tenure.server.ydb.long_replies import LongReply
+from tenure.server.ydb.messages import Refused, Request, Status, failure, normalized, status_of
 from tenure.server.ydb.operations import CreateOperation, DeleteOperation, DescribeOperation
-from tenure.server.ydb.output import Output
-from tenure.server.ydb.pings import Pings, new_opaque
 
 if TYPE_CHECKING:
-    from tenure.server.ydb.registry import YdbSessionRegistry
+    from tenure.server.auth.guard import GuardedEngine
+    from tenure.server.auth.identity import Identity
+    from tenure.server.context import Context
+    from tenure.server.reads import Reader
+    from tenure.server.ydb.core import Conversation
+    from tenure.server.ydb.registry import Client, YdbSessionRegistry
     from tenure.server.ydb.transport import GrpcConnection
+
+
+_EVERY = 2.0  # longest time between two pings, in seconds
+_TIMEOUT = 5.0  # seconds without an answer, at the most
+
+
+class Pings:
+    """Drives the pings of a conversation.
+
+    Args:
+        conversation: the conversation to ping.
+        may_miss_pong: whether a pong may have come unread, or the ping may not have been read.
+        pump: sends the conversation's messages.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        may_miss_pong: Callable[[], bool],
+        pump: Callable[[], None],
+    ) -> None:
+        self._conversation = conversation
+        self._may_miss_pong = may_miss_pong
+        self._pump = pump
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._every, self._timeout = _EVERY, _TIMEOUT
+        self._sent = 0.0
+
+    def start(self, timeout_millis: int) -> None:
+        """Start, after the first ping was sent.
+
+        Args:
+            timeout_millis: the session's timeout.
+        """
+        third = max(1.0, timeout_millis / 1000) / 3
+        self._every, self._timeout = min(_EVERY, third), min(_TIMEOUT, third)
+        self._sent = self._loop.time()
+        self._set_timer()
+
+    def stop(self) -> None:
+        """Stop pinging. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        now = self._loop.time()
+        due, deadline = now + self._every, self._sent + self._timeout
+        if self._conversation.waits_for_pong and deadline > now:
+            due = min(due, deadline)
+        self._timer = self._loop.call_at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        now = self._loop.time()
+        late = now - due > self._every / 2
+        try:
+            if not self._conversation.waits_for_pong:
+                self._sent = now
+            elif late or now < self._sent + self._timeout:
+                return  # it has time left, or may have answered in time
+            elif self._may_miss_pong():
+                self._sent = now  # it has time again after an answer
+                return
+            self._conversation.tick(new_opaque())
+            self._pump()
+        finally:
+            if not self._conversation.over:
+                self._set_timer()
+
+
+def new_opaque() -> int:
+    """Return a number for a ping, which its pong repeats: never zero."""
+    return random.randrange(1, 2**64)
+
+
+_MUCH = 256 * 1024  # bytes of output above which the client's messages are not read
+
+
+class Output:
+    """Queue of a stream's replies.
+
+    Args:
+        call: the stream.
+        count: called with the change of the number of waiting bytes.
+        progressed: called when the client has read a chunk of a long reply.
+
+    Attributes:
+        is_long: whether a long reply is being sent; messages that the client must answer wait
+            behind it.
+    """
+
+    def __init__(
+        self, call: GrpcCall, count: Callable[[int], None], progressed: Callable[[], None]
+    ) -> None:
+        self.is_long = False
+        self._call = call
+        self._count = count
+        self._progressed = progressed
+        self._waiting: deque[bytes | LongReply] = deque()
+        self._bytes = 0
+
+    @property
+    def is_much(self) -> bool:
+        """True if so much waits that the client's messages are not read."""
+        return self._bytes > _MUCH
+
+    def add(self, replies: list[Any]) -> None:
+        """Append replies to the queue."""
+        for reply in replies:
+            if isinstance(reply, LongReply):
+                self._waiting.append(reply)
+                continue
+            encoded = frame(reply.SerializeToString())
+            self._waiting.append(encoded)
+            self._bytes += len(encoded)
+            self._count(len(encoded))
+
+    async def flush(self) -> None:
+        """Send the queue, as fast as the client reads."""
+        while self._waiting:
+            if isinstance(self._waiting[0], LongReply):
+                await self._send_long()
+            else:
+                await self._send_short()
+            self._call.resume()
+
+    async def _send_short(self) -> None:
+        short = []
+        while self._waiting and isinstance(encoded := self._waiting[0], bytes):
+            short.append(encoded)
+            self._waiting.popleft()
+        frames = b"".join(short)
+        try:
+            await self._call.send(frames)
+        finally:
+            self._bytes -= len(frames)
+            self._count(-len(frames))
+
+    async def _send_long(self) -> None:
+        reply = self._waiting.popleft()
+        assert isinstance(reply, LongReply)
+        self.is_long = True
+        try:
+            for piece in reply.pieces():
+                self._count(len(piece))
+                try:
+                    await self._call.send(piece)
+                finally:
+                    self._count(-len(piece))
+                self._progressed()
+                await asyncio.sleep(0)  # other clients are served between two chunks
+        finally:
+            self.is_long = False
+
+    def close(self) -> None:
+        """Stop sending."""
+        self._count(-self._bytes)
+        self._bytes = 0
+        self._waiting.clear()
+
+
+class AttachingStream(SessionEvents, Protocol):
+    """The stream to which a session is attached.
+
+    Attributes:
+        client: the stream's client.
+        client_host: the address that the client connects from, where known.
+        identity: the client's identity.
+        engine: the store as the client's identity may use it.
+        reader: the schedule of its costly reads.
+    """
+
+    client: Client
+    client_host: str | None
+    identity: Identity
+    engine: GuardedEngine
+    reader: Reader
+
+
+class YdbAttachedSession(NamedTuple):
+    """A session, and its timeout."""
+
+    session: EngineSession
+    timeout_millis: int
+
+
+def check_number(sessions: int, most: int) -> None:
+    """Raise `Refused` if the connection has reached its limit of sessions."""
+    if sessions > most:
+        raise Refused(
+            Status.PRECONDITION_FAILED,
+            f"this connection has as many sessions as the server's limit sessions_per_connection "
+            f"= {most} allows; open another one",
+        )
+
+
+def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
+    """Find the node at a path that a client has sent.
+
+    Args:
+        path: the path as YDB reads it: slashes at the ends and repeated slashes are ignored.
+        node_of: finds the node of a path; ``None`` if it is outside the database.
+
+    Raises:
+        Refused: there is no such node.
+    """
+    path = normalized(path)
+    if path == "/":
+        raise Refused(Status.BAD_REQUEST, "the path of a node is missing")
+    node = node_of(path)
+    if node is None:
+        raise Refused(Status.NOT_FOUND, f"there is no node {path} in this database")
+    try:
+        rules.check_path(node)
+    except InvalidArgument as error:
+        raise Refused(Status.NOT_FOUND, str(error)) from error
+    return node
+
+
+async def attach(
+    context: Context, registry: YdbSessionRegistry, node: str, start: Any, stream: AttachingStream
+) -> YdbAttachedSession:
+    """Attach the session named by `start` to `stream`.
+
+    Raises:
+        Refused: it cannot be attached.
+    """
+    window = max(rules.MIN_WINDOW, start.timeout_millis / 1000)  # the model has no shorter ones
+    try:
+        rules.check_window(window, node)
+        rules.check_description(start.description, node)
+        rules.check_key(start.protection_key, node)
+        check_new_key(start.protection_key, node)
+    except InvalidArgument as error:
+        raise Refused(Status.BAD_REQUEST, str(error)) from error
+    description = seen_from(start.description, stream.client_host)
+    own_key = context.session_keys.of_identity(stream.identity)
+    how = Attach(node, window, description, "window", start.protection_key or own_key)
+    try:
+        if start.session_id:
+            return await _again(context, registry, how, start, stream)
+        async with stream.reader.beginning():
+            return await _new(context, registry, how, start, stream)
+    except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
+        raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
+    except TenureError as error:
+        raise Refused(status_of(error), str(error)) from error
+
+
+async def _new(
+    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
+) -> YdbAttachedSession:
+    session = await stream.engine.attach(how, stream)
+    context.counts.sessions.take_anyway()
+    registry.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
+    return YdbAttachedSession(session, start.timeout_millis)
+
+
+async def _again(
+    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
+) -> YdbAttachedSession:
+    number, node = start.session_id, how.node
+    try:
+        stream.engine.check_session(node, number)
+    except AuthenticationFailed as error:
+        stream.reader.refused()
+        raise Refused(Status.BAD_SESSION, str(error)) from error
+    async with stream.reader.attaching(), registry.turn(node, number):
+        member = registry.find(node, number)
+        if member is not None and start.seq_no < member.seq_no:
+            raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
+        can = context.engine.capabilities
+        millis: int | None = start.timeout_millis
+        if not can.adopt or how.recovery_window > can.longest_window:
+            if member is None:
+                millis = await registry.timeout_of(node, number, stream.reader)
+            else:
+                millis = member.timeout_millis
+            how = replace(how, recovery_window=max(rules.MIN_WINDOW, (millis or 0) / 1000))
+        if millis is None:
+            raise rules.not_there_to_resume(node, number)
+        try:
+            session = await _take_over(context, how, number, stream)
+        except SessionExpired:
+            registry.over(node, number)
+            raise
+        except (AuthenticationFailed, InvalidArgument) as error:
+            stream.reader.refused()
+            raise Refused(Status.BAD_SESSION, str(error)) from error
+        if registry.find(node, number) is None:
+            context.counts.sessions.take_anyway()
+        registry.join(node, number, millis, start.seq_no, stream)
+        return YdbAttachedSession(session, millis)
+
+
+async def _take_over(
+    context: Context, how: Attach, number: int, stream: AttachingStream
+) -> EngineSession:
+    """Attach a session of the store, by any key if its client sent none.
+
+    Servers before 0.2 stored such a session without a key.
+    """
+    own_key = context.session_keys.of_identity(stream.identity)
+    keys = dict.fromkeys((how.key, own_key, b""))
+    for key in keys:
+        again = replace(how, key=key, session_id=number, assume_dead=True, adopt=True)
+        try:
+            async with stream.reader.looking_up():
+                return await stream.engine.attach(again, stream)
+        except AuthenticationFailed:
+            if not key:
+                raise
+    raise AssertionError("one of the keys is tried last")
+
 
 _HOLDS_PER_ATTACHMENT = 2**32
 _RENEW_EVERY = 0.3  # seconds between two renewals while a long reply is read

@@ -12,7 +12,7 @@ from typing import Any
 from tenure.errors import TenureError
 from tenure.model import SemaphoreDescription
 from tenure.server.limits import LimitReached, Limits
-from tenure.server.ydb import answers
+from tenure.server.ydb import requests
 from tenure.server.ydb.long_replies import LongReplies, size_of
 from tenure.server.ydb.messages import Status, status_of
 from tenure.server.ydb.operations import (
@@ -92,7 +92,7 @@ class OneTimeWatches:
         watch = self._watches.get(name)
         if watch is not None:
             self._drop(watch)
-            self._replies.append(answers.changed(watch.req_id, data=True, owners=True))
+            self._replies.append(requests.changed(watch.req_id, data=True, owners=True))
 
     def stop_all(self) -> None:
         """Stop all watches: the conversation has ended."""
@@ -105,7 +105,7 @@ class OneTimeWatches:
         """Answer a describe, and start the watch that it requests."""
         yield Answered()
         if text := no_semaphore(message.name):
-            self._replies.append(answers.not_described(message.req_id, Status.NOT_FOUND, text))
+            self._replies.append(requests.not_described(message.req_id, Status.NOT_FOUND, text))
             return
         watches = message.watch_data or message.watch_owners
         old = self._watches.get(message.name) if watches else None
@@ -120,7 +120,7 @@ class OneTimeWatches:
             )
         except TenureError as error:
             self._replies.append(
-                answers.not_described(message.req_id, status_of(error), str(error))
+                requests.not_described(message.req_id, status_of(error), str(error))
             )
             self._keep(old, new)
             return
@@ -132,7 +132,7 @@ class OneTimeWatches:
             new.seen = _state(found)
             if old is not None:
                 self._drop(old)
-                self._replies.append(answers.changed(old.req_id, data=False, owners=False))
+                self._replies.append(requests.changed(old.req_id, data=False, owners=False))
             self._watches[message.name] = new
         self._replies.append(described)
 
@@ -141,12 +141,12 @@ class OneTimeWatches:
         how: dict[str, bool] = {"owners": message.include_owners, "watched": watched}
         size = size_of(found, owners=message.include_owners)
         if size <= self._limits.output_bytes // 2:
-            return answers.described(message.req_id, found, self._timeouts, **how)
+            return requests.described(message.req_id, found, self._timeouts, **how)
         if text := self._long_replies.why_not(size):
             text += "; describe it without owners and waiters"
-            self._replies.append(answers.not_described(message.req_id, Status.OVERLOADED, text))
+            self._replies.append(requests.not_described(message.req_id, Status.OVERLOADED, text))
             return None
-        reply = answers.described_at_length(message.req_id, found, self._timeouts, **how)
+        reply = requests.described_at_length(message.req_id, found, self._timeouts, **how)
         self._long_replies.add(reply)
         return reply
 
@@ -180,7 +180,7 @@ class OneTimeWatches:
             self._start(old)
         except TenureError:  # the client reads the state itself, and may add another watch
             self._drop(old)
-            self._replies.append(answers.changed(old.req_id, data=True, owners=True))
+            self._replies.append(requests.changed(old.req_id, data=True, owners=True))
         else:
             self._note(old)  # it may have changed while it was not watched
 
@@ -204,7 +204,7 @@ class OneTimeWatches:
             owners = watch.owners and now[1] != watch.seen[1]
         if data or owners:
             self._drop(watch)
-            self._replies.append(answers.changed(watch.req_id, data=data, owners=owners))
+            self._replies.append(requests.changed(watch.req_id, data=data, owners=owners))
 
     def _drop(self, watch: OneTimeWatch) -> None:
         watch.stop()

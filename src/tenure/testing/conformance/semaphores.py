@@ -12,8 +12,322 @@ from tenure.errors import (
 )
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.conformance.behaviour import behaviour
-from tenure.testing.program import raises
+from tenure.testing.program import Program, raises
 from tenure.testing.stage import Stage
+
+EXACT = 2**53 - 1
+
+
+async def _held(program: Program, name: str = "pool") -> int:
+    return (await program.describe(name)).held
+
+
+@behaviour("lasting")
+async def requests_are_granted_as_long_as_they_fit(stage: Stage) -> None:
+    one, two = await stage.programs(2)
+    await one.create("pool", 4)
+    places = [(await program.enqueue("pool", 2)).place for program in (one, two, one)]
+    assert places == [Place.GRANTED, Place.GRANTED, Place.WAITING]
+    assert await _held(one) == 4
+    assert await stage.queue("pool") == ([one.id, two.id], [one.id])
+
+
+@behaviour("lasting")
+async def nobody_goes_past_a_request_that_waits(stage: Stage) -> None:
+    owner, large, small = await stage.programs(3)
+    await owner.create("pool", 3)
+    held = await owner.enqueue("pool", 2)
+    waiting = await large.enqueue("pool", 2)
+    behind = await small.enqueue("pool", 1)
+    assert behind.place is Place.WAITING
+    assert await _held(owner) == 2
+    assert await stage.queue("pool") == ([owner.id], [large.id, small.id])
+    await owner.withdraw(held)
+    await waiting.granted()
+    await behind.granted()
+    assert await stage.queue("pool") == ([large.id, small.id], [])
+
+
+@behaviour("lasting")
+async def a_release_that_is_too_small_for_the_next_grants_nobody(stage: Stage) -> None:
+    one, two, large, small = await stage.programs(4)
+    await one.create("pool", 4)
+    held = [await program.enqueue("pool", 2) for program in (one, two)]
+    waiting = await large.enqueue("pool", 3)
+    behind = await small.enqueue("pool", 1)
+    await one.withdraw(held[0])
+    assert await stage.queue("pool") == ([two.id], [large.id, small.id])
+    await two.withdraw(held[1])
+    await waiting.granted()
+    await behind.granted()
+
+
+@behaviour("lasting")
+async def one_release_grants_all_that_fit(stage: Stage) -> None:
+    owner, *others = await stage.programs(6)
+    await owner.create("pool", 4)
+    held = await owner.enqueue("pool", 4)
+    waiting = [await other.enqueue("pool") for other in others]
+    await owner.withdraw(held)
+    for request in waiting[:4]:
+        await request.granted()
+    assert await stage.queue("pool") == (
+        [other.id for other in others[:4]],
+        [others[4].id],
+    )
+    assert not others[4].recorder.grants
+
+
+@behaviour("lasting")
+async def a_waiter_that_leaves_makes_way_for_those_behind_it(stage: Stage) -> None:
+    owner, large, *small = await stage.programs(4)
+    await owner.create("pool", 3)
+    await owner.enqueue("pool", 1)
+    blocking = await large.enqueue("pool", 3)
+    waiting = [await program.enqueue("pool", 1) for program in small]
+    await large.withdraw(blocking)
+    for request in waiting:
+        await request.granted()
+    assert await _held(owner) == 3
+
+
+@behaviour("lasting")
+async def what_is_owned_is_never_taken_back(stage: Stage) -> None:
+    first, second, third = await stage.programs(3)
+    await first.create("pool", 3)
+    held = await first.enqueue("pool", 1)
+    await second.enqueue("pool", 2)
+    await third.enqueue("pool", 2)
+    await first.withdraw(held)
+    assert await stage.queue("pool") == ([second.id], [third.id])
+    assert await _held(first) == 2
+
+
+@behaviour("lasting")
+async def the_whole_is_granted_only_when_nothing_is_held(stage: Stage) -> None:
+    owner, whole, behind = await stage.programs(3)
+    await owner.create("pool", 4)
+    held = await owner.enqueue("pool", 1)
+    exclusive = await whole.enqueue("pool", 4)
+    shared = await behind.enqueue("pool", 1)
+    assert (exclusive.place, shared.place) == (Place.WAITING, Place.WAITING)
+    await owner.withdraw(held)
+    await exclusive.granted()
+    assert await stage.queue("pool") == ([whole.id], [behind.id])
+    await whole.withdraw(exclusive)
+    await shared.granted()
+
+
+@behaviour()
+async def a_mutex_is_shared_by_ones_and_owned_by_the_whole(stage: Stage) -> None:
+    one, two, whole, last = await stage.programs(4)
+    readers = [await program.enqueue("m", ephemeral=True) for program in (one, two)]
+    assert [reader.place for reader in readers] == [Place.GRANTED] * 2
+    assert await _held(one, "m") == 2
+    writer = await whole.lock("m")
+    late = await last.enqueue("m", ephemeral=True)
+    assert (writer.place, late.place) == (Place.WAITING, Place.WAITING)
+    for program, reader in zip((one, two), readers, strict=True):
+        await program.withdraw(reader)
+    await writer.granted()
+    assert await _held(one, "m") == EPHEMERAL_LIMIT
+    assert await stage.queue("m") == ([whole.id], [last.id])
+    await whole.withdraw(writer)
+    await late.granted()
+
+
+@behaviour("lasting")
+async def sums_are_exact_up_to_two_to_the_53_less_one(stage: Stage) -> None:
+    one, two = await stage.programs(2)
+    await one.create("pool", EXACT)
+    large = await one.enqueue("pool", EXACT - 1)
+    fits = await two.enqueue("pool", 1)
+    too_much = await two.enqueue("pool", 1)
+    assert [each.place for each in (large, fits, too_much)] == [
+        Place.GRANTED,
+        Place.GRANTED,
+        Place.WAITING,
+    ]
+    assert await _held(one) == EXACT
+    await two.withdraw(fits)
+    await too_much.granted()
+    assert await _held(one) == EXACT
+
+
+@behaviour("lasting")
+async def above_two_to_the_53_a_limit_is_no_bound_but_for_the_whole(stage: Stage) -> None:
+    one, two, three = await stage.programs(3)
+    for limit in (2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1):
+        name = f"of {limit}"
+        await one.create(name, limit)
+        owned = [await one.enqueue(name, EXACT) for _ in range(3)]
+        owned.append(await one.enqueue(name, 1))
+        assert [each.place for each in owned] == [Place.GRANTED] * 4
+        assert await _held(one, name) == 3 * EXACT + 1
+        whole = await two.enqueue(name, limit)
+        behind = await three.enqueue(name, 1)
+        assert (whole.place, behind.place) == (Place.WAITING, Place.WAITING)
+        for each in owned:
+            await one.withdraw(each)
+        await whole.granted()
+        assert await _held(one, name) == limit
+        assert await stage.queue(name) == ([two.id], [three.id])
+        await two.withdraw(whole)
+        await behind.granted()
+
+
+@behaviour("lasting")
+async def above_two_to_the_53_only_the_whole_may_be_requested(stage: Stage) -> None:
+    program = await stage.program()
+    for limit in (2**53 + 1, 2**64 - 1):
+        name = f"of {limit}"
+        await program.create(name, limit)
+        for count in (2**53, limit - 1):
+            with raises(InvalidArgument, f"{count} of {limit}"):
+                await program.enqueue(name, count)
+        assert await stage.queue(name) == ([], [])
+    with raises(InvalidArgument):
+        await program.enqueue("m", 2**64 - 2, ephemeral=True)
+
+
+@behaviour("lasting")
+async def a_count_may_be_anything_from_one_to_the_limit(stage: Stage) -> None:
+    program = await stage.program()
+    await program.create("pool", 3)
+    for count in (1, 2, 3):
+        request = await program.enqueue("pool", count)
+        assert request.place is Place.GRANTED
+        assert await _held(program) == count
+        await program.withdraw(request)
+    for count in (0, -1, 4, 2**64):
+        with raises(InvalidArgument, f"count {count}"):
+            await program.enqueue("pool", count)
+    assert await stage.queue("pool") == ([], [])
+
+
+async def _is_empty(stage: Stage) -> bool:
+    return not await stage.eye.list_semaphores(DEFAULT_NODE, owners=True, waiters=True)
+
+
+@behaviour()
+async def an_ephemeral_semaphore_comes_with_its_first_request(stage: Stage) -> None:
+    program, other = await stage.programs(2)
+    await program.enqueue("m", 3, ephemeral=True)
+    found = await other.describe("m")
+    assert (found.name, found.limit, found.data) == ("m", EPHEMERAL_LIMIT, b"")
+    assert (found.held, found.ephemeral) == (3, True)
+
+
+@behaviour()
+async def an_ephemeral_semaphore_goes_with_its_last_request(stage: Stage) -> None:
+    one, two = await stage.programs(2)
+    held, waiting = await one.lock("m"), await two.lock("m")
+    await one.withdraw(held)
+    await waiting.granted()
+    assert (await one.describe("m")).ephemeral
+    await two.withdraw(waiting)
+    with raises(SemaphoreNotFound):
+        await one.describe("m")
+    assert await _is_empty(stage)
+
+
+@behaviour()
+async def an_ephemeral_semaphore_goes_with_the_session_that_used_it(stage: Stage) -> None:
+    closed, ended, expired = await stage.programs(2) + [await stage.program(window=1.0)]
+    for number, program in enumerate((closed, ended, expired)):
+        await program.lock(f"m{number}")
+        await program.lock(f"m{number}")
+    await closed.close()
+    await stage.eye.end_session(DEFAULT_NODE, ended.id)
+    await expired.ended()
+    if not stage.capabilities.one_step:
+        await stage.until(lambda: _is_empty(stage), "all of a session goes")
+    assert await _is_empty(stage)
+
+
+@behaviour()
+async def an_ephemeral_semaphore_goes_although_a_waiter_was_the_last_to_leave(
+    stage: Stage,
+) -> None:
+    owner, waiter = await stage.programs(2)
+    held = await owner.lock("m")
+    waiting = await waiter.lock("m")
+    await waiter.withdraw(waiting)
+    assert (await owner.describe("m")).ephemeral
+    await owner.withdraw(held)
+    assert await _is_empty(stage)
+
+
+@behaviour()
+async def a_new_ephemeral_semaphore_knows_nothing_of_the_old_one(stage: Stage) -> None:
+    program = await stage.program()
+    held = await program.lock("m")
+    if stage.capabilities.data:
+        await program.session.update_semaphore("m", b"old")
+        assert (await program.describe("m")).data == b"old"
+    await program.withdraw(held)
+    await program.lock("m")
+    assert (await program.describe("m")).data == b""
+
+
+@behaviour()
+async def an_ephemeral_semaphore_in_use_cannot_be_used_as_a_lasting_one(
+    stage: Stage,
+) -> None:
+    owner, other = await stage.programs(2)
+    await owner.lock("m")
+    for timeout in (None, 0):
+        with raises(InvalidArgument, f"enqueue with timeout {timeout}"):
+            await other.enqueue("m", timeout=timeout, ephemeral=False)
+    assert await stage.queue("m") == ([owner.id], [])
+
+
+@behaviour("lasting")
+async def an_ephemeral_semaphore_in_use_cannot_be_created_as_a_lasting_one(stage: Stage) -> None:
+    owner, other = await stage.programs(2)
+    held = await owner.lock("m")
+    for exist_ok in (False, True):
+        for limit in (1, EPHEMERAL_LIMIT):
+            with raises(InvalidArgument, f"create with limit {limit}"):
+                await other.session.create_semaphore("m", limit, b"", exist_ok=exist_ok)
+    assert (await other.describe("m")).ephemeral
+    await owner.withdraw(held)
+    await other.create("m", 1)
+    assert not (await other.describe("m")).ephemeral
+
+
+@behaviour("lasting")
+async def a_lasting_semaphore_cannot_be_used_as_an_ephemeral_one(stage: Stage) -> None:
+    maker, other = await stage.programs(2)
+    for name, limit in (("pool", 1), ("wide", EPHEMERAL_LIMIT)):
+        await maker.create(name, limit)
+        for timeout in (None, 0):
+            with raises(InvalidArgument, f"{name} with timeout {timeout}"):
+                await other.enqueue(name, timeout=timeout, ephemeral=True)
+        assert await stage.queue(name) == ([], [])
+        assert not (await maker.describe(name)).ephemeral
+
+
+@behaviour()
+async def an_ephemeral_semaphore_admits_one_owner_of_the_whole(stage: Stage) -> None:
+    programs = await stage.programs(3)
+    requests = [await program.lock("m") for program in programs]
+    assert [each.place for each in requests] == [Place.GRANTED, Place.WAITING, Place.WAITING]
+    assert (await programs[0].describe("m")).held == EPHEMERAL_LIMIT
+
+
+@behaviour()
+async def an_ephemeral_semaphore_admits_any_number_of_ones(stage: Stage) -> None:
+    programs = await stage.programs(4)
+    for number, program in enumerate(programs):
+        request = await program.enqueue("services", data=b"%d" % number, ephemeral=True)
+        assert request.place is Place.GRANTED
+    found = await programs[0].describe("services")
+    assert found.held == 4
+    assert [each.session_id for each in found.owners] == [program.id for program in programs]
+    if stage.capabilities.data:
+        assert [each.data for each in found.owners] == [b"0", b"1", b"2", b"3"]
+
 
 MIB = 1024 * 1024
 EVERY_BYTE = bytes(range(256))

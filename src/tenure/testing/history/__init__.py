@@ -4,16 +4,16 @@ A *history* is the set of timestamped records that several processes wrote about
 data and watches. `check` searches for violations of the library's guarantees, on any engine, and
 explains each as a short timeline.
 
-- `tenure.testing.history.records`: the types of records; `files` stores them.
+- `tenure.testing.history.records`: the types of records, and their files.
 - `tenure.testing.history.journal`: recording in a program.
 - `tenure.testing.history.check`: the rules.
 - `tenure.testing.history.timeline`: the report of one contradiction.
 """
 
 from tenure.testing.history.check import check
-from tenure.testing.history.files import AppendOnly, dump, load
-from tenure.testing.history.journal import DataCall, Journal
+from tenure.testing.history.journal import DataCall, Holding, Journal, Place, Request
 from tenure.testing.history.records import (
+    AppendOnly,
     Called,
     Continued,
     Crashed,
@@ -32,8 +32,9 @@ from tenure.testing.history.records import (
     Shrinks,
     Truth,
     Unobserved,
+    dump,
+    load,
 )
-from tenure.testing.history.request import Holding, Place, Request
 from tenure.testing.history.timeline import Violation
 
 __all__ = [

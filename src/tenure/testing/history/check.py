@@ -20,24 +20,357 @@
 The rules use only certain facts, so a slow machine, a late message or an administrator's action is
 never reported as a violation. Instants of different processes are compared with the history's skew
 as tolerance.
+
+Rules for the end of a history: the last values that observers saw, and the store's contents.
+
+A `Truth` is read when all faults are repaired and the store has settled. By then the live
+processes have been notified of the outcome of their requests, and lost sessions have expired in
+the store.
+
+Linearizability of the calls on a semaphore's data: search for a possible order.
+
+The search is the algorithm of Wing and Gong, with the memoization of Lowe. It places one call after
+another; no unplaced call may precede the next call in time. No situation is tried twice. A
+*situation* is the set of placed calls and the resulting state. It is stored relative to the first
+unplaced call. So at a point without a call in progress, only the state remains of the past, and the
+cost of a long history is the sum of the costs of its parts.
+
+Three properties keep the search small:
+
+* A call that fits and changes nothing is placed immediately.
+* A call whose outcome is unknown may happen at any time after it began, or never. If its data was
+  read, and no other call wrote that data, the call happened by the end of that read. An update
+  whose data was never read need not be placed. The remaining calls with the same effect are
+  interchangeable, so only the number of placed ones matters.
+* The state is that of one semaphore, because linearizability is local.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
+from typing import Literal
 
-from tenure.testing.history.ending import end, observers
 from tenure.testing.history.index import ROUNDING, HistoryIndex, Place, RequestEntry, listed
-from tenure.testing.history.linear import Operated, is_linearizable, shortest_contradiction
-from tenure.testing.history.records import History, Leaves, Outcome, Record, Truth
+from tenure.testing.history.records import (
+    Crashed,
+    History,
+    Leaves,
+    Observed,
+    Operation,
+    Outcome,
+    Record,
+    Truth,
+)
 from tenure.testing.history.timeline import Violation
+
+_RECORDS_SHOWN = 5
+"""Maximum number of an observer's last records that a violation shows."""
+
+
+def observers(index: HistoryIndex) -> Iterator[Violation]:
+    """Check that observers last saw the true state, and never saw data that was not written."""
+    truths = {(truth.node, truth.name): truth for _, truth in index.truths}
+    for (observer, place), shown in index.observed.items():
+        yield from _unwritten(index, observer, place, shown)
+        truth = truths.get(place)
+        if truth is None:
+            continue
+        before = [record for record in shown if record.at <= truth.at]  # later records do not count
+        if not before or _has_stopped(index, observer, before[-1].process, truth.at):
+            continue
+        last = before[-1]
+        true = truth.owners if isinstance(last.value, tuple) else truth.data
+        if last.value != true:
+            what = f"{observer} saw {place[1]!r} on {place[0]} last in a state that was not its end"
+            records: tuple[Record, ...] = (*before[-_RECORDS_SHOWN:], truth)
+            yield Violation("observers", *place, what, records, (last, truth))
+
+
+def _has_stopped(index: HistoryIndex, observer: str, process: str, at: float) -> bool:
+    crashed = index.crashed.get(process)
+    return index.unobserved.get((process, observer), inf) <= at or (
+        crashed is not None and crashed.at <= at
+    )
+
+
+def _unwritten(
+    index: HistoryIndex, observer: str, place: Place, shown: list[Observed]
+) -> Iterator[Violation]:
+    if place not in index.calls:
+        return  # the history does not record what was written
+    written: dict[bytes | None, float] = {}
+    for _, called in index.calls[place]:
+        if called.op in ("create", "ensure", "update"):
+            written.setdefault(called.argument, called.at)
+    for record in shown:
+        known = record.at + index.history.skew
+        if isinstance(record.value, bytes) and written.get(record.value, inf) > known:
+            what = f"{observer} was shown data that was never written to {place[1]!r}"
+            yield Violation("observers", *place, what, (record,), (record,))
+
+
+def end(index: HistoryIndex) -> Iterator[Violation]:
+    """Check that the store has exactly the live processes' requests, and grants all it can."""
+    for _, truth in index.truths:
+        place = truth.node, truth.name
+        entries = index.places.get(place, [])
+        yield from _missing(index, place, entries, truth)
+        yield from _unexpected(index, place, entries, truth)
+        yield from _ungranted(index, place, entries, truth)
+
+
+def _missing(
+    index: HistoryIndex, place: Place, entries: list[RequestEntry], truth: Truth
+) -> Iterator[Violation]:
+    """Check that every certain holder is an owner, and every certain waiter is in the queue."""
+    owners = frozenset(truth.owners)
+    queue = owners.union(truth.waiters)
+    for entry in entries:
+        if entry.order_id is None or entry.order_id in owners or entry.end <= truth.at:
+            continue
+        if entry.granted is not None and entry.granted.at < truth.at:
+            if entry.deadline > truth.at:
+                what = f"{listed([entry])} considers {place[1]!r} held, and does not own it"
+                yield index.accuse("end", place, what, [entry], entry.granted, truth)
+        elif (
+            entry.placed_at < truth.at < index.in_queue_until(entry) and entry.order_id not in queue
+        ):
+            what = f"{listed([entry])} waits for {place[1]!r}, and is not in its queue"
+            yield index.accuse("end", place, what, [entry], truth)
+
+
+def _unexpected(
+    index: HistoryIndex, place: Place, entries: list[RequestEntry], truth: Truth
+) -> Iterator[Violation]:
+    """Check that the queue has no ended request, and none that was never made."""
+    known: dict[int, list[RequestEntry]] = {}
+    nameless = 0  # requests that may be in the queue with an order id that is not recorded
+    for entry in entries:
+        if entry.order_id is not None:
+            known.setdefault(entry.order_id, []).append(entry)
+        elif not _is_out(entry, truth.at):
+            nameless += 1
+    strangers: list[int] = []
+    for order_id in (*truth.owners, *truth.waiters):
+        those = known.get(order_id)
+        if those is None:
+            strangers.append(order_id)
+        elif all(_is_out(entry, truth.at) for entry in those):
+            what = f"{listed(those)} has ended, but is still in the queue of {place[1]!r}"
+            yield index.accuse("end", place, what, those, truth)
+    if len(strangers) > nameless:
+        ids = ", ".join(str(order_id) for order_id in strangers)
+        what = f"order id {ids}: in the queue of {place[1]!r}, without a request"
+        yield Violation("end", *place, what, (truth,), (truth,))
+
+
+def _is_out(entry: RequestEntry, at: float) -> bool:
+    """Return true if a request has certainly left its queue, now that the store has settled."""
+    gone, window = entry.gone, entry.requested.window + entry.grace
+    if gone is not None and gone.at < at:
+        # The store may keep a lost request until the end of the recovery window.
+        return gone.why not in ("lost", "failed") or at > gone.at + window
+    return isinstance(entry.ended_by, Crashed) and at > entry.ended_by.at + window
+
+
+def _ungranted(
+    index: HistoryIndex, place: Place, entries: list[RequestEntry], truth: Truth
+) -> Iterator[Violation]:
+    """Check that the owners fit within the limit, and that the first waiter does not fit, too."""
+    by_id = {entry.order_id: entry for entry in entries if entry.order_id is not None}
+    owners = [by_id[order_id] for order_id in truth.owners if order_id in by_id]
+    if truth.waiters and not truth.owners:
+        what = f"{len(truth.waiters)} wait for {place[1]!r} on {place[0]}, which is free"
+        yield index.accuse("end", place, what, [], truth)
+        return
+    held = sum(entry.least_count for entry in owners)
+    if held > max((entry.requested.limit for entry in owners), default=inf):
+        what = f"{listed(owners)} own {place[1]!r}, {held} tokens in all"
+        yield index.accuse("end", place, what, owners, truth)
+    head = by_id.get(truth.waiters[0]) if truth.waiters else None
+    if head is None or len(owners) < len(truth.owners):
+        return
+    if sum(entry.count for entry in owners) + head.count <= head.requested.limit:
+        what = (
+            f"{listed([head])} is the first that waits for {place[1]!r}, and there is room for it"
+        )
+        yield index.accuse("end", place, what, [*owners, head], truth)
+
+
+class _Absent:
+    """The state of a semaphore that does not exist."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+
+State = bytes | _Absent | None  # None: data that was never read
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """One call with its outcome, its `records`, and the two instants between which it happened.
+
+    The instants are compared only with those of other calls. A call that ends at the instant at
+    which another one begins may have happened after it.
+    """
+
+    start: float
+    end: float
+    op: Operation
+    argument: bytes | None
+    outcome: Outcome
+    result: bytes | None = None
+    records: tuple[Record, ...] = ()
+
+
+Configuration = tuple[int, int, State, tuple[int, ...]]
+
+
+def step(call: Operated, state: State) -> State | Literal[False]:
+    """Return the state after a call that found `state`; ``False`` contradicts its outcome."""
+    exists = not isinstance(state, _Absent)
+    match call.op, call.outcome:
+        case ("create", "ok"):
+            return False if exists else call.argument
+        case ("ensure", "ok"):
+            return state if exists else call.argument
+        case ("update", "ok"):
+            return call.argument if exists else False
+        case ("delete", "ok"):
+            return ABSENT if exists else False
+        case ("read", "ok"):
+            return state if exists and state == call.result else False
+        case ("create" | "ensure", "exists") | ("delete", "busy"):
+            return state if exists else False
+        case ("update" | "delete" | "read", "missing"):
+            return False if exists else state
+    return False
+
+
+def is_linearizable(calls: Iterable[Operated], start: State = ABSENT) -> bool:
+    """Return true if some order of the calls explains the outcome of every call."""
+    certain, uncertain = _sorted_out(calls)
+    first: Configuration = (0, 0, start, (0,) * len(uncertain))
+    tried = {first}
+    to_try = [first]
+    while to_try:
+        situation = to_try.pop()
+        if situation[0] == len(certain):
+            return True
+        for following in _turns(situation, certain, uncertain):
+            if following not in tried:
+                tried.add(following)
+                to_try.append(following)
+    return False
+
+
+def _turns(
+    situation: Configuration, certain: Sequence[Operated], uncertain: Sequence[Sequence[Operated]]
+) -> Iterator[Configuration]:
+    """Yield the situations after placing one more call, the most promising one last."""
+    first, done, state, used = situation
+    turns: list[tuple[float, int, State]] = []
+    horizon = inf  # the earliest end of an unplaced call: a call that starts later must wait
+    for offset in range(len(certain) - first):
+        call = certain[first + offset]
+        if call.start > horizon:
+            break
+        if done >> offset & 1:
+            continue
+        horizon = min(horizon, call.end)
+        after = step(call, state)
+        if after is False:
+            continue
+        if call.op == "read" or call.outcome != "ok":
+            yield _after(situation, offset, state)
+            return
+        turns.append((call.end, offset, after))
+    for kind, each in enumerate(uncertain):
+        count = used[kind]
+        if count < len(each) and each[count].start <= horizon:
+            after = step(each[count], state)
+            if after is not False and after is not state:
+                yield first, done, after, (*used[:kind], count + 1, *used[kind + 1 :])
+    turns.sort(key=lambda turn: turn[0], reverse=True)
+    for _, offset, after in turns:
+        yield _after(situation, offset, after)
+
+
+def _after(situation: Configuration, offset: int, state: State) -> Configuration:
+    first, done, _, used = situation
+    done |= 1 << offset
+    while done & 1:
+        done >>= 1
+        first += 1
+    return first, done, state, used
+
+
+def _sorted_out(calls: Iterable[Operated]) -> tuple[list[Operated], list[list[Operated]]]:
+    """Return the calls that happened, and those that may have, grouped by effect; all by start."""
+    calls = [call for call in calls if call.outcome != "refused"]
+    read: dict[bytes | None, float] = {}  # data, and the earliest end of a read that returned it
+    for call in calls:
+        if call.op == "read" and call.outcome == "ok":
+            read[call.result] = min(call.end, read.get(call.result, inf))
+    writers = Counter(call.argument for call in calls if call.op in ("create", "ensure", "update"))
+    certain: list[Operated] = []
+    uncertain: dict[tuple[Operation, bytes | None], list[Operated]] = {}
+    for call in sorted(calls, key=lambda call: call.start):
+        if call.outcome != "unknown":
+            certain.append(call)
+        elif call.op == "delete":
+            uncertain.setdefault(("delete", None), []).append(replace(call, outcome="ok"))
+        elif call.op != "read":
+            op: Operation = "update" if call.op == "update" else "create"
+            done = replace(call, op=op, outcome="ok")
+            if call.argument not in read:
+                if op == "create":
+                    uncertain.setdefault((op, None), []).append(replace(done, argument=None))
+            elif writers[call.argument] == 1:
+                certain.append(replace(done, end=max(call.start, read[call.argument])))
+            else:
+                uncertain.setdefault((op, call.argument), []).append(done)
+    return certain, list(uncertain.values())
+
+
+def shortest_contradiction(calls: Sequence[Operated]) -> list[Operated]:
+    """Return the calls that began before the first unexplained end, of non-linearizable calls.
+
+    The last of them is the call that ended with the unexplained outcome.
+    """
+    ends = sorted((call for call in calls if call.outcome != "unknown"), key=lambda call: call.end)
+    explained, contradicting = 0, len(ends)
+    while contradicting - explained > 1:
+        middle = (explained + contradicting) // 2
+        if is_linearizable(_until(calls, ends[middle - 1].end)):
+            explained = middle
+        else:
+            contradicting = middle
+    culprit = ends[contradicting - 1]
+    begun = [call for call in calls if call.start <= culprit.end and call is not culprit]
+    return [*sorted(begun, key=lambda call: call.start), culprit]
+
+
+def _until(calls: Iterable[Operated], end: float) -> Iterator[Operated]:
+    """Yield the calls as known at the instant `end`."""
+    for call in calls:
+        if call.end <= end:
+            yield call
+        elif call.start <= end:
+            yield replace(call, end=inf, outcome="unknown", result=None)
+
 
 _MOST = 5
 """Maximum number of violations that one rule reports. Further ones usually have the same cause."""
 
-_CONTEXT = 8
+_CALLS_SHOWN = 8
 """Maximum number of calls on a semaphore's data that are shown before the unexplained call."""
 
 
@@ -250,7 +583,7 @@ def _data(index: HistoryIndex) -> Iterator[Violation]:
             continue
         *before, culprit = shortest_contradiction(calls)
         records = tuple(
-            record for call in (*before[-_CONTEXT:], culprit) for record in call.records
+            record for call in (*before[-_CALLS_SHOWN:], culprit) for record in call.records
         )
         reported = culprit.records[-1]
         answer = "what was found at the end" if isinstance(reported, Truth) else "what it answered"

@@ -17,14 +17,14 @@ Example::
 
 `tenure simulate` runs many seeds. The parts: `scheduler` (time and event loops), `plan` (the steps
 and faults of a history), `process` (a simulated process), `nemesis` (the faults), `world` (one
-whole history), `shrinking` (a failing plan made smaller), and `tenure.testing.faults` (the
-network).
+whole history), `batch` (many seeds, and a failing plan made smaller), and
+`tenure.testing.faults` (the network).
 """
 
 from __future__ import annotations
 
+from tenure.testing.simulation.batch import shrink
 from tenure.testing.simulation.plan import Plan, draw
-from tenure.testing.simulation.shrinking import shrink
 from tenure.testing.simulation.world import Outcome, run
 
 __all__ = ["Outcome", "Plan", "draw", "run", "shrink", "simulate", "smallest"]

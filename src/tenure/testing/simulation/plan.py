@@ -1,7 +1,7 @@
 """Plan of a simulated history: the steps of each process, and the faults.
 
 A plan is data. `draw` derives one from a seed. A plan without some of its parts is also a plan, so
-that a failing plan can be shrunk (`tenure.testing.simulation.shrinking`).
+that a failing plan can be shrunk (`tenure.testing.simulation.batch`).
 """
 
 from __future__ import annotations

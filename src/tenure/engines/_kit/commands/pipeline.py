@@ -11,16 +11,390 @@ executes another one begins at once, without waiting for the client. Rules:
 * A statement may be rolled back, and is sent again behind those that were sent meanwhile. So none
   is sent that depends on one under way: no operation on the same name, and nothing that changes a
   session while operations of the session are under way, or the other way round.
+
+Statements for a database, and batches of operations as one statement. No I/O.
+
+A statement may be rolled back, and is sent again then. Its keys say which others may not be under
+way at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import Any, TypeVar
 
-from tenure.engines._kit.commands.operations import Operation, WithdrawOperation
-from tenure.engines._kit.commands.statements import OperationBatch, Statement
+from tenure.engines._kit.commands.replies import WHOLE, count_text, microseconds
+from tenure.engines.contract import Enqueued, Place, Prompt, Removal, Withdrawn
+from tenure.model import EPHEMERAL_LIMIT
+
+_MOST_OPERATIONS = 1000
+_MOST_TEXT = 1024 * 1024
+"""Characters of data in one batch, unless one operation has more."""
+
+
+class Statement:
+    """A statement, which is a transaction of its own, and the receiver of its reply.
+
+    Attributes:
+        recurs: its SQL is sent again and again, with other parameters.
+        alone: no other one is under way at the same time.
+        holds: no other one that holds or shares one of these is under way at the same time.
+        shares: the same for another one that holds one of these.
+    """
+
+    __slots__ = ()
+
+    recurs = True
+    alone = False
+    holds: Collection[object] = ()
+    shares: Collection[object] = ()
+
+    def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
+        """Return the SQL and its parameters as of now."""
+        raise NotImplementedError
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply: a value, or an exception of the store."""
+        raise NotImplementedError
+
+    def judged(self) -> None:
+        """Note that the sessions which hold it up have been ended, if that was possible."""
+
+    def rolled_back(self) -> None:
+        """Note that the database has rolled it back; it is sent again."""
+
+    def parts(self) -> list[Statement]:
+        """Return statements that do the same together; empty if this does one thing."""
+        return []
+
+    def lost(self) -> bool:
+        """Note the end of the connection; return whether the next one sends the statement."""
+        return True
+
+
+class OperationBatch(Statement):
+    """Operations of sessions, in order; their words begin with kind, request id and name.
+
+    One that the database refuses does not fail the others: the batch is sent again in parts.
+
+    Attributes:
+        operations: the operations.
+        holds: the names of the operations, with their nodes.
+        shares: the sessions of the operations.
+    """
+
+    __slots__ = ("_room", "holds", "operations", "shares")
+
+    holds: set[object]
+    shares: set[object]
+
+    def _like(self) -> OperationBatch:
+        """Return an empty batch with the options of this one."""
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        """Start empty, or start again."""
+        self.operations: list[Operation[Any]] = []
+        self.holds = set()
+        self.shares = set()
+        self._room = _MOST_TEXT
+
+    def add(self, operation: Operation[Any]) -> bool:
+        """Add an operation; return false if there is no room for it."""
+        operations, size = self.operations, _size(operation)
+        if operations and (size > self._room or len(operations) >= _MOST_OPERATIONS):
+            return False
+        self._room -= size
+        operations.append(operation)
+        self.holds.add(_place(operation))
+        self.shares.add(operation.session)
+        return True
+
+    def remove(self, session: object, request_id: int) -> EnqueueOperation | None:
+        """Remove a request, and return it, unless the store may have carried it out."""
+        operations = self.operations
+        for at, each in enumerate(operations):
+            if each.words[1] != request_id or each.session is not session:
+                continue
+            if isinstance(each, EnqueueOperation) and each.is_new:
+                del operations[at]
+                self._room += _size(each)
+                place = _place(each)
+                if all(_place(other) != place for other in operations):
+                    self.holds.remove(place)
+                return each
+        return None
+
+    def take(self, most: int, held: Container[object]) -> OperationBatch:
+        """Remove operations, the first ones on names that are not held; return a batch of them."""
+        taken, operations, several = self._like(), self.operations, len(self.holds) > 1
+        self._clear()
+        for each in operations:
+            place = _place(each)
+            free = len(taken.operations) < most or (several and place in taken.holds)
+            (taken if free and place not in held else self).add(each)
+        return taken
+
+    def parts(self) -> list[Statement]:
+        """Return the two halves of the batch."""
+        middle = len(self.operations) // 2
+        if not middle:
+            return []
+        halves = self._like(), self._like()
+        for at, each in enumerate(self.operations):
+            halves[at >= middle].add(each)
+        return [*halves]
+
+    def lost(self) -> bool:
+        """Have the operations looked up first."""
+        for operation in self.operations:
+            operation.again()
+        return True
+
+
+def _place(operation: Operation[Any]) -> tuple[str, object]:
+    """Return the node and the name of an operation."""
+    return operation.session.path, operation.words[2]
+
+
+def _size(operation: Operation[Any]) -> int:
+    words = operation.words
+    return len(str(words[4])) if len(words) > 4 else 0
+
+
+T = TypeVar("T")
+
+SENT, WAITING, HANDED, OWNS = range(4)
+"""States of a request, as far as known here.
+
+A request of which the session owns the mutex already, through the request ahead, is `HANDED`: it is
+granted here, and waits in the store until the release ahead has arrived there.
+"""
+
+REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
+"""Reasons of the store for removing requests, by the kinds of the events."""
+
+
+_init = asyncio.Future.__init__
+"""Constructor of operations, called directly because it is on the hot path."""
+
+_LEFT = Withdrawn.LEFT
+_REFUSED = Enqueued(Place.REFUSED, None)
+_NOT_THERE = -1
+"""Answer to the withdrawal of a request that was in no queue."""
+
+
+class OrderIds:
+    """Highest order id seen by this program. Later ones are higher, even after data loss."""
+
+    __slots__ = ("highest",)
+
+    def __init__(self) -> None:
+        self.highest = 0
+
+    def saw(self, order_id: int) -> None:
+        """Record an order id."""
+        self.highest = max(self.highest, order_id)
+
+
+class Operation(Prompt[T]):
+    """A frequent operation of a session, part of a batch.
+
+    Attributes:
+        session: the session of the operation, in the type of its engine.
+        words: the arguments for the store.
+    """
+
+    __slots__ = ("session", "words")
+
+    session: Any
+    words: tuple[Any, ...]
+
+    def answered(self, reply: Any) -> None:
+        """Handle its part of the reply."""
+        raise NotImplementedError
+
+    def settle(self, result: T) -> None:
+        """Set the result, unless the caller has cancelled it."""
+        if not self.done():
+            self.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Set the error, unless the caller has cancelled it."""
+        if not self.done():
+            self.set_exception(error)
+
+    def again(self) -> None:
+        """Record that it was sent, may have been executed, and is sent again."""
+
+
+class EnqueueOperation(Operation[Enqueued]):
+    """Operation that adds a request to a queue.
+
+    Attributes:
+        exclusive: it takes all tokens of an ephemeral semaphore.
+        deadline: the time of its timeout by the loop's clock, if it has one.
+    """
+
+    __slots__ = ("count", "deadline", "exclusive", "name", "request_id")
+
+    def __init__(
+        self,
+        session: Any,
+        request_id: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> None:
+        _init(self, loop=session.loop)
+        self.listeners = ()
+        self.session = session
+        self.request_id = request_id
+        self.name = name
+        self.count = count
+        self.exclusive = count == EPHEMERAL_LIMIT and ephemeral
+        self.deadline = None if timeout is None else session.loop.time() + timeout
+        if self.exclusive and timeout is None and not data:
+            self.words = ("m", request_id, name)
+        else:
+            flags = (microseconds(timeout), "1" if ephemeral else "0")
+            self.words = ("e", request_id, name, count_text(count), data, *flags)
+
+    @property
+    def is_new(self) -> bool:
+        """True unless the store may have carried it out."""
+        kind: str = self.words[0]
+        return kind != "E"
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        self.session.placed(self, reply)
+
+    def again(self) -> None:
+        """Make the store look up an earlier sending first."""
+        if self.words[0] == "m":
+            self.words = ("E", *self.words[1:], WHOLE, b"", "", "1")
+        else:
+            self.words = ("E", *self.words[1:])
+
+
+class WithdrawOperation(Operation[Withdrawn]):
+    """Operation that takes a request out of its queue.
+
+    Attributes:
+        name: the name of the semaphore; empty if unknown here.
+        may_have_run: whether it was sent before, without an answer.
+        retried: whether the session retries it after a failure, because no caller waits for it.
+    """
+
+    __slots__ = ("may_have_run", "name", "request_id", "retried")
+
+    def __init__(self, session: Any, request_id: int, name: str, *, retried: bool = False) -> None:
+        _init(self, loop=session.loop)
+        self.listeners = ()
+        self.session = session
+        self.request_id = request_id
+        self.name = name
+        self.words = ("w", request_id)
+        self.may_have_run = False
+        self.retried = retried
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        if reply == 0:
+            self.session.confirmed(self.request_id)
+            self.settle(_LEFT)
+        elif reply == _NOT_THERE:
+            self.session.confirmed(self.request_id)
+            self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
+        else:
+            self.session.not_withdrawn(self, reply)
+
+    def leave_unsent(self, request: EnqueueOperation) -> None:
+        """Answer this and the request, of which neither is sent."""
+        self.session.loop.call_soon(request.settle, _REFUSED)
+        self.answered(0)
+
+    def again(self) -> None:
+        """Record that a request that is missing now may have existed before."""
+        self.may_have_run = True
+
+
+class UnsentOperations:
+    """Operations that were never sent, of an engine without a connection.
+
+    A request that is withdrawn before it was sent is dropped, and so is its withdrawal. Otherwise
+    programs that try again and again would fill the memory during a long outage, and keep the
+    server busy after it.
+    """
+
+    def __init__(self) -> None:
+        self._operations: dict[Operation[Any], None] = {}  # in order
+        self._requests: dict[tuple[Any, int], EnqueueOperation] = {}  # of these operations
+
+    def operate(self, operation: Operation[Any]) -> None:
+        """Add an operation, unless it withdraws a request that was not sent."""
+        if isinstance(operation, WithdrawOperation):
+            request = self._requests.pop((operation.session, operation.request_id), None)
+            if request is not None:
+                del self._operations[request]
+                operation.leave_unsent(request)
+                return
+        elif isinstance(operation, EnqueueOperation) and operation.is_new:
+            self._requests[operation.session, operation.request_id] = operation
+        self._operations[operation] = None
+
+    def take_all(self) -> list[Operation[Any]]:
+        """Remove and return all operations."""
+        taken = list(self._operations)
+        self._operations.clear()
+        self._requests.clear()
+        return taken
+
+
+class UnsentStatements:
+    """Statements and operations of an engine without a connection.
+
+    Args:
+        new_batch: returns an empty batch.
+
+    Attributes:
+        operate: adds an operation, unless it withdraws a request that was not sent.
+    """
+
+    def __init__(self, new_batch: Callable[[], OperationBatch]) -> None:
+        self._new_batch = new_batch
+        self._statements: list[Statement] = []
+        self._operations = UnsentOperations()  # after the statements
+        self.operate = self._operations.operate
+
+    def put_first(self, statements: list[Statement]) -> None:
+        """Add statements before all others, because they may have been sent before."""
+        self._statements[:0] = statements
+
+    def add(self, statement: Statement) -> None:
+        """Add a statement."""
+        self._make_batches()
+        self._statements.append(statement)
+
+    def take_all(self) -> list[Statement]:
+        """Remove all, and return it as statements."""
+        self._make_batches()
+        taken, self._statements = self._statements, []
+        return taken
+
+    def _make_batches(self) -> None:
+        batch: OperationBatch | None = None
+        for each in self._operations.take_all():
+            if batch is None or not batch.add(each):
+                batch = self._new_batch()
+                batch.add(each)
+                self._statements.append(batch)
+
 
 MOST = 16
 _BATCHES = 2
