@@ -39,14 +39,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tenure.testing.conformance import (  # noqa: F401  each adds its behaviours
+    counts,
+    ending,
+    ephemeral,
     expiry,
     facts,
     inputs,
     nodes,
     queue,
+    releases,
     requests,
     semaphores,
     sessions,
+    takeover,
     timeouts,
     watches,
 )
