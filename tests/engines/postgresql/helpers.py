@@ -13,9 +13,11 @@ import psycopg
 import tenure
 from tenure._client.internals import client_core
 from tenure.engines import connect_engine
+from tenure.engines._kit.commands.pipeline import EnqueueOperation
 from tenure.engines.contract import Engine, EngineSession, Enqueued
 from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.events import EventStream, SessionAttached, SessionDetached
+from tenure.model import EPHEMERAL_LIMIT
 from tests.engines.postgresql.servers import PostgresServer
 
 PATIENCE = 40.0
@@ -28,6 +30,23 @@ class SessionOfStatements:
     id: int
     token: str = "1.x"
     path: str = "/default"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop."""
+        return asyncio.get_running_loop()
+
+
+def a_lock(
+    session: SessionOfStatements,
+    number: int,
+    name: str,
+    *,
+    data: bytes = b"",
+    timeout: float | None = None,
+) -> EnqueueOperation:
+    """Return the operation that a mutex is acquired by."""
+    return EnqueueOperation(session, number, name, EPHEMERAL_LIMIT, data, timeout, ephemeral=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,26 +6,30 @@ import asyncio
 
 import tenure
 from tenure.clock import SystemClock
-from tenure.engines._kit.commands.pipeline import Operation, OrderIds, Statement
+from tenure.engines._kit.commands.pipeline import OrderIds, Statement
 from tenure.engines.contract import Attach, Enqueued, Place
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.engines.postgresql.statements import Call
 from tenure.testing.recorder import Recorder
-from tests.engines.postgresql.helpers import PATIENCE, SessionOfStatements, an_engine, enqueue
+from tests.engines.postgresql.helpers import (
+    PATIENCE,
+    SessionOfStatements,
+    a_lock,
+    an_engine,
+    enqueue,
+)
 from tests.engines.postgresql.servers import PostgresServer, a_schema
 
 MIB = 1024 * 1024
 
 
-def batches_of(session: object, sizes: list[int]) -> list[list[int]]:
+def batches_of(session: SessionOfStatements, sizes: list[int]) -> list[list[int]]:
     """Return the sizes of data by batch, as a connection would send them."""
     found: list[list[int]] = []
     batch = Batch("", OrderIds(), set(), relaxed=False, pushed=lambda _: None)
     for size in sizes:
-        operation: Operation[object] = Operation(asyncio.get_running_loop())
-        operation.session = session
-        operation.words = ("e", 1, "m", "1", "x" * size, "", "1")
+        operation = a_lock(session, 1, "m", data=b"x" * size)
         if not found or not batch.add(operation):
             batch = Batch("", OrderIds(), set(), relaxed=False, pushed=lambda _: None)
             assert batch.add(operation)

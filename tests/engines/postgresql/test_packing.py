@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 
-from tenure.engines._kit.commands.pipeline import Operation, OrderIds
+from tenure.engines._kit.commands.handoff import HandoffWithdraw
+from tenure.engines._kit.commands.pipeline import EnqueueOperation, Operation, OrderIds
 from tenure.engines.postgresql.batch import Batch
-from tests.engines.postgresql.helpers import SessionOfStatements
+from tests.engines.postgresql.helpers import SessionOfStatements, a_lock
 
 ONE, OTHER = SessionOfStatements(1), SessionOfStatements(2)
-LOCK, RELEASE = ("m", 2, "x"), ("w", 1, "x")
-TRY = ("m", 3, "x", "", "", "0", "1")
-IN_TIME = ("m", 4, "x", "", "", "5000000", "1")
-KEEPING = ("w", 1, "x", 4, "", "", "1")
-ENQUEUE = ("e", 5, "x", "1", "", "", "1")
+Making: TypeAlias = Callable[[SessionOfStatements], Operation[Any]]
+"""Makes an operation of a session."""
 
 
-def a_batch(*operations: tuple[object, tuple[Any, ...]], known: bool = True) -> Batch:
-    """Return a batch of operations, given by session and words."""
+def lock(number: int, name: str = "x", timeout: float | None = None, data: bytes = b"") -> Making:
+    return lambda session: a_lock(session, number, name, timeout=timeout, data=data)
+
+
+def release(number: int, kept: int | None = None) -> Making:
+    return lambda session: HandoffWithdraw(session, number, "x", kept=kept)
+
+
+def enqueue(session: SessionOfStatements) -> Operation[Any]:
+    return EnqueueOperation(session, 5, "x", 1, b"", None, ephemeral=True)
+
+
+LOCK, RELEASE = lock(2), release(1)
+TRY, IN_TIME = lock(3, timeout=0), lock(4, timeout=5)
+KEEPING = release(1, kept=4)
+
+
+def a_batch(*operations: tuple[SessionOfStatements, Making], known: bool = True) -> Batch:
+    """Return a batch of operations of sessions."""
     places = {("/default", "x")} if known else set()
     batch = Batch("", OrderIds(), places, relaxed=False, pushed=lambda _: None)
-    for session, words in operations:
-        operation: Operation[object] = Operation(asyncio.get_running_loop())
-        operation.session, operation.words = session, words
-        assert batch.add(operation)
+    for session, make in operations:
+        assert batch.add(make(session))
     return batch
 
 
@@ -43,23 +56,23 @@ def function(batch: Batch) -> str:
         ("release", [(ONE, RELEASE)]),
         ("turn_over", [(ONE, RELEASE), (ONE, LOCK)]),
         ("turn_over", [(ONE, LOCK), (ONE, RELEASE)]),
-        ("turn_over", [(ONE, RELEASE), (ONE, ("w", 2, "x"))]),
+        ("turn_over", [(ONE, RELEASE), (ONE, release(2))]),
         ("acquire", [(ONE, TRY)]),
         ("acquire", [(ONE, IN_TIME)]),
         ("turn_over", [(ONE, RELEASE), (ONE, IN_TIME)]),
         ("turn_over", [(ONE, KEEPING)]),
-        ("operate", [(ONE, ENQUEUE)]),
+        ("operate", [(ONE, enqueue)]),
         ("operate", [(ONE, RELEASE), (OTHER, LOCK)]),
         ("operate", [(ONE, RELEASE), (ONE, TRY)]),
-        ("operate", [(ONE, RELEASE), (ONE, ("m", 2, "y"))]),
-        ("operate", [(ONE, LOCK), (ONE, ("m", 3, "x"))]),
-        ("operate", [(ONE, LOCK), (ONE, ("w", 2, "x"))]),
+        ("operate", [(ONE, RELEASE), (ONE, lock(2, "y"))]),
+        ("operate", [(ONE, LOCK), (ONE, lock(3))]),
+        ("operate", [(ONE, LOCK), (ONE, release(2))]),
         ("operate", [(ONE, RELEASE), (OTHER, RELEASE)]),
         ("operate", [(ONE, RELEASE), (ONE, LOCK), (ONE, TRY)]),
     ],
 )
 async def test_what_is_simple_has_a_function_of_its_own(
-    called: str, operations: list[tuple[object, tuple[Any, ...]]]
+    called: str, operations: list[tuple[SessionOfStatements, Making]]
 ) -> None:
     assert function(a_batch(*operations)) == called
 
@@ -74,27 +87,33 @@ async def test_a_semaphore_that_may_have_no_row_gets_one() -> None:
 
 
 async def test_requests_that_leave_come_before_those_that_join_in_the_reply_too() -> None:
-    replies: list[tuple[object, object]] = []
-
-    class Answered(Operation[object]):
-        def answered(self, reply: object) -> None:
-            replies.append((self.words[1], reply))
-
-    batch = a_batch()
-    for words in (("m", 7, "x"), ("w", 1, "x"), ("m", 8, "x"), ("w", 2, "x")):
-        operation = Answered(asyncio.get_running_loop())
-        operation.session, operation.words = ONE, words
-        batch.add(operation)
+    batch = a_batch((ONE, lock(7)), (ONE, RELEASE), (ONE, lock(8)), (ONE, release(2)))
     _, arguments = batch.packed("s")
     assert arguments[-5:] == [b"x", b"{1,2}", b"{7,8}", b"{NULL,NULL}", b"{}"]
-    batch.answered([0, -1, [10, 9], [11, 10]])
-    assert replies == [(1, 0), (2, -1), (7, [10, 9]), (8, [11, 10])]
+    assert [each.request_id for each in batch.operations] == [1, 2, 7, 8]
 
 
 async def test_times_to_wait_and_kept_requests_are_in_the_order_of_the_requests() -> None:
-    batch = a_batch((ONE, ("w", 9, "x")), (ONE, IN_TIME), (ONE, KEEPING), (ONE, LOCK))
+    batch = a_batch((ONE, release(9)), (ONE, IN_TIME), (ONE, KEEPING), (ONE, LOCK))
     _, arguments = batch.packed("s")
-    assert arguments[-4:] == [b"{9,1}", b"{4,2}", b"{5000000,NULL}", b"{NULL,4}"]
+    assert arguments[-4:] == [b"{9,1}", b"{4,2}", b"{5000001,NULL}", b"{NULL,4}"]
+
+
+async def test_options_of_operations_are_in_lists_only_if_one_has_any() -> None:
+    _, arguments = a_batch((ONE, RELEASE), (OTHER, LOCK)).packed("s")
+    assert arguments[9:13] == [b"{}"] * 4
+    again = a_lock(ONE, 6, "x")
+    again.again()
+    named = lock(7, timeout=0.5, data=b"n")
+    batch = a_batch((OTHER, KEEPING), (ONE, lambda _: again), (ONE, named), (ONE, enqueue))
+    _, arguments = batch.packed("s")
+    assert arguments[6] == b"{w,E,e,e}"
+    assert arguments[9:13] == [
+        b"{4,NULL,18446744073709551615,1}",
+        b'{"","","bg==",""}',
+        b"{NULL,NULL,500001,NULL}",
+        b"{1,1,1,1}",
+    ]
 
 
 async def test_a_batch_that_is_sent_again_after_expired_sessions_have_ended_says_so() -> None:
@@ -115,17 +134,15 @@ async def test_an_operation_that_fails_does_not_keep_others_from_their_answers()
     answers: list[object] = []
     pushed: list[str] = []
 
-    class Answered(Operation[object]):
+    class Answered(EnqueueOperation):
         def answered(self, reply: object) -> None:
             answers.append(reply)
             if len(answers) == 1:
                 raise ZeroDivisionError
 
     batch = Batch("", OrderIds(), set(), relaxed=False, pushed=pushed.extend)
-    for words in (LOCK, RELEASE):
-        operation = Answered(asyncio.get_running_loop())
-        operation.session, operation.words = ONE, words
-        batch.add(operation)
+    for number in (1, 2):
+        batch.add(Answered(ONE, number, "x", 1, b"", None, ephemeral=True))
     with pytest.raises(ZeroDivisionError):
         batch.answered([1, 0, "g 1 2 3"])
     assert answers == [1, 0]

@@ -9,10 +9,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.engines._kit.commands.pipeline import Operation, OrderIds, Statement, StatementPipeline
+from tenure.engines._kit.commands.pipeline import (
+    EnqueueOperation,
+    OrderIds,
+    Statement,
+    StatementPipeline,
+)
 from tenure.engines.postgresql.batch import Batch
 from tenure.engines.postgresql.statements import Call
 from tests.engines.postgresql.helpers import SessionOfStatements as Session
+from tests.engines.postgresql.helpers import a_lock
 
 
 def a_pipeline() -> StatementPipeline:
@@ -22,11 +28,8 @@ def a_pipeline() -> StatementPipeline:
     return StatementPipeline(new_batch)
 
 
-def an_operation(session: Session, name: str, number: int = 1) -> Operation[object]:
-    operation: Operation[object] = Operation(asyncio.get_running_loop())
-    operation.session = session
-    operation.words = ("m", number, name)
-    return operation
+def an_operation(session: Session, name: str, number: int = 1) -> EnqueueOperation:
+    return a_lock(session, number, name)
 
 
 def a_call(*holds: object) -> Call:
@@ -35,7 +38,7 @@ def a_call(*holds: object) -> Call:
 
 def names(statement: Statement | None) -> list[object]:
     assert isinstance(statement, Batch)
-    return [each.words[2] for each in statement.operations]
+    return [each.name for each in statement.operations]
 
 
 async def test_operations_of_one_iteration_are_one_statement() -> None:
@@ -90,7 +93,7 @@ async def test_many_operations_on_one_name_are_as_many_as_those_that_follow_the_
     pipeline.end()
     first = pipeline.begin()
     assert isinstance(first, Batch)
-    assert [each.words[1] for each in first.operations] == [*range(2, 26)]
+    assert [each.request_id for each in first.operations] == [*range(2, 26)]
     for number in range(48, 50):
         pipeline.operate(an_operation(session, "a", number))
     assert pipeline.begin() is None
@@ -202,7 +205,7 @@ class History:
     def execute(self, statement: Statement) -> None:
         if isinstance(statement, Batch):
             self.executed += [
-                ("operation", each.session, each.words[2], each.words[1])
+                ("operation", each.session, each.name, each.request_id)
                 for each in statement.operations
             ]
         else:

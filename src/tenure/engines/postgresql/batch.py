@@ -1,21 +1,30 @@
-"""Batches: operations of sessions as one statement, in the form that the functions take them."""
+"""Batches: operations of sessions as one call of a function in the database.
+
+There are functions for frequent batches, and one for all others (``sql/functions.sql``). Here ends
+what has names: the functions take arrays, with an element for each operation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from tenure.engines._kit.commands.pipeline import OperationBatch, OrderIds
+from tenure.engines._kit.commands.handoff import HandoffWithdraw
+from tenure.engines._kit.commands.pipeline import (
+    EnqueueOperation,
+    Operation,
+    OperationBatch,
+    OrderIds,
+)
+from tenure.engines._kit.commands.replies import count_text, microseconds
 from tenure.engines.postgresql.statements import Refusal
+from tenure.engines.postgresql.values import base64, to_text
 
 _ACQUIRE = "acquire($1,$2,$3,$4,$5,$6,$7,$8)"
 _RELEASE = "release($1,$2,$3,$4,$5,$6,$7)"
 _TURN_OVER = "turn_over($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)"
 _OPERATE = "operate($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)"
-
-NO_MORE = ("", "", "", "1")
-"""Words of an operation that has only three, as far as it has no more."""
 
 
 class Batch(OperationBatch):
@@ -27,6 +36,7 @@ class Batch(OperationBatch):
         known: node and name of ephemeral semaphores that have a row in the store.
         relaxed: commit without the disk.
         pushed: called with events of the engine's sessions.
+        judged: see `judged`.
     """
 
     __slots__ = ("_caller", "_judged", "_known", "_order_ids", "_pushed", "_relaxed")
@@ -39,20 +49,23 @@ class Batch(OperationBatch):
         *,
         relaxed: bool,
         pushed: Callable[[list[str]], None],
+        judged: bool = False,
     ) -> None:
         self._clear()
         self._caller = caller
         self._order_ids = order_ids
-        self._judged = False
+        self._judged = judged
         self._known = known
         self._relaxed = relaxed
         self._pushed = pushed
 
     def _like(self) -> Batch:
-        place = self._caller, self._order_ids, self._known
-        batch = Batch(*place, relaxed=self._relaxed, pushed=self._pushed)
-        batch._judged = self._judged
-        return batch
+        return Batch(
+            *(self._caller, self._order_ids, self._known),
+            relaxed=self._relaxed,
+            pushed=self._pushed,
+            judged=self._judged,
+        )
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:
         """Return the SQL and its parameters."""
@@ -67,31 +80,36 @@ class Batch(OperationBatch):
         ]
 
     def _packed_all(self) -> list[bytes | None]:
-        words = [each.words for each in self.operations]
-        sessions = sorted({each.session for each in self.operations}, key=attrgetter("id"))
+        """Return the arguments of ``operate``, which takes any operations."""
+        operations, known = self.operations, self._known
+        sessions = sorted({each.session for each in operations}, key=attrgetter("id"))
         origins = {session: at for at, session in enumerate(sessions, 1)}
+        rows = [_row(each) for each in operations]
         fresh = []
-        for at, each in enumerate(self.operations, 1):
-            kind, _, name, *more = each.words
-            place = each.session.path, name
-            if kind != "w" and (not more or more[-1] == "1") and place not in self._known:
+        for at, (operation, row) in enumerate(zip(operations, rows, strict=True), 1):
+            place = operation.session.path, operation.name
+            if row.kind != "w" and row.ephemeral == "1" and place not in known:
                 fresh.append(at)
-                self._known.add(place)
-        lists = [
-            *(_array([each.id for each in sessions]), _texts([each.token for each in sessions])),
-            _array([origins[each.session] for each in self.operations]),
-            *(_array([each[0] for each in words]), _array([each[1] for each in words])),
-            _texts([each[2] for each in words]),
-        ]
-        if any(len(each) > 3 for each in words):
-            more = [each[3:] or NO_MORE for each in words]
-            lists += [
-                *(_array([each[0] or "NULL" for each in more]), _texts([each[1] for each in more])),
-                *(_array([each[2] or "NULL" for each in more]), _array([each[3] for each in more])),
+                known.add(place)
+        options: list[bytes | None] = [b"{}"] * 4  # the defaults, for all operations
+        if not _PLAIN.issuperset(rows):
+            options = [
+                _array([row.tokens for row in rows]),
+                _texts([row.data for row in rows]),
+                _array([row.wait for row in rows]),
+                _array([row.ephemeral for row in rows]),
             ]
-        else:
-            lists += [b"{}"] * 4
-        return [*lists, _array(fresh), b"t" if self._judged else b"f"]
+        return [
+            _array([each.id for each in sessions]),
+            _texts([each.token for each in sessions]),
+            _array([origins[each.session] for each in operations]),
+            _array([row.kind for row in rows]),
+            _array([each.request_id for each in operations]),
+            _texts([to_text(each.name) for each in operations]),
+            *options,
+            _array(fresh),
+            b"t" if self._judged else b"f",
+        ]
 
     def _packed_short(self) -> tuple[str, list[bytes | None]] | None:
         """Return the call for operations of a session on a mutex, if there is a function for them.
@@ -99,27 +117,38 @@ class Batch(OperationBatch):
         Requests that leave come before others that join, as in the reply.
         """
         operations = self.operations
-        session, name = operations[0].session, operations[0].words[2]
-        leaving = [each for each in operations if each.words[0] == "w"]
-        joining = [each for each in operations if each.words[0] == "m"]
+        session, name = operations[0].session, operations[0].name
+        leaving = [each for each in operations if isinstance(each, HandoffWithdraw)]
+        joining = [
+            each
+            for each in operations
+            if isinstance(each, EnqueueOperation)
+            and each.exclusive
+            and not (each.data or each.may_have_run)
+        ]
         if self._judged or len(leaving) + len(joining) < len(operations):
             return None
         if joining and (session.path, name) not in self._known:
             return None
-        whose: list[bytes | None] = [b"%d" % session.id, session.token.encode()]
-        waits = ["".join(each.words[5:6]) for each in joining]
-        kept = [each.words[3] if len(each.words) > 3 else "NULL" for each in leaving]
-        if {*kept} == {"NULL"}:
-            kept = []
-        if len(operations) == 1 and not kept:
-            whose += [b"%d" % operations[0].words[1], name.encode()]
-            return (_RELEASE, whose) if leaving else (_ACQUIRE, [*whose, _number(waits[0])])
-        numbers = [[each.words[1] for each in part] for part in (leaving, joining)]
-        if not leaving or "0" in waits or len({*numbers[0], *numbers[1]}) < len(operations):
+        numbers = [each.request_id for each in operations]
+        waits = ["" if each.timeout is None else microseconds(each.timeout) for each in joining]
+        keeps = any(each.kept is not None for each in leaving)
+        its_session = [b"%d" % session.id, session.token.encode()]
+        its_name = to_text(name).encode()
+        if len(operations) == 1 and not keeps:
+            args: list[bytes | None] = [*its_session, b"%d" % numbers[0], its_name]
+            return (_RELEASE, args) if leaving else (_ACQUIRE, [*args, waits[0].encode() or None])
+        if not leaving or "0" in waits or len({*numbers}) < len(operations):
             return None
-        self.operations = leaving + joining
-        waits = [each or "NULL" for each in waits]
-        return _TURN_OVER, [*whose, name.encode(), *map(_array, (*numbers, waits, kept))]
+        self.operations = [*leaving, *joining]
+        return _TURN_OVER, [
+            *its_session,
+            its_name,
+            _array([each.request_id for each in leaving]),
+            _array([each.request_id for each in joining]),
+            _array([each or "NULL" for each in waits]),
+            _array([each.kept or "NULL" for each in leaving] if keeps else []),
+        ]
 
     def answered(self, reply: Any) -> None:
         """Give each operation its part of the reply, also after one that raises an error."""
@@ -146,8 +175,43 @@ class Batch(OperationBatch):
         self._known.clear()
 
 
-def _number(text: str) -> bytes | None:
-    return text.encode() or None
+class _Row(NamedTuple):
+    """An operation in the arguments of ``operate``, without its session, request and name.
+
+    Attributes:
+        kind: "m" locks a mutex, "e" adds another request, "E" one that may be there, and "w"
+            withdraws one.
+        tokens: its count; NULL for a mutex. For a withdrawal, the request that it keeps.
+        data: in base64.
+        wait: microseconds that the request may wait.
+        ephemeral: "1" for an ephemeral semaphore.
+    """
+
+    kind: str
+    tokens: str = "NULL"
+    data: str = ""
+    wait: str = "NULL"
+    ephemeral: str = "1"
+
+
+_LOCK, _WITHDRAWAL = _Row("m"), _Row("w")
+_PLAIN = frozenset({_LOCK, _WITHDRAWAL})
+
+
+def _row(operation: Operation[Any]) -> _Row:
+    if not isinstance(operation, EnqueueOperation):
+        kept = operation.kept if isinstance(operation, HandoffWithdraw) else None
+        return _WITHDRAWAL if kept is None else _Row("w", str(kept))
+    is_lock = operation.exclusive and not operation.data
+    if is_lock and operation.timeout is None and not operation.may_have_run:
+        return _LOCK
+    return _Row(
+        "E" if operation.may_have_run else "m" if is_lock else "e",
+        "NULL" if is_lock else count_text(operation.count),
+        base64(operation.data),
+        microseconds(operation.timeout) or "NULL",
+        "1" if operation.ephemeral else "0",
+    )
 
 
 def _array(values: Iterable[object]) -> bytes:

@@ -1,11 +1,10 @@
-"""Connecting to a store: its connections, greeting and creation; reattaching of sessions.
+"""Connecting to a store: preparing statements, greeting, creation, and reattaching of sessions.
 
-Statements of one connection, as they are sent: prepared ones, and those behind a pooler.
-
-A statement is prepared when it is sent for the second time. Behind a pooler none is, because there
-the next statement may go to another connection of the server. Instead each carries a mark that its
-reply has to repeat: a pooler may give the replies of a client that has gone to the next one.
-PgBouncer 1.18 does so if several statements of that client were under way.
+**Preparing** (`StatementSender`). A statement is prepared when it is sent for the second time.
+Behind a pooler none is, because there the next statement may go to another connection of the
+server. Instead each carries a mark that its reply has to repeat: a pooler may give the replies of a
+client that has gone to the next one. PgBouncer 1.18 does so if several statements of that client
+were under way.
 """
 
 from __future__ import annotations

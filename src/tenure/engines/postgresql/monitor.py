@@ -1,21 +1,19 @@
-"""Monitor of the PostgreSQL engine: what has expired, what was missed, and a server that is silent.
+"""Observation by the PostgreSQL engine: heartbeats, watches, expired sessions, silent servers.
 
-A waiter's engine looks when its time is over, or the session of an owner would expire. Events
-report everything else; a look from time to time is the net below them. Behind a pooler no event
-arrives, and the monitor polls.
+**The monitor** (`PostgresMonitor`) looks when a waiter's time is over, or the session of an owner
+would expire. Events report everything else; a look from time to time is the net below them. Behind
+a pooler no event arrives, and the monitor polls.
 
 A server that does not answer is abandoned, unless another connection shows that it executes the
 statement. Then the statement waits for a lock or a standby, and a new connection gains nothing.
 
-Watches of the PostgreSQL engine: notifications, and counters where those cannot be received.
+**Watches** (`PostgresWatches`) use notifications, and counters where those cannot be received. Each
+queue counts its changes. The counters are compared when a watch begins, after a reconnect, and from
+time to time, so that no change is missed.
 
-Each queue counts its changes. The counters are compared when a watch begins, after a reconnect, and
-from time to time, so that no change is missed.
-
-Heartbeat thread of the PostgreSQL engine: renews sessions over a connection of its own.
-
-The connection is a direct one, if the URL names the database's own address. So leases last while
-the transactions of others use up the pool of a pooler.
+**The heartbeat thread** (`PostgresHeartbeat`) renews sessions over a connection of its own. The
+connection is a direct one, if the URL names the database's own address. So leases last while the
+transactions of others use up the pool of a pooler.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ from psycopg import pq
 
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
-from tenure.engines._kit.commands.handoff import WaiterPolling
 from tenure.engines._kit.commands.pipeline import HANDED, OWNS, WAITING, Statement
+from tenure.engines._kit.commands.polling import WaiterPolling
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.postgresql import values

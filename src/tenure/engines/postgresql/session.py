@@ -14,11 +14,9 @@ from tenure.engines._kit.commands.pipeline import (
     REMOVALS,
     SENT,
     WAITING,
-    EnqueueOperation,
     Statement,
     WithdrawOperation,
 )
-from tenure.engines._kit.commands.replies import WHOLE
 from tenure.engines._kit.commands.session import (
     CommandSender,
     CommandSessionEngine,
@@ -26,7 +24,6 @@ from tenure.engines._kit.commands.session import (
 )
 from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.engines.postgresql import values
-from tenure.engines.postgresql.batch import NO_MORE
 from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, session_call
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged
@@ -84,27 +81,6 @@ class PostgresSessionEngine(CommandSessionEngine, CommandSender, Protocol):
         """Note how many requests are ahead of one that waits."""
 
 
-class PostgresEnqueue(EnqueueOperation):
-    """Operation that adds a request to a queue."""
-
-    __slots__ = ()
-
-    def __init__(self, *request: Any) -> None:
-        super().__init__(*request)
-        kind, request_id, name, *rest = self.words
-        if rest:
-            count, data, *flags = rest
-            if count == WHOLE and not data and flags[-1] == "1":
-                kind, count = "m", ""  # a mutex, with a timeout
-            rest = [count, values.base64(data), *flags]
-        self.words = (kind, request_id, values.to_text(name), *rest)
-
-    def again(self) -> None:
-        """Have an earlier sending looked up first."""
-        _, request_id, name, *rest = self.words
-        self.words = ("E", request_id, name, *(rest or NO_MORE))
-
-
 class GuardedRelease:
     """Wait of one release. It is logged once when it is long.
 
@@ -142,33 +118,12 @@ class PostgresWithdraw(HandoffWithdraw):
         guarded: its wait for a transaction that guards the lease.
     """
 
-    __slots__ = ("guarded",)
-
-    def __init__(
-        self,
-        session: PostgresSession,
-        request_id: int,
-        name: str,
-        *,
-        retried: bool = False,
-        kept: int | None = None,
-    ) -> None:
-        super().__init__(session, request_id, name, retried=retried)
-        self.words += (values.to_text(name),)
-        self.guarded: GuardedRelease | None = None
-        if kept is not None:
-            self.keep(kept)
-
-    def keep(self, kept: int | None) -> None:
-        """Make the withdrawal depend on that request, or on none."""
-        self.kept = kept
-        self.words = self.words[:3] if kept is None else (*self.words[:3], kept, "", "", "1")
+    guarded: GuardedRelease | None = None
 
 
 class PostgresSession(HandoffSession):
     """An attached session, as the contract defines it."""
 
-    enqueuing = PostgresEnqueue
     withdrawing = PostgresWithdraw
 
     _engine: PostgresSessionEngine
@@ -261,10 +216,12 @@ class PostgresSession(HandoffSession):
         return int(reply[1]) if len(reply) > 1 else 0  # it was sent before, and was found
 
     def _may_hand_on(self, request_id: int) -> bool:
-        return self.handoff.order_ids.get(request_id) not in self._engine.guarded
+        guarded = self._engine.guarded
+        return not guarded or self.handoff.order_id(request_id) not in guarded
 
     def _drop(self, request_id: int) -> str:
-        self._engine.guarded.discard(self.handoff.order_ids.get(request_id, 0))
+        if guarded := self._engine.guarded:
+            guarded.discard(self.handoff.order_id(request_id))
         return super()._drop(request_id)
 
     def alter(
@@ -284,7 +241,7 @@ class PostgresSession(HandoffSession):
     def not_withdrawn(self, operation: WithdrawOperation, reply: Any) -> None:
         """Handle the error of a withdrawal, or its delay."""
         if isinstance(operation, PostgresWithdraw) and reply == _GUARDED:
-            operation.keep(None)  # it has lost its timeout
+            operation.kept = None  # it has lost its timeout
             if operation.guarded is None:
                 operation.guarded = GuardedRelease(self, operation.name)
             operation.guarded.again(partial(self._withdraw_again, operation))

@@ -1,7 +1,4 @@
-"""Statements of the engine: calls of the functions in the database, and their replies.
-
-Values of the model as functions in the database take and return them.
-"""
+"""Statements of the engine: calls of the functions in the database, and their replies."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""URLs of PostgreSQL: libpq's own, with a few parameters of the engine.
+"""URLs of PostgreSQL, and errors of the connections that they name.
 
 Hosts, credentials and libpq's parameters mean what they mean to libpq, which also reads the service
 file, the password file and the environment. The kit's names for TLS are translated to libpq's.
 
-Errors of connecting: their causes, which of them pass by themselves, and what to do about each.
-
-libpq reports a failed login as text, without its SQLSTATE. So the texts of PostgreSQL and of
-PgBouncer are sorted here, in the order of the table; the first match counts. A text that is not
-known is an outage, which is tried again.
+**Failures** (`login_failure`) have a cause, may pass by themselves, and say what to do. libpq
+reports a failed login as text, without its SQLSTATE. So the texts of PostgreSQL and of PgBouncer
+are sorted here, in the order of the table; the first match counts. A text that is not known is an
+outage, which is tried again.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ engine encodes the commands and makes the connections.
 Modules, in reading order: `replies` decodes and encodes. `pipeline` has the operations, which are
 sent in batches and kept while there is no connection; for a database it decides which statements
 are under way together. `session` has a session's token, end and requests. `handoff` passes mutexes
-on between requests of a session, for engines whose store reports neighbours, and polls for waiters
-where the store delivers no events. `engine` opens and closes, attaches and takes over, and has the
-operations on nodes.
+on between requests of a session, for engines whose store reports neighbours. `polling` looks at
+waiters where the store delivers no events. `engine` opens and closes, attaches and takes over, and
+has the operations on nodes.
 """

@@ -1,4 +1,4 @@
-"""Engine that sends commands: its opening and closing."""
+"""Engine that sends commands: its opening and closing, attaching, and the operations on nodes."""
 
 from __future__ import annotations
 

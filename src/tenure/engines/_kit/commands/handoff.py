@@ -19,24 +19,13 @@ release. Tasks of one program do not wait for the store in between. Rules:
   knows, and may be a server whose clients know more.
 * Nothing is handed on while the store grants nothing, so that outages and quarantines look as they
   do on every engine.
-
-Polls for waiters, in a store that delivers no events.
-
-Rules:
-
-* A poll is one command for all sessions of a program. It looks at the first waiter of each queue:
-  those behind it are granted later. If it was granted, the others are looked at too.
-* The first waiter of a queue is polled often, one behind others less.
-* The more programs poll, and the more queues they wait in, the longer is the pause of each. So the
-  polls of all programs together stay below 40 a second.
-* A program with many queues polls less often, since a poll costs the server more.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from tenure.engines._kit.commands.pipeline import (
     HANDED,
@@ -61,28 +50,74 @@ MARGIN = 1.0
 """Seconds that a request may still wait if a mutex is handed on to it, at the least."""
 
 
+class QueuedRequest:
+    """One request of the session in a queue.
+
+    Attributes:
+        number: as in the contract of engines.
+        order_id: its place in the queue.
+        deadline: the time of its timeout in the store, if it has one.
+        ahead: the exclusive request of the session that stands directly ahead of it, if known.
+        behind: the same the other way round.
+        released: its release is on the way.
+    """
+
+    __slots__ = ("ahead", "behind", "deadline", "number", "order_id", "released")
+
+    def __init__(self, number: int, order_id: int) -> None:
+        self.number = number
+        self.order_id = order_id
+        self.deadline: float | None = None
+        self.ahead: QueuedRequest | None = None
+        self.behind: QueuedRequest | None = None
+        self.released = False
+
+    def put_behind(self, ahead: QueuedRequest) -> int | None:
+        """Note what is directly ahead; return this request if it is the next owner.
+
+        It is not if it has a timeout: the release on the way does not name it.
+        """
+        if ahead.behind is not None:
+            ahead.behind.ahead = None  # it was removed: the store reports it later
+        self.ahead, ahead.behind = ahead, self
+        return self.number if ahead.released and self.deadline is None else None
+
+    def step_out(self) -> tuple[QueuedRequest | None, QueuedRequest | None]:
+        """Forget what is ahead of the request and behind it, and return both."""
+        ahead, behind = self.ahead, self.behind
+        self.ahead = self.behind = None
+        if ahead is not None:
+            ahead.behind = None
+        if behind is not None:
+            behind.ahead = None
+        return ahead, behind
+
+
 class Handoff:
     """The requests of one session in queues, as far as they stand side by side.
 
-    Requests are numbered as in the contract of engines.
-
-    Attributes:
-        order_ids: those of the requests, until their withdrawals are confirmed.
+    They are known until their withdrawals are confirmed. Methods take and return their numbers.
     """
 
-    __slots__ = ("_ahead", "_behind", "_deadlines", "_numbers", "_released", "order_ids")
+    __slots__ = ("_exclusive", "_requests")
 
     def __init__(self) -> None:
-        self.order_ids: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}  # of the exclusive requests, by order id
-        self._ahead: dict[int, int] = {}  # the request that stands directly ahead of a waiter
-        self._behind: dict[int, int] = {}  # the same the other way round
-        self._released: set[int] = set()  # owners whose releases are on the way
-        self._deadlines: dict[int, float] = {}  # of requests with a timeout in the store
+        self._requests: dict[int, QueuedRequest] = {}
+        self._exclusive: dict[int, QueuedRequest] = {}  # of these, by order id
+
+    @property
+    def order_ids(self) -> dict[int, int]:
+        """The order ids of all requests."""
+        return {number: each.order_id for number, each in self._requests.items()}
+
+    def order_id(self, number: int) -> int:
+        """Return the order id of a request; 0 if it is in no queue."""
+        request = self._requests.get(number)
+        return 0 if request is None else request.order_id
 
     def joined(self, number: int, order_id: int) -> None:
         """Add a request that the store has put into its queue."""
-        self.order_ids[number] = order_id
+        self._requests[number] = QueuedRequest(number, order_id)
 
     def note_exclusive(
         self, number: int, ahead: int = 0, deadline: float | None = None
@@ -97,45 +132,50 @@ class Handoff:
         Returns:
             The request if it is the next owner, and has no timeout.
         """
-        self._numbers[self.order_ids[number]] = number
-        if deadline is not None:
-            self._deadlines[number] = deadline
-        before = self._numbers.get(ahead)
-        return None if before is None else self._link(before, number)
+        request = self._requests[number]
+        request.deadline = deadline
+        self._exclusive[request.order_id] = request
+        before = self._exclusive.get(ahead)
+        return None if before is None else request.put_behind(before)
 
     def note_changed(self, number: int) -> None:
         """Note that the count or the timeout of a request changes: it is exclusive no more."""
-        self._unlink(number)
-        self._numbers.pop(self.order_ids.get(number, 0), None)
+        if (request := self._requests.get(number)) is not None:
+            request.step_out()
+            self._exclusive.pop(request.order_id, None)
 
     def released(self, number: int) -> int | None:
         """Note that the release of an owner is on the way; return the next owner, if known.
 
         May be repeated.
         """
-        if number not in self.order_ids:
+        request = self._requests.get(number)
+        if request is None:
             return None
-        self._released.add(number)
-        return self._behind.get(number)
+        request.released = True
+        return None if request.behind is None else request.behind.number
 
     def is_released(self, number: int) -> bool:
         """Return whether the release of this request is on the way."""
-        return number in self._released
+        request = self._requests.get(number)
+        return request is not None and request.released
 
     def is_behind(self, number: int) -> bool:
         """Return whether a request stands directly behind another one."""
-        return number in self._ahead
+        request = self._requests.get(number)
+        return request is not None and request.ahead is not None
 
     def side_by_side(self, number: int) -> Iterator[int]:
         """Yield a request, and those that stand side by side ahead of it, from back to front."""
-        ahead: int | None = number
-        while ahead is not None:
-            yield ahead
-            ahead = self._ahead.get(ahead)
+        yield number
+        request = self._requests.get(number)
+        while request is not None and (request := request.ahead) is not None:
+            yield request.number
 
     def deadline(self, number: int) -> float | None:
         """Return the time of a request's timeout, if it has one."""
-        return self._deadlines.get(number)
+        request = self._requests.get(number)
+        return None if request is None else request.deadline
 
     def left(self, number: int) -> int | None:
         """Forget a request that has left its queue otherwise.
@@ -143,32 +183,19 @@ class Handoff:
         Returns:
             The request that is the next owner because of that, if it has no timeout.
         """
-        before, after = self._unlink(number)
+        request = self._requests.get(number)
+        if request is None:
+            return None
+        ahead, behind = request.step_out()
         self.confirmed(number)
-        return None if before is None or after is None else self._link(before, after)
+        return None if ahead is None or behind is None else behind.put_behind(ahead)
 
     def confirmed(self, number: int) -> None:
         """Forget a request whose release the store has confirmed."""
-        self._unlink(number)
-        self._numbers.pop(self.order_ids.pop(number, 0), None)
-        self._released.discard(number)
-        self._deadlines.pop(number, None)
-
-    def _unlink(self, number: int) -> tuple[int | None, int | None]:
-        """Forget what is ahead of a request and behind it, and return both."""
-        before, after = self._ahead.pop(number, None), self._behind.pop(number, None)
-        if before is not None:
-            del self._behind[before]
-        if after is not None:
-            del self._ahead[after]
-        return before, after
-
-    def _link(self, before: int, after: int) -> int | None:
-        if (removed := self._behind.get(before)) is not None:
-            del self._ahead[removed]  # the store reports it later
-        self._ahead[after] = before
-        self._behind[before] = after
-        return after if before in self._released and after not in self._deadlines else None
+        request = self._requests.pop(number, None)
+        if request is not None:
+            request.step_out()
+            self._exclusive.pop(request.order_id, None)
 
 
 class HandoffWithdraw(WithdrawOperation):
@@ -199,10 +226,6 @@ class HandoffWithdraw(WithdrawOperation):
             unkept.discard(self.request_id)
             self.may_have_run = True  # the session owned the mutex until now
         super().answered(reply)
-
-    def keep(self, kept: int | None) -> None:
-        """Make the withdrawal depend on that request, or on none, when it is sent again."""
-        self.kept = kept
 
 
 class HandoffSession(CommandSession):
@@ -279,7 +302,7 @@ class HandoffSession(CommandSession):
             self._removed(operation.kept, REMOVALS.get(reply[1], Removal.LAPSED))
         elif operation.kept is not None:
             self.unkept.add(operation.kept)  # and its release will find nothing
-        operation.keep(self.handed(operation.name))
+        operation.kept = self.handed(operation.name)
         self._withdraw_again(operation)
 
     def _withdraw_again(self, operation: HandoffWithdraw) -> None:
@@ -318,7 +341,7 @@ class HandoffSession(CommandSession):
             self.loop.call_soon(self._hand_on, request_id)  # after the answer to its caller
         elif self.requests.get(request_id) == WAITING:
             self.requests[request_id] = HANDED
-            self.events.granted(request_id, self.handoff.order_ids[request_id])
+            self.events.granted(request_id, self.handoff.order_id(request_id))
 
     def _granted(self, request_id: int, order_id: int) -> None:
         if self.requests[request_id] == HANDED:
@@ -360,91 +383,3 @@ class HandoffSession(CommandSession):
         """Yield the requests that wait, with their order ids."""
         order_ids = self.handoff.order_ids
         return ((each, order_ids[each]) for each, at in self.requests.items() if at == WAITING)
-
-
-S = TypeVar("S", bound=HandoffSession)
-
-_POLL, _LONGEST_POLL = 0.1, 40.0
-"""Seconds between two polls of the first waiter, and of any, at the most."""
-_QUEUES = 1.5
-"""Queues that programs poll without a longer pause.
-
-The programs in one queue need up to 26 polls a second: ten for the first one, a third of it for the
-second one, and so on.
-"""
-_REQUESTS = 100
-"""Requests that one poll looks at without a longer pause."""
-_LOOKS = 20
-"""Looks for what has expired, in a second, of all programs with new waiters."""
-
-
-class WaiterPolling(Generic[S]):
-    """The polls of one engine.
-
-    Args:
-        look: looks at requests of sessions, given with their states as they are known here; calls
-            a function then with true if one was granted.
-        all_sessions: returns the sessions of the engine.
-        now: returns the time, in seconds.
-        wake_by: has `poll` called by a time.
-
-    Attributes:
-        at: the time of the next poll.
-    """
-
-    def __init__(
-        self,
-        look: Callable[[dict[S, dict[int, int]], Callable[[bool], None]], None],
-        all_sessions: Callable[[], Sequence[S]],
-        now: Callable[[], float],
-        wake_by: Callable[[float], None],
-    ) -> None:
-        self._look = look
-        self._all_sessions = all_sessions
-        self._now = now
-        self._wake_by = wake_by
-        self._programs = self._queues = self._requests = 1
-        self.at = 0.0
-
-    @property
-    def pause_of_looks(self) -> float:
-        """Seconds until a look for what has expired, after a request has begun to wait."""
-        return self._programs / _LOOKS
-
-    def note_load(self, programs: int, queues: int) -> None:
-        """Note how many programs poll for how many queues."""
-        self._programs, self._queues = programs, queues
-
-    def note_waiter(self) -> None:
-        """Poll soon for a request that waits."""
-        self.note_ahead(0)
-
-    def note_ahead(self, ahead: int) -> None:
-        """Poll when a request with so many ahead of it may have been granted."""
-        queues = min(self._programs, self._queues) / _QUEUES
-        pause = _POLL * max(1.0, queues, self._requests / _REQUESTS)
-        self.at = min(self.at, self._now() + min(pause * (ahead + 1) ** 1.5, _LONGEST_POLL))
-        self._wake_by(self.at)
-
-    def poll(self) -> None:
-        """Look at the first waiter of each queue."""
-        self.at = self._now() + _LONGEST_POLL
-        first: dict[tuple[str, str], tuple[int, S, int]] = {}
-        for session in self._all_sessions():
-            if session.early is not None or session.over:
-                continue  # a takeover is not complete, or it has ended
-            for request_id, order_id in session.waits():
-                place = session.path, session.names[request_id]
-                if place not in first or order_id < first[place][0]:
-                    first[place] = order_id, session, request_id
-        self._requests = len(first)
-        requests: dict[S, dict[int, int]] = {}
-        for _, session, request_id in first.values():
-            requests.setdefault(session, {})[request_id] = WAITING
-        if requests:
-            self._look(requests, self._polled)
-
-    def _polled(self, granted: bool) -> None:
-        if granted:
-            for session in self._all_sessions():
-                session.look_up((WAITING,))

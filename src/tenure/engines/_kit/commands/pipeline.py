@@ -1,4 +1,11 @@
-"""Statements of one connection: those that wait, and those that are under way. No I/O.
+"""Operations of sessions, and the statements of one connection that carry them. No I/O.
+
+From the caller to the connection:
+
+* An *operation* adds a request to a queue, or takes one out of it.
+* A *statement* is one transaction of the store. A *batch* is a statement of several operations.
+* Without a connection, `UnsentOperations` and `UnsentStatements` keep both.
+* With one, `StatementPipeline` has the statements that wait, and those that are under way.
 
 The server executes the statements of a connection one after the other. What is sent while it
 executes another one begins at once, without waiting for the client. Rules:
@@ -10,12 +17,8 @@ executes another one begins at once, without waiting for the client. Rules:
   were answered call for others, while the server executes these.
 * A statement may be rolled back, and is sent again behind those that were sent meanwhile. So none
   is sent that depends on one under way: no operation on the same name, and nothing that changes a
-  session while operations of the session are under way, or the other way round.
-
-Statements for a database, and batches of operations as one statement. No I/O.
-
-A statement may be rolled back, and is sent again then. Its keys say which others may not be under
-way at the same time.
+  session while operations of the session are under way, or the other way round. The keys of a
+  statement (`Statement.holds`, `Statement.shares`) say on what it depends.
 """
 
 from __future__ import annotations
@@ -25,13 +28,177 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, TypeVar
 
-from tenure.engines._kit.commands.replies import WHOLE, count_text, microseconds
+from tenure.engines._kit.commands.replies import count_text, microseconds
 from tenure.engines.contract import Enqueued, Place, Prompt, Removal, Withdrawn
 from tenure.model import EPHEMERAL_LIMIT
 
-_MOST_OPERATIONS = 1000
-_MOST_TEXT = 1024 * 1024
-"""Characters of data in one batch, unless one operation has more."""
+T = TypeVar("T")
+
+REFUSED = Enqueued(Place.REFUSED, None)
+LEFT = Withdrawn.LEFT
+
+# Requests
+
+SENT, WAITING, HANDED, OWNS = range(4)
+"""States of a request, as far as known here.
+
+A request of which the session owns the mutex already, through the request ahead, is `HANDED`: it is
+granted here, and waits in the store until the release ahead has arrived there.
+"""
+
+REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
+"""Reasons of the store for removing requests, by the kinds of the events."""
+
+
+class OrderIds:
+    """Highest order id seen by this program. Later ones are higher, even after data loss."""
+
+    __slots__ = ("highest",)
+
+    def __init__(self) -> None:
+        self.highest = 0
+
+    def saw(self, order_id: int) -> None:
+        """Record an order id."""
+        self.highest = max(self.highest, order_id)
+
+
+# Operations
+
+_init = asyncio.Future.__init__
+"""Constructor of operations, called directly because it is on the hot path."""
+
+_NOT_THERE = -1
+"""Answer to the withdrawal of a request that was in no queue."""
+
+
+class Operation(Prompt[T]):
+    """A frequent operation of a session, part of a batch.
+
+    Attributes:
+        session: the session of the operation, in the type of its engine.
+        request_id: the request that it adds, or takes out.
+        name: the name of the semaphore; empty if unknown here.
+        data: the data of the request that it adds.
+        may_have_run: whether it was sent before, without an answer.
+        words: the arguments of a script that executes it: kind, request id, and those of the kind.
+    """
+
+    __slots__ = ("may_have_run", "name", "request_id", "session", "words")
+
+    session: Any
+    request_id: int
+    name: str
+    data: bytes = b""
+    may_have_run: bool
+    words: tuple[Any, ...]
+
+    def answered(self, reply: Any) -> None:
+        """Handle its part of the reply."""
+        raise NotImplementedError
+
+    def settle(self, result: T) -> None:
+        """Set the result, unless the caller has cancelled it."""
+        if not self.done():
+            self.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Set the error, unless the caller has cancelled it."""
+        if not self.done():
+            self.set_exception(error)
+
+    def again(self) -> None:
+        """Record that it was sent, may have been executed, and is sent again."""
+        self.may_have_run = True
+
+
+class EnqueueOperation(Operation[Enqueued]):
+    """Operation that adds a request to a queue. The store looks up one that may have run.
+
+    Attributes:
+        exclusive: it takes all tokens of an ephemeral semaphore.
+        timeout: the seconds that the request may wait; ``None`` for any time.
+        deadline: the time of its timeout by the loop's clock, if it has one.
+    """
+
+    __slots__ = ("count", "data", "deadline", "ephemeral", "exclusive", "timeout")
+
+    def __init__(
+        self,
+        session: Any,
+        request_id: int,
+        name: str,
+        count: int,
+        data: bytes,
+        timeout: float | None,
+        ephemeral: bool,
+    ) -> None:
+        _init(self, loop=session.loop)
+        self.listeners = ()
+        self.session = session
+        self.request_id = request_id
+        self.name = name
+        self.count = count
+        self.data = data
+        self.timeout = timeout
+        self.ephemeral = ephemeral
+        self.exclusive = count == EPHEMERAL_LIMIT and ephemeral
+        self.deadline = None if timeout is None else session.loop.time() + timeout
+        self.may_have_run = False
+        short = self.exclusive and timeout is None and not data
+        self.words = ("m", request_id, name) if short else self._words("e")
+
+    def _words(self, kind: str) -> tuple[Any, ...]:
+        options = (microseconds(self.timeout), "1" if self.ephemeral else "0")
+        return (kind, self.request_id, self.name, count_text(self.count), self.data, *options)
+
+    def again(self) -> None:
+        """Make the store look up an earlier sending first."""
+        self.may_have_run = True
+        self.words = self._words("E")
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        self.session.placed(self, reply)
+
+
+class WithdrawOperation(Operation[Withdrawn]):
+    """Operation that takes a request out of its queue. One that may have run may find none.
+
+    Attributes:
+        retried: whether the session retries it after a failure, because no caller waits for it.
+    """
+
+    __slots__ = ("retried",)
+
+    def __init__(self, session: Any, request_id: int, name: str, *, retried: bool = False) -> None:
+        _init(self, loop=session.loop)
+        self.listeners = ()
+        self.session = session
+        self.request_id = request_id
+        self.name = name
+        self.may_have_run = False
+        self.retried = retried
+        self.words = ("w", request_id)
+
+    def answered(self, reply: Any) -> None:
+        """Handle the reply."""
+        if reply == 0:
+            self.session.confirmed(self.request_id)
+            self.settle(LEFT)
+        elif reply == _NOT_THERE:
+            self.session.confirmed(self.request_id)
+            self.settle(LEFT if self.may_have_run else Withdrawn.MISSING)
+        else:
+            self.session.not_withdrawn(self, reply)
+
+    def leave_unsent(self, request: EnqueueOperation) -> None:
+        """Answer this and the request, of which neither is sent."""
+        self.session.loop.call_soon(request.settle, REFUSED)
+        self.answered(0)
+
+
+# Statements
 
 
 class Statement:
@@ -74,8 +241,13 @@ class Statement:
         return True
 
 
+_MOST_OPERATIONS = 1000
+_MOST_DATA = 1024 * 1024
+"""Bytes of data in one batch, unless one operation has more."""
+
+
 class OperationBatch(Statement):
-    """Operations of sessions, in order; their words begin with kind, request id and name.
+    """Operations of sessions, in order.
 
     One that the database refuses does not fail the others: the batch is sent again in parts.
 
@@ -99,11 +271,11 @@ class OperationBatch(Statement):
         self.operations: list[Operation[Any]] = []
         self.holds = set()
         self.shares = set()
-        self._room = _MOST_TEXT
+        self._room = _MOST_DATA
 
     def add(self, operation: Operation[Any]) -> bool:
         """Add an operation; return false if there is no room for it."""
-        operations, size = self.operations, _size(operation)
+        operations, size = self.operations, len(operation.data)
         if operations and (size > self._room or len(operations) >= _MOST_OPERATIONS):
             return False
         self._room -= size
@@ -116,11 +288,11 @@ class OperationBatch(Statement):
         """Remove a request, and return it, unless the store may have carried it out."""
         operations = self.operations
         for at, each in enumerate(operations):
-            if each.words[1] != request_id or each.session is not session:
+            if each.request_id != request_id or each.session is not session:
                 continue
-            if isinstance(each, EnqueueOperation) and each.is_new:
+            if isinstance(each, EnqueueOperation) and not each.may_have_run:
                 del operations[at]
-                self._room += _size(each)
+                self._room += len(each.data)
                 place = _place(each)
                 if all(_place(other) != place for other in operations):
                     self.holds.remove(place)
@@ -156,172 +328,10 @@ class OperationBatch(Statement):
 
 def _place(operation: Operation[Any]) -> tuple[str, object]:
     """Return the node and the name of an operation."""
-    return operation.session.path, operation.words[2]
+    return operation.session.path, operation.name
 
 
-def _size(operation: Operation[Any]) -> int:
-    words = operation.words
-    return len(str(words[4])) if len(words) > 4 else 0
-
-
-T = TypeVar("T")
-
-SENT, WAITING, HANDED, OWNS = range(4)
-"""States of a request, as far as known here.
-
-A request of which the session owns the mutex already, through the request ahead, is `HANDED`: it is
-granted here, and waits in the store until the release ahead has arrived there.
-"""
-
-REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
-"""Reasons of the store for removing requests, by the kinds of the events."""
-
-
-_init = asyncio.Future.__init__
-"""Constructor of operations, called directly because it is on the hot path."""
-
-_LEFT = Withdrawn.LEFT
-_REFUSED = Enqueued(Place.REFUSED, None)
-_NOT_THERE = -1
-"""Answer to the withdrawal of a request that was in no queue."""
-
-
-class OrderIds:
-    """Highest order id seen by this program. Later ones are higher, even after data loss."""
-
-    __slots__ = ("highest",)
-
-    def __init__(self) -> None:
-        self.highest = 0
-
-    def saw(self, order_id: int) -> None:
-        """Record an order id."""
-        self.highest = max(self.highest, order_id)
-
-
-class Operation(Prompt[T]):
-    """A frequent operation of a session, part of a batch.
-
-    Attributes:
-        session: the session of the operation, in the type of its engine.
-        words: the arguments for the store.
-    """
-
-    __slots__ = ("session", "words")
-
-    session: Any
-    words: tuple[Any, ...]
-
-    def answered(self, reply: Any) -> None:
-        """Handle its part of the reply."""
-        raise NotImplementedError
-
-    def settle(self, result: T) -> None:
-        """Set the result, unless the caller has cancelled it."""
-        if not self.done():
-            self.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """Set the error, unless the caller has cancelled it."""
-        if not self.done():
-            self.set_exception(error)
-
-    def again(self) -> None:
-        """Record that it was sent, may have been executed, and is sent again."""
-
-
-class EnqueueOperation(Operation[Enqueued]):
-    """Operation that adds a request to a queue.
-
-    Attributes:
-        exclusive: it takes all tokens of an ephemeral semaphore.
-        deadline: the time of its timeout by the loop's clock, if it has one.
-    """
-
-    __slots__ = ("count", "deadline", "exclusive", "name", "request_id")
-
-    def __init__(
-        self,
-        session: Any,
-        request_id: int,
-        name: str,
-        count: int,
-        data: bytes,
-        timeout: float | None,
-        ephemeral: bool,
-    ) -> None:
-        _init(self, loop=session.loop)
-        self.listeners = ()
-        self.session = session
-        self.request_id = request_id
-        self.name = name
-        self.count = count
-        self.exclusive = count == EPHEMERAL_LIMIT and ephemeral
-        self.deadline = None if timeout is None else session.loop.time() + timeout
-        if self.exclusive and timeout is None and not data:
-            self.words = ("m", request_id, name)
-        else:
-            flags = (microseconds(timeout), "1" if ephemeral else "0")
-            self.words = ("e", request_id, name, count_text(count), data, *flags)
-
-    @property
-    def is_new(self) -> bool:
-        """True unless the store may have carried it out."""
-        kind: str = self.words[0]
-        return kind != "E"
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        self.session.placed(self, reply)
-
-    def again(self) -> None:
-        """Make the store look up an earlier sending first."""
-        if self.words[0] == "m":
-            self.words = ("E", *self.words[1:], WHOLE, b"", "", "1")
-        else:
-            self.words = ("E", *self.words[1:])
-
-
-class WithdrawOperation(Operation[Withdrawn]):
-    """Operation that takes a request out of its queue.
-
-    Attributes:
-        name: the name of the semaphore; empty if unknown here.
-        may_have_run: whether it was sent before, without an answer.
-        retried: whether the session retries it after a failure, because no caller waits for it.
-    """
-
-    __slots__ = ("may_have_run", "name", "request_id", "retried")
-
-    def __init__(self, session: Any, request_id: int, name: str, *, retried: bool = False) -> None:
-        _init(self, loop=session.loop)
-        self.listeners = ()
-        self.session = session
-        self.request_id = request_id
-        self.name = name
-        self.words = ("w", request_id)
-        self.may_have_run = False
-        self.retried = retried
-
-    def answered(self, reply: Any) -> None:
-        """Handle the reply."""
-        if reply == 0:
-            self.session.confirmed(self.request_id)
-            self.settle(_LEFT)
-        elif reply == _NOT_THERE:
-            self.session.confirmed(self.request_id)
-            self.settle(_LEFT if self.may_have_run else Withdrawn.MISSING)
-        else:
-            self.session.not_withdrawn(self, reply)
-
-    def leave_unsent(self, request: EnqueueOperation) -> None:
-        """Answer this and the request, of which neither is sent."""
-        self.session.loop.call_soon(request.settle, _REFUSED)
-        self.answered(0)
-
-    def again(self) -> None:
-        """Record that a request that is missing now may have existed before."""
-        self.may_have_run = True
+# Without a connection
 
 
 class UnsentOperations:
@@ -344,7 +354,7 @@ class UnsentOperations:
                 del self._operations[request]
                 operation.leave_unsent(request)
                 return
-        elif isinstance(operation, EnqueueOperation) and operation.is_new:
+        elif isinstance(operation, EnqueueOperation) and not operation.may_have_run:
             self._requests[operation.session, operation.request_id] = operation
         self._operations[operation] = None
 
@@ -396,8 +406,12 @@ class UnsentStatements:
                 self._statements.append(batch)
 
 
+# The statements of a connection
+
 MOST = 16
+"""Statements that may be under way."""
 _BATCHES = 2
+"""Batches that may be under way."""
 _FEW = 16
 """Operations that are one batch, however many others are under way."""
 

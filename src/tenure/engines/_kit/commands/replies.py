@@ -1,4 +1,4 @@
-"""Replies to commands: their receivers, and the errors in them.
+"""Values in commands, replies to these, and the errors in replies.
 
 A reply is a value, a list that begins with a word such as "ok", or a refusal. A refusal is an
 exception of the store's library.

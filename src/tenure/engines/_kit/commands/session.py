@@ -1,20 +1,15 @@
-"""Session of an engine that sends commands: its requests and takeover, based on its attachment.
+"""Session of an engine that sends commands: its proof, semaphores, requests, end and takeover.
 
 Rules:
-
-* `placed` handles the answer to a request, before any event of that request. An event that arrives
-  before the request's caller knows the answer is delayed.
-* A request that the store has removed is withdrawn as well, so that the store can forget the
-  reason.
-
-Attachment of a session: its token and end, its changes of semaphores, and its errors.
-
-`CommandSession` adds the requests. Rules:
 
 * Every command of a session has the token of its attachment. The store rejects an older one.
 * Changes are numbered, so that the store recognises a repeated one.
 * Only `renew` extends a session. A reattach extends it if a renewal has no answer yet: a server's
   engine has sessions of other programs, which may have died.
+* `placed` handles the answer to a request, before any event of that request. An event that arrives
+  before the request's caller knows the answer is delayed.
+* A request that the store has removed is withdrawn as well, so that the store can forget the
+  reason.
 """
 
 from __future__ import annotations
@@ -31,7 +26,9 @@ from tenure.core import rules
 from tenure.engines._kit.commands import replies
 from tenure.engines._kit.commands.pipeline import (
     HANDED,
+    LEFT,
     OWNS,
+    REFUSED,
     REMOVALS,
     SENT,
     WAITING,
@@ -143,8 +140,7 @@ class SessionParameters(NamedTuple):
     window: float
 
 
-_GRANTED, _LEFT = Place.GRANTED, Withdrawn.LEFT
-_REFUSED = Enqueued(Place.REFUSED, None)
+_GRANTED = Place.GRANTED
 _SOON = 4.5
 """Longest time that a request with timeout 0 waits for the end of a quarantine, in seconds."""
 
@@ -490,7 +486,7 @@ class CommandSession(SessionBase):
         self._engine.quarantined(left)
         self._drop(operation.request_id)
         self.names.pop(operation.request_id, None)
-        operation.settle(_REFUSED)  # in a quarantine, `Engine.trouble` has the reason
+        operation.settle(REFUSED)  # in a quarantine, `Engine.trouble` has the reason
 
     def _retry_after_quarantine(self, operation: EnqueueOperation, left: float) -> None:
         """Retry a request with timeout 0 at the end of the quarantine, if that is soon."""
@@ -506,7 +502,7 @@ class CommandSession(SessionBase):
         elif operation.request_id in self.requests:
             self._sender.operate(operation)
         else:
-            operation.settle(_REFUSED)  # it was withdrawn meanwhile
+            operation.settle(REFUSED)  # it was withdrawn meanwhile
 
     def _push_ahead(self, request_id: int) -> None:
         if early := self._ahead.pop(request_id, None):
@@ -556,7 +552,7 @@ class CommandSession(SessionBase):
             if not self.over:
                 self._unremoved[operation.request_id] = operation.name
         elif operation.may_have_run and isinstance(error, SessionExpired):
-            operation.settle(_LEFT)
+            operation.settle(LEFT)
         else:
             operation.fail(error or self._failure(f"unexpected reply {reply!r}"))
 
