@@ -1,4 +1,4 @@
-"""One connection to a dflockd server: requests out, replies in, in the same order.
+"""One connection to a dflockd server: opened, then requests out and replies in, in the same order.
 
 The loop owns it, except that a thread may send renewals and read while the loop is stuck
 (`session`). A lock guards the requests without replies. Replies that the thread reads wait for
@@ -12,12 +12,10 @@ Rules:
   only the handlers of renewals are called, with `LOST`. The users of the connection are notified,
   except after `hang_up`.
 
-Opening a connection: TCP, TLS, the token, and the kind of the server.
-
-dflockd reports no version, so the kind of a server is determined by its answers: `PING` exists
-since 2.0, whose tokens begin with a fencing token; `STATS` since 1.0, which has semaphores. An
-early server closes the connection after an unknown request, so `kind_of` may have to open another
-one.
+**Opening** includes TCP, TLS, the token and the kind of the server (`dial`, `kind_of`). dflockd
+reports no version, so the kind of a server is determined by its answers: `PING` exists since 2.0,
+whose tokens begin with a fencing token; `STATS` since 1.0, which has semaphores. An early server
+closes the connection after an unknown request, so `kind_of` may have to open another one.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ A withdrawn request (`withdraw`, its timeout, the end of its session) leaves at 
 pending reply. When its connection is lost, a request that is not held yet returns to TRYING or
 JOINING; a request that is HELD or LEAVING ends.
 
-States of a request and its transitions.
-
-::
+States and transitions (`Standing`)::
 
     NEW        waits for its turn, or for a connection              -> TRYING
     TRYING     sent with a timeout of 0, on the shared connection   -> PROVING, JOINING, GONE

@@ -7,11 +7,10 @@ While it holds nothing, every renewal proves it.
 A server also closes a connection that is silent for its read timeout. If the window is longer than
 that, a proof counts as older by the difference.
 
-Heartbeat thread: reads the answers to renewals while the event loop is stuck.
-
-The client's thread sends the renewals over the connections that hold locks, because a renewal over
-another connection would not keep these alive. This thread reads the answers, which prove the
-session. Other replies that it reads wait for the loop.
+**The heartbeat thread** reads the answers to renewals while the event loop is stuck. The client's
+thread sends the renewals over the connections that hold locks, because a renewal over another
+connection would not keep these alive. This thread reads the answers, which prove the session. Other
+replies that it reads wait for the loop.
 """
 
 from __future__ import annotations

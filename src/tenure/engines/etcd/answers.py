@@ -17,6 +17,8 @@ from tenure.engines._kit.reconnect import backoff
 from tenure.engines.etcd.grpc import CallFailed, Code
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument, TenureError
 
+T = TypeVar("T")
+
 _MAY_PASS = frozenset(
     {
         Code.UNAVAILABLE,
@@ -130,7 +132,6 @@ def pauses() -> Iterator[float]:
 
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 _HEADER, _SUCCEEDED = b"\x0a", b"\x10\x01"
 

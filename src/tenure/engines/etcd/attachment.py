@@ -1,4 +1,4 @@
-"""One attachment of a session: its lease, its key and its transactions.
+"""One attachment of a session: its lease and key, its operation queues and its transactions.
 
 Rules:
 
@@ -9,10 +9,9 @@ Rules:
   transaction. Then the operation sends it again; it may find its own results. Other transactions
   are not sent before that is done.
 
-Operation queues of one session.
-
-A request that is withdrawn during an outage, before it was sent, is dropped. Otherwise programs
-that try again and again would fill the memory.
+**The operation queues** (`EtcdOperations`) order the operations on each name. A request that is
+withdrawn during an outage, before it was sent, is dropped. Otherwise programs that try again and
+again would fill the memory.
 """
 
 from __future__ import annotations

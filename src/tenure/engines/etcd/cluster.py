@@ -1,22 +1,6 @@
-"""Services for all sessions of an engine: members, watches, renewals, retries and tasks.
+"""Services for all sessions of an engine: renewals, late waiters, members, watches and retries.
 
-Overdue waiters: their timeout has passed, and their own program does not remove them.
-
-The value of a waiting request contains its timeout. If its program has lost contact or was killed,
-the request stays under its lease and delays the queue. Any program that waits behind it removes it.
-
-Rules:
-
-* Clocks of different machines are not compared. The timeout counts from when *this* program first
-  saw the request with its current value, so it is never removed early.
-* Its own program removes a request `_OTHERS` seconds before other programs do.
-* Only a waiter is removed: the transaction compares that neither it nor any request before it was
-  put or deleted since the queue was read. If these are too many for one transaction, it stays until
-  there are fewer, or its lease ends.
-
-Lease renewals: in rounds on the loop, and by the heartbeat thread while the loop is stuck.
-
-Rules:
+**Renewals** are sent in rounds on the loop, and by the heartbeat thread while the loop is stuck:
 
 * A round is one call to one member for all sessions that are due, so that a silent member delays
   nothing else. A session without proof after a sixth of its window is renewed again, through all
@@ -28,6 +12,17 @@ Rules:
   taken over (liveness ``window``) is proven only if its key, read after the renewal, is still its
   own.
 * The heartbeat thread runs a separate loop with separate connections for each renewal.
+
+**Late waiters** (`LateWaiters`) have timed out, and their own program does not remove them. The
+value of a waiting request contains its timeout. If its program has lost contact or was killed, the
+request stays under its lease and delays the queue. Any program that waits behind it removes it.
+
+* Clocks of different machines are not compared. The timeout counts from when *this* program first
+  saw the request with its current value, so it is never removed early.
+* Its own program removes a request `_OTHERS` seconds before other programs do.
+* Only a waiter is removed: the transaction compares that neither it nor any request before it was
+  put or deleted since the queue was read. If these are too many for one transaction, it stays until
+  there are fewer, or its lease ends.
 """
 
 from __future__ import annotations
@@ -67,6 +62,8 @@ from tenure.errors import (
 )
 from tenure.model import EPHEMERAL_LIMIT
 
+T = TypeVar("T")
+
 _log = logging.getLogger("tenure")
 
 _LEAST_TIMEOUT = 0.2
@@ -85,8 +82,8 @@ _LATE = 0.5
 """Fraction of a tick; a tick that is later than this is late."""
 
 
-class Renewable(Protocol):
-    """A session, as seen by its renewal."""
+class ClusterSession(ClosableSession, Protocol):
+    """A session, as its cluster renews and closes it."""
 
     id: int
     key: bytes
@@ -95,6 +92,9 @@ class Renewable(Protocol):
     timeout: float
     proven_at: float
     over: bool
+
+    def contact(self, there: bool, cause: TenureError | None = None) -> None:
+        """Report to the program that a member is reached, or why none is reached."""
 
     def look_up_soon(self) -> None:
         """Find requests whose keys were deleted. Called on the loop."""
@@ -145,8 +145,8 @@ async def keep_alive(
     members: Members,
     clock: Clock,
     turn: int,
-    sessions: Iterable[Renewable],
-    settle: Callable[[Renewable, float, bool, KeyValue | None], None],
+    sessions: Iterable[ClusterSession],
+    settle: Callable[[ClusterSession, float, bool, KeyValue | None], None],
 ) -> None:
     """Renew leases through one member.
 
@@ -161,7 +161,7 @@ async def keep_alive(
     Raises:
         Lost, Refused, AuthenticationFailed
     """
-    sent: dict[int, tuple[Renewable, float]] = {}
+    sent: dict[int, tuple[ClusterSession, float]] = {}
     call = await members.converse(turn, wire.KEEP_ALIVE)
     try:
         for session in sessions:
@@ -188,7 +188,7 @@ async def keep_alive(
         call.cancel()
 
 
-def _timeout(session: Renewable) -> float:
+def _timeout(session: ClusterSession) -> float:
     return max(session.window / 6, _LEAST_TIMEOUT)
 
 
@@ -201,13 +201,13 @@ class Rounds:
         self._members = members
         self._clock = clock
         self._spawn = spawn
-        self._due: dict[Renewable, tuple[int, float]] = {}
+        self._due: dict[ClusterSession, tuple[int, float]] = {}
 
-    def renew(self, session: Renewable) -> None:
+    def renew(self, session: ClusterSession) -> None:
         """Renew a session in the next round. Returns immediately."""
         self._put(session, 0, self._clock.now())
 
-    def _put(self, session: Renewable, attempt: int, since: float) -> None:
+    def _put(self, session: ClusterSession, attempt: int, since: float) -> None:
         if not self._due:
             asyncio.get_running_loop().call_soon(self._begin)
         self._due[session] = attempt, since
@@ -231,15 +231,15 @@ class Rounds:
             for other in range(1, len(self._members)):
                 self._spawn(self._round(turn + other, late))
 
-    def _settled(self, session: Renewable, since: float) -> bool:
+    def _settled(self, session: ClusterSession, since: float) -> bool:
         """Return true if a session has been proven since, or needs no proof."""
         return session.over or session.proven_at >= since or not len(self._members)
 
-    def _again(self, session: Renewable, attempt: int, since: float) -> None:
+    def _again(self, session: ClusterSession, attempt: int, since: float) -> None:
         if not self._settled(session, since):
             self._put(session, attempt, since)
 
-    async def _round(self, turn: int, sessions: list[Renewable]) -> None:
+    async def _round(self, turn: int, sessions: list[ClusterSession]) -> None:
         # Without an answer, its timeout is that of the sessions.
         within = max(session.window for session in sessions)
         try:
@@ -248,19 +248,19 @@ class Rounds:
         except (Lost, Refused, TimeoutError, TenureError) as error:
             _log.debug("renewal failed: member=%d error=%s", turn, error)
 
-    async def keep_alive(self, turn: int, sessions: Iterable[Renewable]) -> None:
+    async def keep_alive(self, turn: int, sessions: Iterable[ClusterSession]) -> None:
         """Renew sessions through one member. Raises `Lost`, `Refused`, `AuthenticationFailed`."""
         await keep_alive(self._members, self._clock, turn, sessions, _settle)
 
 
-def _settle(session: Renewable, at: float, exists: bool, kv: KeyValue | None) -> None:
+def _settle(session: ClusterSession, at: float, exists: bool, kv: KeyValue | None) -> None:
     if not exists:
         session.end("its lease has expired, or was revoked")
     elif not session.resumable or session.judge(kv):
         session.prove(at)
 
 
-class EtcdHeartbeat(HeartbeatThread[Renewable]):
+class EtcdHeartbeat(HeartbeatThread[ClusterSession]):
     """Heartbeat thread of one engine."""
 
     expected = (OSError, TenureError)
@@ -280,7 +280,7 @@ class EtcdHeartbeat(HeartbeatThread[Renewable]):
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(task.cancel)
 
-    def renew_now(self, requested: dict[Renewable, float]) -> None:
+    def renew_now(self, requested: dict[ClusterSession, float]) -> None:
         """Renew sessions through the first member that answers."""
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(self._renew(requested))
@@ -288,7 +288,7 @@ class EtcdHeartbeat(HeartbeatThread[Renewable]):
     def disconnect(self) -> None:
         """Do nothing: each renewal closes its connections."""
 
-    async def _renew(self, requested: dict[Renewable, float]) -> None:
+    async def _renew(self, requested: dict[ClusterSession, float]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._renewal = asyncio.get_running_loop(), task
@@ -315,7 +315,9 @@ class EtcdHeartbeat(HeartbeatThread[Renewable]):
             await members.aclose()
 
 
-def _settle_in_thread(session: Renewable, at: float, exists: bool, kv: KeyValue | None) -> None:
+def _settle_in_thread(
+    session: ClusterSession, at: float, exists: bool, kv: KeyValue | None
+) -> None:
     """Prove a session; its end is reported on the loop."""
     if exists and not session.over and (not session.resumable or session.is_mine(kv)):
         session.prove(at)
@@ -412,17 +414,8 @@ class LateWaiters:
         return answer.ok
 
 
-T = TypeVar("T")
-
 _NAMES = 4096
 """Maximum number of names with cached keys."""
-
-
-class EndableSession(Renewable, ClosableSession, Protocol):
-    """A session, as closed by its engine."""
-
-    def contact(self, there: bool, cause: TenureError | None = None) -> None:
-        """Report to the program that a member is reached, or why none is reached."""
 
 
 class EtcdCluster:
@@ -451,7 +444,7 @@ class EtcdCluster:
         self.timeout = address.timeout
         self.address = address
         self.is_open = False
-        self.sessions: set[EndableSession] = set()
+        self.sessions: set[ClusterSession] = set()
         self.local: dict[bytes, EtcdRequest] = {}
         self.late = LateWaiters(self.keys, clock, self.local, self.txn, self.timeout)
         self.members = Members(address) if members is None else members
@@ -513,7 +506,7 @@ class EtcdCluster:
 
     # Leases
 
-    def renew(self, session: Renewable) -> None:
+    def renew(self, session: ClusterSession) -> None:
         """Renew a session's lease. From any thread."""
         if threading.get_ident() == self._thread:
             self._rounds.renew(session)
@@ -521,7 +514,7 @@ class EtcdCluster:
         else:
             self._heartbeat.renew(session)
 
-    async def keep_alive(self, session: Renewable) -> None:
+    async def keep_alive(self, session: ClusterSession) -> None:
         """Renew a lease, for a detach or a takeover. Raises `Lost`."""
         turn = self.members.turn
         try:

@@ -3,11 +3,10 @@
 It opens and closes the services shared by the sessions (`EtcdCluster`), and implements the
 contract.
 
-Attaching of a session: a new one, or one of another program.
-
-A new session gets the revision of a write as its number, then a lease of that number, and its key
-under that lease. A takeover raises the attach number by a compare-and-swap on the key. From then on
-etcd rejects transactions of the former attachment, and nothing proves it any more.
+**Attaching** (`EtcdAttach`) opens a session, or takes one over from another program. A new session
+gets the revision of a write as its number, then a lease of that number, and its key under that
+lease. A takeover raises the attach number by a compare-and-swap on the key. From then on etcd
+rejects transactions of the former attachment, and nothing proves it any more.
 
 Each attachment has a *claim*: a key that exists while it may consider leases held. A takeover waits
 until the claims of all others are deleted, or until the window has passed since the takeover, less
@@ -49,6 +48,9 @@ from tenure.model import (
     Capabilities,
     NodeConfig,
 )
+
+T = TypeVar("T")
+_log = logging.getLogger("tenure")
 
 _LEAST_TTL = 2
 """Seconds; etcd grants no shorter lease."""
@@ -255,9 +257,6 @@ class EtcdAttach(EtcdAttempts):
         session.check()
         session.begin(found, data)
 
-
-T = TypeVar("T")
-_log = logging.getLogger("tenure")
 
 _LEAVING = 2.0
 """Seconds that closing waits for the tasks of the sessions."""

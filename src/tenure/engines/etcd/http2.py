@@ -1,4 +1,4 @@
-"""Client side of HTTP/2 without I/O: bytes in, bytes out, and streams that receive events.
+"""Client side of HTTP/2 without I/O: frames, header blocks, streams that receive events.
 
 It implements the part of RFC 9113 that gRPC needs. The owner of a connection passes received data
 to `receive`, and writes the result of `take` soon after `schedule` was called.
@@ -13,10 +13,8 @@ Rules:
 * After GOAWAY, or when the stream numbers are used up, the connection is `draining`: no stream
   begins, and streams that the peer processes are finished.
 
-Frames and header blocks of HTTP/2, for a client.
-
-Neither side uses HPACK's dynamic table (RFC 7541), which our first settings forbid. So a block has
-the same bytes on every connection, and is encoded and decoded only once.
+**Header blocks.** Neither side uses HPACK's dynamic table (RFC 7541), which our first settings
+forbid. So a block has the same bytes on every connection, and is encoded and decoded only once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One request of a session: its state, and its transactions.
 
-`requests` sets `created`, `gone` and the timer. `waiting` sets `owns`, the watch and the poll.
+In `requests`, `EtcdRequests` sets `created`, `gone` and the timer. `Waiting` sets `owns`, the watch
+and the poll.
 `count` and `data` change when etcd has confirmed the change. Transactions are only built here.
 """
 

@@ -1,9 +1,9 @@
-"""The requests of one session: joining queues, and leaving them.
+"""The requests of one session: joining queues, waiting in them, and leaving them.
 
-A request is joining (its transaction is pending), waiting, an owner, or gone. this module detects
-that a waiter has become an owner; `request` builds the transactions.
+A request is joining (its transaction is pending), waiting, an owner, or gone. `request` builds the
+transactions.
 
-Rules:
+Rules for joining and leaving (`EtcdRequests`):
 
 * **One transaction joins.** If the queue is empty, the request is put and is an owner; nothing is
   read. Otherwise a nested transaction puts it and reads the queue before it. A request with timeout
@@ -14,14 +14,14 @@ Rules:
   until etcd has confirmed that. If etcd rejects the withdrawal, it is repeated by the next call or
   after a pause.
 * A timer of its own program removes an overdue waiter. If that program has lost contact, a program
-  that waits behind it does so: see `late`.
+  that waits behind it does so (`tenure.engines.etcd.cluster.LateWaiters`).
 * The transaction that removes an owner also reads the first request if a request of the same
   session follows. If that is the follower, it is an owner. Any other follower in this engine reads
   the queue.
 * If an owner of the whole limit leaves just after another request of the session joins behind it,
   one transaction does both: a handover is one commit even if all join again.
 
-Waiting in a queue until a request becomes an owner.
+Rules for waiting (`Waiting`):
 
 * **Ownership is the prefix rule** over the queue in the order of the create revisions, as this
   session read it at a revision of a majority, under its own attachment.
@@ -30,7 +30,7 @@ Waiting in a queue until a request becomes an owner.
   marked as an owner; the first waiter watches the owners. An owner that had to wait, and that
   leaves room for others, marks itself to wake the next waiter. If it dies before that, the next
   waiter notices when it reads the queue, every few seconds.
-* A waiter whose predecessor is in this engine is notified directly: see `gone`.
+* A waiter whose predecessor is in this engine is notified directly (`Waiting.gone`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attachment of a session: its connection, proof and end.
+"""Attachment of a session: its operation queue, watches, connection, proof and end.
 
 States::
 
@@ -15,9 +15,7 @@ Rules:
   number. `reconcile` finds those that need not be sent again.
 * A session that the program has closed or detached reports no more events.
 
-Operation queue of a session, across all its connections.
-
-Rules:
+**The operation queue** (`NativeOperationQueue`) lasts across all connections of the session:
 
 * An operation is kept until it is answered, and sent again over the next connection.
 * The server keeps a limited number of answers until they are acknowledged. At most so many
@@ -68,6 +66,8 @@ from tenure.errors import (
 from tenure.wire import messages as wire
 from tenure.wire.errors import from_wire
 from tenure.wire.frames import FrameWriter
+
+_log = logging.getLogger("tenure")
 
 _GRANTED, _WAITING = Place.GRANTED, Place.WAITING  # an enumeration's attributes are slow to read
 
@@ -268,8 +268,6 @@ class NativeOperationQueue:
 
 POLLING = 1.0
 """Seconds between two notifications if the server rejects a watch."""
-
-_log = logging.getLogger("tenure")
 
 
 class _Watch:

@@ -10,10 +10,9 @@ Rules:
 * A failure of the connection is an `EngineUnavailable`.
 * When `aclose` returns, no task or call is left.
 
-Credentials: the token of a call, and the files for TLS.
-
-A password is exchanged for a token by the database's login. Cloud credentials, and the SDK's
-environment variables, are handled by YDB's SDK, which is imported only for them.
+**Credentials** are the token of a call, and the files for TLS. A password is exchanged for a token
+by the database's login. Cloud credentials, and the SDK's environment variables, are handled by
+YDB's SDK, which is imported only for them.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.wire.ydb import Message, SessionRequest, SessionResponse, message_class, unpacked
+
+T = TypeVar("T")
 
 AGE = 30 * 60.0
 """Seconds for which the token of a login is used; YDB's own tokens live longer."""
@@ -271,8 +272,6 @@ class YdbConnection:
         """Close it, with all its calls."""
         await self._channel.close()
 
-
-T = TypeVar("T")
 
 FINISHING = 1.0
 """Seconds within which gRPC finishes calls that were cut off."""

@@ -7,9 +7,8 @@ additional session. Rules:
 * A sibling without requests is reused. It is ended when it has been idle for a window.
 * A request that is leaving its queue keeps its member until the server has confirmed that.
 
-One session on the server: its protocol, and its streams, one after another.
-
-A member owns a reading task, which owns a writing task for each stream. Rules:
+**A member** (`Member`) is one session on the server: its protocol, and its streams, one after
+another. A member owns a reading task, which owns a writing task for each stream. Rules:
 
 * After a loss the member opens another stream, with growing random pauses, until the session or the
   member ends. It does not do so while the program is inactive, because attaching would keep the
