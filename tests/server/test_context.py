@@ -11,7 +11,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine
 from tenure.errors import EngineError, InvalidArgument
 from tenure.server.limits import Count, LimitReached, Limits
-from tenure.server.reads import Semaphores
+from tenure.server.semaphores import SemaphoreCounts
 from tenure.testing import VirtualClock
 
 
@@ -72,38 +72,38 @@ def test_what_exists_already_is_counted_and_never_refused() -> None:
 
 
 async def test_an_ephemeral_semaphore_counts_while_it_has_requests() -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
-    semaphores.join("/default", "a", ephemeral=True)
-    semaphores.join("/default", "a", ephemeral=True)
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits(semaphores=1))
+    semaphores.add_request("/default", "a", ephemeral=True)
+    semaphores.add_request("/default", "a", ephemeral=True)
     assert semaphores.taken == 1
     with pytest.raises(LimitReached, match="semaphores = 1"):
-        semaphores.join("/default", "b", ephemeral=True)
-    semaphores.leave("/default", "a")
+        semaphores.add_request("/default", "b", ephemeral=True)
+    semaphores.remove_request("/default", "a")
     with pytest.raises(LimitReached):
-        semaphores.join("/default", "b", ephemeral=True)
-    semaphores.leave("/default", "a")
-    semaphores.join("/default", "b", ephemeral=True)
+        semaphores.add_request("/default", "b", ephemeral=True)
+    semaphores.remove_request("/default", "a")
+    semaphores.add_request("/default", "b", ephemeral=True)
 
 
 async def test_a_queue_has_a_longest_length() -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits(queue_length=2))
-    semaphores.join("/default", "a", ephemeral=False)
-    semaphores.rejoin("/default", "a", ephemeral=False)
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits(queue_length=2))
+    semaphores.add_request("/default", "a", ephemeral=False)
+    semaphores.add_existing_request("/default", "a", ephemeral=False)
     with pytest.raises(LimitReached, match="queue_length = 2") as caught:
-        semaphores.join("/default", "a", ephemeral=False)
+        semaphores.add_request("/default", "a", ephemeral=False)
     assert (caught.value.node, caught.value.name) == ("/default", "a")
-    semaphores.join("/other", "a", ephemeral=False)
-    semaphores.leave("/default", "a")
-    semaphores.join("/default", "a", ephemeral=False)
+    semaphores.add_request("/other", "a", ephemeral=False)
+    semaphores.remove_request("/default", "a")
+    semaphores.add_request("/default", "a", ephemeral=False)
     assert semaphores.taken == 0
 
 
 async def test_a_queue_joined_in_the_wrong_kind_leaves_the_count_right() -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits())
-    semaphores.join("/default", "a", ephemeral=False)
-    semaphores.join("/default", "a", ephemeral=True)
-    semaphores.leave("/default", "a")
-    semaphores.leave("/default", "a")
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits())
+    semaphores.add_request("/default", "a", ephemeral=False)
+    semaphores.add_request("/default", "a", ephemeral=True)
+    semaphores.remove_request("/default", "a")
+    semaphores.remove_request("/default", "a")
     assert semaphores.taken == 0
 
 
@@ -111,7 +111,7 @@ async def test_lasting_semaphores_are_counted_in_the_store_before_one_is_refused
     clock = VirtualClock()
     engine = await store(clock)
     session = await engine.attach(Attach("/default", 30.0), Nobody())  # type: ignore[arg-type]
-    semaphores = Semaphores(engine, Limits(semaphores=2))
+    semaphores = SemaphoreCounts(engine, Limits(semaphores=2))
 
     async def create(name: str) -> None:
         async with semaphores.creating("/default", name):
@@ -133,7 +133,7 @@ async def test_lasting_semaphores_are_counted_in_the_store_before_one_is_refused
 
 
 async def create(
-    semaphores: Semaphores, name: str, error: type[BaseException] | None = None
+    semaphores: SemaphoreCounts, name: str, error: type[BaseException] | None = None
 ) -> None:
     """Create a semaphore in no store; that store fails with the error."""
     async with semaphores.creating("/default", name):
@@ -142,7 +142,7 @@ async def create(
 
 
 async def test_a_semaphore_counts_from_before_its_creation_until_the_store_refuses_it() -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits(semaphores=1))
     with pytest.raises(InvalidArgument):
         await create(semaphores, "a", InvalidArgument)
     assert semaphores.taken == 0
@@ -157,7 +157,7 @@ async def test_a_semaphore_counts_from_before_its_creation_until_the_store_refus
 async def test_a_semaphore_that_may_exist_counts_until_the_store_is_counted_anew(
     error: type[BaseException],
 ) -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits(semaphores=1))
     with pytest.raises(error):
         await create(semaphores, "a", error)
     assert semaphores.taken == 1
@@ -166,7 +166,7 @@ async def test_a_semaphore_that_may_exist_counts_until_the_store_is_counted_anew
 
 
 async def test_one_refused_creation_does_not_stop_another_one_from_counting() -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits(semaphores=1))
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits(semaphores=1))
     async with semaphores.creating("/default", "a"):
         with pytest.raises(InvalidArgument):
             await create(semaphores, "a", InvalidArgument)
@@ -177,7 +177,7 @@ async def test_one_refused_creation_does_not_stop_another_one_from_counting() ->
 
 
 async def test_a_counting_of_the_store_forgets_no_semaphore_that_is_being_created() -> None:
-    semaphores = Semaphores(await store(VirtualClock()), Limits())
+    semaphores = SemaphoreCounts(await store(VirtualClock()), Limits())
     async with semaphores.creating("/default", "a"):
         await semaphores.count()
         assert semaphores.taken == 1

@@ -26,6 +26,7 @@ from tenure.server import listener as accepting
 from tenure.server.admission import Source
 from tenure.server.auth import Identity, Peer
 from tenure.server.auth.authenticator import UNKNOWN_PEER, Authenticator
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.auth.identity import ANONYMOUS
 from tenure.server.limits import Limits
 from tenure.server.native import NativeListener
@@ -684,6 +685,6 @@ async def test_a_timeout_that_is_no_number_of_seconds_is_refused_and_costs_no_qu
         client.say(Enqueue(client.next_rid(), 1, 1, "m", 1, b"", timeout, True))
         failed = await client.hear(Failed)
         assert failed.error.kind == "InvalidArgument"
-        account = listener.context.guard.engine(ANONYMOUS).account
+        account = GuardedEngine(listener.context.guard, ANONYMOUS).account
         assert account.requests.used == 0
         await is_well(client)

@@ -16,7 +16,7 @@ from tenure.server.admission import Source
 from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.dflockd.listener import Deaf
 from tenure.server.limits import Limits
-from tenure.server.reads import SLICE, Reader, Reads, converted, reader_of
+from tenure.server.reads import SLICE, Reader, ReadSchedule, converted, reader_of
 from tenure.testing import VirtualClock
 from tenure.wire.messages import (
     DescribeSemaphore,
@@ -50,7 +50,7 @@ class Slices:
 
     async def slice(self, reader: Reader, name: str, seconds: float = 0.0) -> None:
         """A slice, which waits for its store for so long."""
-        async with reader:
+        async with reader.turn():
             self.begun.append(name)
             self._under_way += 1
             self.most = max(self.most, self._under_way)
@@ -59,7 +59,7 @@ class Slices:
 
 
 async def test_a_client_has_one_slice_at_a_time_on_all_its_connections() -> None:
-    reads, slices = Reads(), Slices()
+    reads, slices = ReadSchedule(), Slices()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(5):
             reader = Reader(reads, "client")
@@ -69,7 +69,7 @@ async def test_a_client_has_one_slice_at_a_time_on_all_its_connections() -> None
 
 
 async def test_slices_of_two_clients_wait_for_their_stores_at_the_same_time() -> None:
-    reads, slices = Reads(), Slices()
+    reads, slices = ReadSchedule(), Slices()
     async with asyncio.TaskGroup() as tasks:
         for client in "ab":
             tasks.create_task(slices.slice(Reader(reads, client), client, 1.0))
@@ -77,7 +77,7 @@ async def test_slices_of_two_clients_wait_for_their_stores_at_the_same_time() ->
 
 
 async def test_clients_and_their_connections_take_turns() -> None:
-    reads, slices = Reads(), Slices()
+    reads, slices = ReadSchedule(), Slices()
     greedy, second, other = (Reader(reads, each) for each in ("a", "a", "b"))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(slices.slice(greedy, "first", 1.0))
@@ -90,10 +90,10 @@ async def test_clients_and_their_connections_take_turns() -> None:
 
 
 async def test_at_most_one_slice_begins_in_an_iteration_of_the_loop() -> None:
-    reads, begun = Reads(), [0]
+    reads, begun = ReadSchedule(), [0]
 
     async def read(reader: Reader) -> None:
-        async with reader:
+        async with reader.turn():
             begun[-1] += 1
 
     async with asyncio.TaskGroup() as tasks:
@@ -106,10 +106,10 @@ async def test_at_most_one_slice_begins_in_an_iteration_of_the_loop() -> None:
 
 
 async def test_other_work_has_as_much_time_as_a_slice_took(clock: VirtualClock) -> None:
-    reads, begun = Reads(), list[float]()
+    reads, begun = ReadSchedule(), list[float]()
 
     async def read(reader: Reader) -> None:
-        async with reader:
+        async with reader.turn():
             begun.append(clock.now())
             clock.advance(0.01)  # it computes
 
@@ -122,7 +122,7 @@ async def test_other_work_has_as_much_time_as_a_slice_took(clock: VirtualClock) 
 
 
 async def test_a_slice_that_is_cancelled_leaves_its_place() -> None:
-    reads, slices = Reads(), Slices()
+    reads, slices = ReadSchedule(), Slices()
     tasks = [
         asyncio.create_task(slices.slice(Reader(reads, "client"), str(number), 1.0))
         for number in range(4)
@@ -138,7 +138,7 @@ async def test_a_slice_that_is_cancelled_leaves_its_place() -> None:
 
 @pytest.mark.parametrize("iterations", range(4))
 async def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next(iterations: int) -> None:
-    reads, slices = Reads(), Slices()
+    reads, slices = ReadSchedule(), Slices()
     first, second, third = (
         asyncio.create_task(slices.slice(Reader(reads, "client"), name, 0.0)) for name in "123"
     )
@@ -151,7 +151,7 @@ async def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next(iterations
 
 
 async def test_a_long_sequence_is_converted_in_slices() -> None:
-    reads = Reads()
+    reads = ReadSchedule()
     reader = Reader(reads, "client")
     assert await converted(reader, range(3 * SLICE + 1), str) == [
         str(each) for each in range(3 * SLICE + 1)
@@ -159,7 +159,7 @@ async def test_a_long_sequence_is_converted_in_slices() -> None:
 
 
 def test_a_client_is_an_identity_or_a_source() -> None:
-    reads, here, there = Reads(), Source("10.0.0.1"), Source("10.0.0.2")
+    reads, here, there = ReadSchedule(), Source("10.0.0.1"), Source("10.0.0.2")
     token = Identity("billing", "token")
     clients = {
         name: reader_of(reads, identity, source)._client
@@ -175,17 +175,17 @@ def test_a_client_is_an_identity_or_a_source() -> None:
 
 
 async def test_sessions_are_attached_in_turn_once_one_was_refused() -> None:
-    reads = Reads()
+    reads = ReadSchedule()
     honest, guessing = Reader(reads, "client"), Reader(reads, "client")
     with pytest.raises(AuthenticationFailed):
-        async with guessing.attaching():
+        async with guessing.attaching_session():
             raise AuthenticationFailed("another key")
 
     async def attach(reader: Reader) -> None:
-        async with reader.attaching():
+        async with reader.attaching_session():
             pass
 
-    async with asyncio.TaskGroup() as tasks, Reader(reads, "client"):
+    async with asyncio.TaskGroup() as tasks, Reader(reads, "client").turn():
         await attach(honest)
         waits = tasks.create_task(attach(guessing))
         await asyncio.sleep(1)
@@ -195,17 +195,17 @@ async def test_sessions_are_attached_in_turn_once_one_was_refused() -> None:
 
 
 async def test_few_sessions_of_a_connection_are_attached_at_once() -> None:
-    reads, attaching = Reads(), 0
+    reads, attaching = ReadSchedule(), 0
     reader = Reader(reads, "client")
 
     async def attach() -> None:
         nonlocal attaching
-        async with reader.attaching():
+        async with reader.attaching_session():
             attaching += 1
             await asyncio.sleep(10)
 
     async with asyncio.TaskGroup() as tasks:
-        async with Reader(reads, "client"):
+        async with Reader(reads, "client").turn():
             for _ in range(100):
                 tasks.create_task(attach())
             await asyncio.sleep(1)
@@ -215,11 +215,11 @@ async def test_few_sessions_of_a_connection_are_attached_at_once() -> None:
 
 
 async def test_few_sessions_begin_at_a_time_and_all_do() -> None:
-    reads, beginning, most, begun = Reads(), 0, 0, 0
+    reads, beginning, most, begun = ReadSchedule(), 0, 0, 0
 
     async def begin(reader: Reader) -> None:
         nonlocal beginning, most, begun
-        async with reader.beginning():
+        async with reader.opening_session():
             beginning += 1
             most = max(most, beginning)
             await asyncio.sleep(1)

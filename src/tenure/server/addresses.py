@@ -1,4 +1,4 @@
-"""Addresses of ``--listen`` URLs: protocol, host and port or path, and TLS.
+"""Addresses of ``--listen`` URLs (protocol, host and port or path, TLS), and their sockets.
 
     tenure://127.0.0.1:7070             tenure's own protocol
     tenures://0.0.0.0:7070              the same inside TLS
@@ -12,10 +12,9 @@ A missing host means all of this machine's addresses, a missing port the protoco
 port 0 any free one. ``?tls-cert=FILE&tls-key=FILE&tls-client-ca=FILE`` override the settings of
 these names for one listener; ``?mode=0660`` lets a Unix socket's group connect, too.
 
-Sockets that listeners accept on: ports, Unix sockets, and those passed by systemd.
-
-A socket file outlives its server. To detect a stale file, a connection to it is tried: only a
-socket that refuses connections is replaced.
+**Sockets** are ports, Unix sockets, and those passed by systemd. A socket file outlives its server.
+To detect a stale file, a connection to it is tried: only a socket that refuses connections is
+replaced.
 """
 
 from __future__ import annotations

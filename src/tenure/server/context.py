@@ -1,4 +1,4 @@
-"""State shared by the listeners of one server.
+"""State shared by the listeners of one server, and their answers to clients of other protocols.
 
 These are the store, the limits and the counts against them, authentication, and the log. Rules:
 
@@ -7,8 +7,7 @@ These are the store, the limits and the counts against them, authentication, and
 * Everything taken from a count is released exactly once.
 * The data and tokens of clients are never logged; their addresses and mistakes are.
 
-Clients of other protocols: browsers, TLS clients at a port without TLS, the PROXY protocol.
-
+**Other protocols** come from browsers, TLS clients at a port without TLS, and the PROXY protocol.
 Any web page can make a browser send a request to a port of its user's machine. The lines of the
 body could be commands of a line protocol, so the connection is closed at the first line.
 """
@@ -29,7 +28,8 @@ from tenure.server.auth.guard import Guard
 from tenure.server.budget import InputBudget, LoopBudget
 from tenure.server.limits import Count, Limits
 from tenure.server.log import log_event
-from tenure.server.reads import Reads, Semaphores
+from tenure.server.reads import ReadSchedule
+from tenure.server.semaphores import SemaphoreCounts
 from tenure.server.sessions.keys import SessionKeys
 
 _ALERT = b"\x15\x03\x01\x00\x02\x02\x46"  # of TLS, fatal: protocol_version
@@ -100,11 +100,11 @@ def answer(found: Foreign, protocol: str) -> bytes:
 class Counts:
     """Current counts over all listeners of a server."""
 
-    def __init__(self, engine: Engine, limits: Limits, reads: Reads, guard: Guard) -> None:
+    def __init__(self, engine: Engine, limits: Limits, reads: ReadSchedule, guard: Guard) -> None:
         self.connections = Count("connections", limits.connections)
         self.greetings = Count("greetings", limits.greetings)
         self.sessions = Count("sessions", limits.sessions)
-        self.semaphores = Semaphores(engine, limits, reads, guard)
+        self.semaphores = SemaphoreCounts(engine, limits, reads, guard)
 
 
 class Context:
@@ -145,7 +145,7 @@ class Context:
         self.logger = logger
         self.arrived = arrived
         self.audit = audit or Audit(logger)
-        self.reads = Reads()
+        self.reads = ReadSchedule()
         self.guard = Guard(engine, limits)
         self.counts = Counts(engine, limits, self.reads, self.guard)
         self.admission = Admission(

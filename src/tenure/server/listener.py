@@ -1,12 +1,10 @@
-"""Listener: one address of the server.
+"""Listener of one address: the interface of each protocol's listener, and its acceptance.
 
 A listener is created without I/O; then the server opens, drains and closes it. It binds the address
 in its URL, where port 0 means any free port, or serves given sockets that are already bound (socket
 activation).
 
-Acceptance of connections: counts them, and makes their protocols.
-
-Rules:
+**Acceptance** counts connections, and makes their protocols. Rules:
 
 * A `Door` owns its sockets, one task for each handshake, and the rejected connections whose clients
   may still read the reason. `aclose` ends them all.

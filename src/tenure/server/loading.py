@@ -1,14 +1,11 @@
-"""Files in the settings, read at the start and on each SIGHUP.
+"""Files in the settings: examined, loaded at the start, and reloaded on each SIGHUP.
 
 `load_files` reads all of them before anything changes, so that a wrong file changes nothing.
 
-Examination of the settings, for `tenure serve --check` and for a start.
+**Examination** of the settings is for `tenure serve --check` and for a start. It binds no address,
+and does not create a missing store.
 
-It binds no address, and does not create a missing store.
-
-Reloads: read the files on a thread, and apply the result on the event loop.
-
-Rules:
+**Reloads** (`Reloader`) read the files on a thread, and apply the result on the event loop. Rules:
 
 * Reading and parsing take place on a daemon thread, so a large file or a hanging file system blocks
   neither the event loop nor the end of the process.
@@ -43,6 +40,8 @@ from tenure.server.auth.tokens import Rights
 from tenure.server.log import LOGGER, log_event
 from tenure.server.settings import Settings, Wrong
 from tenure.server.tls import TlsFiles, certificate_of, server_context
+
+T = TypeVar("T")
 
 _SOON = timedelta(days=14)
 """Remaining validity of a certificate below which a warning is given."""
@@ -312,9 +311,6 @@ def _credentials(settings: Settings) -> Credentials | None:
         return Credentials(own) if own else None
     found = read_tokens(settings.auth_token_file)
     return Credentials(own + found.tokens, found.certificates, found.uids, found.named)
-
-
-T = TypeVar("T")
 
 
 class Reloader(Generic[T]):

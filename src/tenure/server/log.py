@@ -9,9 +9,8 @@ or, as JSON, an object on one line with ``time``, ``level``, ``event`` and the f
 clients is quoted and escaped, so that no client can forge a line. Events that clients can cause in
 any number are logged a few times and then counted (``unsaid``). Facts never contain secrets.
 
-Writing of log lines, on a thread that may be stuck without harm.
-
-A reader of the log that stops reading, or a disk that stalls, blocks the write. Rules:
+**Writing** (`LogWriter`) is done on a thread that may be stuck without harm. A reader of the log
+that stops reading, or a disk that stalls, blocks the write. Rules:
 
 * `LogWriter.put` never blocks and never fails. Lines that do not fit in the queue are dropped.
 * Dropped lines are counted, and the count is written when writing works again.

@@ -7,10 +7,9 @@ Rules:
 * `_serve` owns all tasks. Only a forced end leaves some running; then the process must exit without
   waiting for them.
 
-Protocols of systemd, without a library: notifications, and passed sockets.
-
-A notification is one datagram to the socket that ``NOTIFY_SOCKET`` names; without it, none is sent.
-Sockets that systemd has opened (``LISTEN_FDS``) can be taken once, and belong to the taker.
+**The service manager** is systemd, whose protocols need no library. A notification is one datagram
+to the socket that ``NOTIFY_SOCKET`` names; without it, none is sent. Sockets that systemd has
+opened (``LISTEN_FDS``) can be taken once, and belong to the taker.
 """
 
 from __future__ import annotations

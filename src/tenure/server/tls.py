@@ -1,13 +1,12 @@
-"""The server's TLS contexts, and the checks of their files.
+"""TLS of the server: its contexts, the checks of their files, and decryption in slices.
 
 The minimum is TLS 1.2. With a file of client authorities, a client needs a certificate that one of
 them has signed, and that is not revoked. Certificates do not replace tokens.
 
-TLS of one connection, which decrypts a bounded part of its input in an iteration of the loop.
-
-The event loop decrypts all received data before the connection's protocol gets any of it. With one
-byte per record, or records that only change keys, this means thousands of steps; on a closing
-connection, it includes everything that the client continues to send. Rules:
+**Slices** (`SlicedTls`): a connection decrypts a bounded part of its input in an iteration of the
+loop. The event loop decrypts all received data before the connection's protocol gets any of it.
+With one byte per record, or records that only change keys, this means thousands of steps; on a
+closing connection, it includes everything that the client continues to send. Rules:
 
 * The library gets one record at a time, since one call handles all records without data.
 * Beyond `_SLICE`, or `_SECONDS` without data, the object reports no more data. The rest is read in
@@ -58,8 +57,12 @@ class SlicedTls(ssl.SSLObject):
         """Make the state of a connection; called by `ssl.SSLContext.wrap_bio`."""
         given = ssl.MemoryBIO()
         made: SlicedTls = super()._create(given, *args, **more)  # type: ignore[misc]
-        made._received, made._input = incoming, given
+        made.slice_input(incoming, given)
         return made
+
+    def slice_input(self, received: ssl.MemoryBIO, given: ssl.MemoryBIO) -> None:
+        """Pass records of the transport on to the library, in slices."""
+        self._received, self._input = received, given
 
     def _give(self) -> bool:
         """Give the library the next record; false if there is none."""

@@ -16,7 +16,8 @@ from tenure.engines.memory import MemoryEngine
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired
 from tenure.model import NodeConfig
 from tenure.server.auth.authenticator import Authenticator
-from tenure.server.auth.guard import Guard, GuardedEngine
+from tenure.server.auth.guard import Guard
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.auth.identity import Identity
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached, Limits
@@ -127,7 +128,7 @@ class World:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.guard = Guard(store, Limits(stored_bytes=MOST, nodes=3))
-        self.engine = self.guard.engine(Identity("one", "token"))
+        self.engine = GuardedEngine(self.guard, Identity("one", "token"))
         self.session: EngineSession
 
     async def attach(self, engine: GuardedEngine | None = None, number: int | None = None) -> Any:
@@ -338,7 +339,7 @@ async def test_a_takeover_that_is_cancelled_leaves_the_session_charged_to_its_id
         number = world.session.id
         await world.cancel("attach", lambda it: it.attach(number=number), after=True)
         assert world.charged() == before == await world.there()
-        other = world.guard.engine(Identity("other", "token"))
+        other = GuardedEngine(world.guard, Identity("other", "token"))
         with pytest.raises(AuthenticationFailed):
             await world.attach(other, number)
         await asyncio.sleep(WINDOW + 1)
@@ -472,7 +473,7 @@ async def test_a_server_counts_what_it_finds_against_its_limits_and_no_quota(
             logging.getLogger("tests.server.auth"),
         )
         await context.counts.semaphores.count_once()
-        engine = context.guard.engine(Identity("one", "token"))
+        engine = GuardedEngine(context.guard, Identity("one", "token"))
         account, unowned = engine.account, context.guard.accounts.unowned
         assert (unowned.nodes.used, unowned.stored_bytes.used) == (1, 2)
         assert (account.nodes.used, account.stored_bytes.used) == (0, 0)

@@ -17,7 +17,8 @@ from tenure.engines.memory import MemoryEngine
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT, NodeConfig, Recovered
 from tenure.server.auth.accounts import Account
-from tenure.server.auth.guard import Guard, GuardedEngine
+from tenure.server.auth.guard import Guard
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.auth.identity import Identity
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
@@ -123,7 +124,9 @@ class World:
         self.random = random.Random(seed)
         self.raw = QuietEngine("", clock)
         self.guard = Guard(self.raw, Limits(requests=40, watches=12, sessions=12))
-        self.engines = [self.guard.engine(Identity(name, "token")) for name in ("one", "two")]
+        self.engines = [
+            GuardedEngine(self.guard, Identity(name, "token")) for name in ("one", "two")
+        ]
         self.programs: list[Program] = []
         self.whose: dict[int, Account] = {}
         self.detached: list[tuple[str, int, GuardedEngine]] = []

@@ -12,6 +12,7 @@ import pytest
 
 from tenure.engines.contract import Engine
 from tenure.server.auth import ANONYMOUS
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tests.server.dflockd.talking import Client, play, serving
@@ -526,7 +527,7 @@ async def test_statistics_that_are_too_long_are_refused(clock: VirtualClock) -> 
     tight = Limits(output_bytes=8 * 1024 * 1024 + 4096, semaphores=100_000)
     async with serving(clock, limits=tight) as listener:
         client = Client(listener)
-        account = listener.context.guard.engine(ANONYMOUS).account
+        account = GuardedEngine(listener.context.guard, ANONYMOUS).account
         for number in range(20_000):
             listener.locks.keys.add(f"{number:0200d}", 2, clock.now(), account)
         client.ask("stats")

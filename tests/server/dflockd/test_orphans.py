@@ -15,7 +15,7 @@ from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.listener import Deaf, DflockdListener
-from tenure.server.reads import Reads
+from tenure.server.reads import ReadSchedule
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way
 from tenure.wire.lines import make_token
@@ -162,21 +162,21 @@ async def test_the_search_takes_turns_with_the_costly_reads_of_clients(
             lists.append(("semaphores", reading > 0))
             return await self._pages.semaphores(path, **options)
 
-    begin, end = Reads.begin, Reads.end
+    begin, end = ReadSchedule.begin_slice, ReadSchedule.end_slice
 
-    async def count_begin(reads: Reads, client: Hashable, connection: object) -> None:
+    async def count_begin(reads: ReadSchedule, client: Hashable, connection: object) -> None:
         nonlocal reading
         await begin(reads, client, connection)
         reading += 1
 
-    def count_end(reads: Reads, client: Hashable) -> None:
+    def count_end(reads: ReadSchedule, client: Hashable) -> None:
         nonlocal reading
         reading -= 1
         end(reads, client)
 
     monkeypatch.setattr(MemoryEngine, "pages", lambda engine: NotedPages(engine))  # noqa: PLW0108  (binds)
-    monkeypatch.setattr(Reads, "begin", count_begin)
-    monkeypatch.setattr(Reads, "end", count_end)
+    monkeypatch.setattr(ReadSchedule, "begin_slice", count_begin)
+    monkeypatch.setattr(ReadSchedule, "end_slice", count_end)
     async with serving(clock, engine=MemoryEngine(name, clock)) as listener:
         token = token_of(await Client(listener).asks("l", "job", "0 20"))
     async with serving(clock, engine=MemoryEngine(name, clock)) as listener:

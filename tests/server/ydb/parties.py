@@ -15,7 +15,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.errors import TenureError
 from tenure.server.limits import Limits
-from tenure.server.reads import Semaphores
+from tenure.server.semaphores import SemaphoreCounts
 from tenure.server.ydb.core import Conversation, Job
 from tenure.server.ydb.messages import Request, Status
 from tenure.server.ydb.requests import FOREVER
@@ -29,7 +29,7 @@ class Party:
 
     session: EngineSession
 
-    def __init__(self, books: Semaphores, limits: Limits) -> None:
+    def __init__(self, books: SemaphoreCounts, limits: Limits) -> None:
         self.conversation = Conversation(
             NODE,
             limits,
@@ -101,7 +101,7 @@ class Party:
         return [each for each in said if not each.HasField("ping")]
 
 
-async def party(engine: Engine, books: Semaphores) -> Party:
+async def party(engine: Engine, books: SemaphoreCounts) -> Party:
     made = Party(books, Limits())
     made.session = await engine.attach(Attach(NODE, 30.0, liveness="window"), made)
     made.conversation.started(made.session.id, 30_000, 1 << 32, 7)
@@ -112,7 +112,7 @@ async def party(engine: Engine, books: Semaphores) -> Party:
 async def parties(number: int) -> tuple[Engine, list[Party]]:
     engine = connect_engine("memory://", SystemClock())
     await engine.open()
-    books = Semaphores(engine, Limits())
+    books = SemaphoreCounts(engine, Limits())
     return engine, [await party(engine, books) for _ in range(number)]
 
 

@@ -109,7 +109,7 @@ async def all_is_well(server: Server, over: Over) -> None:
 
 async def turn_of_another(server: Server, fired: asyncio.Event) -> None:
     """Have the reads of this machine wait for a moment."""
-    async with Reader(server.context.reads, source_at("127.0.0.1")):
+    async with Reader(server.context.reads, source_at("127.0.0.1")).turn():
 
         async def is_waited_for() -> bool:
             return fired.is_set() or server.context.reads.waiting > 0

@@ -20,7 +20,7 @@ async def test_a_description_with_owners_waits_for_its_turn_and_nothing_else_doe
         ]
         for each, number in zip((client, other), asked, strict=True):
             assert (await each.expect("describe_semaphore_result")).req_id == number
-        async with Reader(server.context.reads, source_at("127.0.0.1")):
+        async with Reader(server.context.reads, source_at("127.0.0.1")).turn():
             asked = [
                 await client.describe("s", include_owners=True),
                 await other.describe("s", include_waiters=True),
@@ -36,7 +36,7 @@ async def test_a_description_with_owners_waits_for_its_turn_and_nothing_else_doe
 
 async def test_a_description_of_a_node_waits_for_its_turn() -> None:
     async with serving() as server, channel(server.target) as over:
-        async with Reader(server.context.reads, source_at("127.0.0.1")):
+        async with Reader(server.context.reads, source_at("127.0.0.1")).turn():
             describing = asyncio.create_task(call(over, "DescribeNode", path=NODE))
             async with asyncio.timeout(PATIENCE):
                 while not server.context.reads.waiting:  # noqa: ASYNC110  (nothing tells)
@@ -58,7 +58,7 @@ async def test_a_connection_that_guesses_keys_waits_for_its_turn() -> None:
             return client
 
         await (await guess()).fails(Status.BAD_SESSION)
-        async with Reader(server.context.reads, source_at("127.0.0.1")):
+        async with Reader(server.context.reads, source_at("127.0.0.1")).turn():
             second = await guess()
             async with asyncio.timeout(PATIENCE):
                 while not server.context.reads.waiting:  # noqa: ASYNC110  (nothing tells)
@@ -71,7 +71,7 @@ async def test_a_description_ends_with_its_stream() -> None:
     async with serving() as server, channel(server.target) as over:
         client, other = await session(over), await session(over)
         await client.create("s", 1)
-        async with Reader(server.context.reads, source_at("127.0.0.1")):
+        async with Reader(server.context.reads, source_at("127.0.0.1")).turn():
             await client.describe("s", include_owners=True)
             assert await other.acquired(await other.acquire("m", 1, ephemeral=True))
             assert server.context.reads.waiting == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 from tenure.server.admission import source_at
 from tenure.server.auth.identity import ANONYMOUS
@@ -15,10 +13,11 @@ from tests.server.ydb.raw import serving
 
 async def test_a_session_that_comes_and_goes_is_kept_once() -> None:
     async with serving() as server:
-        registry, stream = YdbSessionRegistry(server.context), _stream()
+        registry, stream = YdbSessionRegistry(server.context), object()
+        client = ANONYMOUS, source_at("192.0.2.7")
         server.context.counts.sessions.take_anyway()
         for _ in range(1000):
-            registry.join("/default", 1, 3_600_000, 0, stream)
+            registry.join("/default", 1, 3_600_000, 0, stream, client)
             assert registry.leave("/default", 1, stream)
         assert len(registry) < 100
         assert registry.find("/default", 1) is not None
@@ -30,14 +29,9 @@ async def test_the_timeout_of_a_session_is_read_in_a_turn_of_its_client() -> Non
     async with serving() as server:
         registry, reads = YdbSessionRegistry(server.context), server.context.reads
         reader = Reader(reads, "client")
-        async with reader:
+        async with reader.turn():
             asking = asyncio.create_task(registry.timeout_of("/default", 1, reader))
             for _ in range(3):
                 await asyncio.sleep(0)
             assert reads.waiting == 1
         assert await asking is None
-
-
-def _stream() -> Any:
-    """Make a stream that a session is attached to."""
-    return SimpleNamespace(client=(ANONYMOUS, source_at("192.0.2.7")))

@@ -3,7 +3,8 @@
 Read in this order: `identity` (the value that everything else uses, with its permissions and
 quotas), `tokens` (the formats of a token file), `authenticator` (the decision, from a transport's
 facts about the client), `accounts` and `tallies` (the usage of each identity, and lists of revoked
-certificates), `guard` and `guarded_session` (the enforcement of permissions and quotas).
+certificates), `guard` (the enforcement of permissions and quotas), `guarded` (the store as one
+identity may use it).
 
 No message, log line or `repr` in this package contains a token.
 """

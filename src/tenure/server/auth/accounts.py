@@ -13,11 +13,10 @@ Rules:
   is the number of accounts, rounded up to a power of two, so that parts rarely change. When parts
   shrink, an account keeps what it has.
 
-Certificate revocation lists of authorities.
-
-OpenSSL checks a list while it verifies a handshake. Open connections are checked here, by the
-issuer and serial number of their certificates. The lists are the administrator's files, so only
-OpenSSL checks their signatures.
+**Revocation lists** name certificates that authorities have revoked (`RevocationLists`). OpenSSL
+checks a list while it verifies a handshake. Open connections are checked here, by the issuer and
+serial number of their certificates. The lists are the administrator's files, so only OpenSSL checks
+their signatures.
 """
 
 from __future__ import annotations

@@ -18,12 +18,11 @@ connection's identity. Rules:
 * **Sessions.** A session belongs to the identity that opened it, or that attached it first since
   this server started; no other identity can attach it.
 
-Count of the nodes and semaphores' data that this server's clients have stored.
-
-Both are counted from their creation by a client of this server. The store does not record the
-identity of their creators, because every engine would have to, and other programs may write there,
-too. So objects that a server finds at its start belong to `Accounts.unowned`: they count against
-the server's limits, but against no identity's quota.
+**Stored objects** (`Stored`): the nodes and the data of semaphores. Both are counted from their
+creation by a client of this server. The store does not record the identity of their creators,
+because every engine would have to, and other programs may write there, too. So objects that a
+server finds at its start belong to `Accounts.unowned`: they count against the server's limits, but
+against no identity's quota.
 
 Rules for the data of one semaphore:
 
@@ -38,19 +37,10 @@ Rules for the data of one semaphore:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
 
-from tenure.clock import Clock
 from tenure.core import refusals
-from tenure.engines.contract import (
-    Attach,
-    Engine,
-    EngineDefaults,
-    EngineSession,
-    Pages,
-    SessionEvents,
-)
+from tenure.engines.contract import Engine
 from tenure.errors import (
     AuthenticationFailed,
     InvalidArgument,
@@ -59,26 +49,14 @@ from tenure.errors import (
     SemaphoreBusy,
     SemaphoreExists,
     SemaphoreNotFound,
-    SessionExpired,
     TenureError,
     Unsupported,
 )
-from tenure.model import (
-    DEFAULT_NODE,
-    Capabilities,
-    NodeConfig,
-    NodeDescription,
-    SemaphoreDescription,
-    SessionDescription,
-)
+from tenure.model import DEFAULT_NODE, NodeConfig, SemaphoreDescription
 from tenure.server.auth.accounts import Account, Accounts
-from tenure.server.auth.guarded_session import GuardedSession
-from tenure.server.auth.identity import EVERYTHING, Access
-from tenure.server.auth.tallies import Tallies, Tally
+from tenure.server.auth.identity import Access
+from tenure.server.auth.tallies import Tallies
 from tenure.server.limits import LimitReached, Limits
-
-if TYPE_CHECKING:
-    from tenure.server.auth.identity import Identity
 
 
 class Write:
@@ -281,36 +259,6 @@ class Stored:
             self.dropped(node)
 
 
-class GuardedPages:
-    """Lists in pages, restricted to nodes that the identity may read (`Pages`).
-
-    Args:
-        pages: the store's pages.
-        check: raises unless the identity has at least that access to a node.
-    """
-
-    __slots__ = ("_check", "_pages")
-
-    def __init__(self, pages: Pages, check: Callable[[str, Access], None]) -> None:
-        """Show the pages of nodes that `check` allows."""
-        self._pages = pages
-        self._check = check
-
-    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
-        """Return the next sessions of a node."""
-        self._check(path, Access.READ)
-        return await self._pages.sessions(path, after=after, most=most)
-
-    async def semaphores(
-        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
-    ) -> Sequence[SemaphoreDescription]:
-        """Return the next semaphores of a node."""
-        self._check(path, Access.READ)
-        return await self._pages.semaphores(
-            path, owners=owners, waiters=waiters, after=after, most=most
-        )
-
-
 # Seconds between two comparisons with the store, and until a write has certainly ended.
 _COMPARE_AFTER = 10.0
 _MANY = 64  # with more unanswered writes, the store is read
@@ -338,25 +286,22 @@ class Guard:
     """Permissions and quotas of one server.
 
     Attributes:
+        store: the store, without permissions.
         accounts: the usage of each identity.
         tallies: the sessions of each identity.
         stored: the nodes and the semaphores' data of each identity.
     """
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, store: Engine, limits: Limits) -> None:
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()
-        self._engine = engine
+        self.store = store
         self._compared_at = float("-inf")
-
-    def engine(self, identity: Identity) -> GuardedEngine:
-        """Return the store, as this identity may use it."""
-        return GuardedEngine(self, self._engine, self.accounts.of(identity))
 
     def now(self) -> float:
         """Read the store's clock."""
-        return self._engine.clock.now()
+        return self.store.clock.now()
 
     def refusal(
         self,
@@ -442,11 +387,11 @@ class Guard:
             account.nodes.take(node=path)
         except LimitReached:
             await self._compare()
-            if exist_ok and path in await self._engine.list_nodes():
+            if exist_ok and path in await self.store.list_nodes():
                 return
             account.nodes.take(node=path)
         try:
-            await self._engine.create_node(path, config, exist_ok=False)
+            await self.store.create_node(path, config, exist_ok=False)
         except NodeExists:
             account.nodes.release()
             if not exist_ok:
@@ -471,199 +416,14 @@ class Guard:
         self._compared_at = now
         stored = self.stored
         stored.begin_list()
-        stored.forget_missing(await self._engine.list_nodes())
+        stored.forget_missing(await self.store.list_nodes())
         for writes in stored.unanswered(now - _COMPARE_AFTER, _MOST_READ):
             first = writes[0]
             try:
-                found = await self._engine.describe_semaphore(
+                found = await self.store.describe_semaphore(
                     first.node, first.name, owners=False, waiters=False
                 )
             except (NodeNotFound, SemaphoreNotFound):
                 stored.read(writes, 0)
             else:
                 stored.read(writes, len(found.data))
-
-
-class GuardedEngine(EngineDefaults):
-    """The store as one identity may use it (`Engine`). The server opens and closes the store.
-
-    Attributes:
-        account: the identity's account.
-    """
-
-    __slots__ = ("_engine", "_guard", "account")
-
-    def __init__(self, guard: Guard, engine: Engine, account: Account) -> None:
-        """Show the engine as `account` may use it."""
-        self._guard = guard
-        self._engine = engine
-        self.account = account
-
-    @property
-    def url(self) -> str:
-        """URL of the engine."""
-        return self._engine.url
-
-    @property
-    def clock(self) -> Clock:
-        """Clock of the engine."""
-        return self._engine.clock
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the engine."""
-        return self._engine.capabilities
-
-    async def open(self) -> None:
-        """Do nothing: the server has opened the store."""
-
-    async def aclose(self) -> None:
-        """Do nothing: the server closes the store."""
-
-    def trouble(self, name: str | None = None) -> TenureError | None:
-        """Return the trouble of the engine."""
-        return self._engine.trouble(name)
-
-    async def store_time(self) -> float:
-        """Read the store's wall clock."""
-        return await self._engine.store_time()
-
-    def check(self, node: str, least: Access) -> None:
-        """Check the access to a node.
-
-        Raises:
-            NodeNotFound: the identity has no access.
-            AuthenticationFailed: it has less access.
-        """
-        if not self.allows(node, least):
-            raise self._guard.refusal(self.account, node, least)
-
-    def allows(self, node: str, least: Access) -> bool:
-        """Return true if the identity has at least that access to a node."""
-        return self.account.permissions.access(node) >= least
-
-    def owns(self, node: str, number: int) -> bool:
-        """Return true unless a session is known to belong to another identity."""
-        tally = self._guard.tallies.find(node, number)
-        return tally is None or tally.account is self.account
-
-    def check_session(self, node: str, number: int) -> None:
-        """Check that the identity may attach a session, before anything else about the session.
-
-        Raises:
-            NodeNotFound: the identity has no access to the node.
-            AuthenticationFailed: the session belongs to another identity.
-        """
-        self.check(node, Access.READ)
-        if not self.owns(node, number):
-            raise AuthenticationFailed(
-                f"session {number} on {node} belongs to another identity than "
-                f"{self.account.identity}",
-                node=node,
-            )
-
-    async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
-        """Attach a session that is counted against the account."""
-        node, number, account = how.node, how.session_id, self.account
-        tallies = self._guard.tallies
-        tallies.expire(self._guard.now())
-        if number is None:
-            self.check(node, Access.READ)
-        else:
-            self.check_session(node, number)
-        window = how.recovery_window
-        former = None if number is None else tallies.find(node, number)
-        requests = {} if former is None else former.requests
-        if number is None:
-            account.sessions.take(node=node)
-        else:
-            if former is not None:
-                window = max(window, former.window)
-            account.sessions.take_anyway()
-        tally = Tally(account, window)
-        session = GuardedSession(self._guard, node, tally, events)
-        try:
-            attached = await self._engine.attach(how, session)
-        except BaseException as error:
-            over = isinstance(error, SessionExpired | NodeNotFound)
-            if number is not None and former is not None and former.over and not over:
-                # The takeover has ended the former attachment, and the session survives detached.
-                tally.resume(requests)
-                tallies.attached(node, number, tally)
-                tallies.detached(node, number, tally, self._guard.now())
-            else:
-                tally.end()
-            raise
-        session.use(attached)
-        tallies.attached(node, attached.id, tally)
-        return session
-
-    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
-        """Create a node; it needs the permission to administer."""
-        if self.account.permissions.access(path) < Access.ADMINISTER:
-            # The same error whether or not the node exists.
-            raise self._guard.refusal(self.account, path, Access.ADMINISTER, hidden=False)
-        await self._guard.create_node(self.account, path, config, exist_ok=exist_ok)
-
-    async def alter_node(self, path: str, config: NodeConfig) -> None:
-        """Change the settings of a node; it needs the permission to administer."""
-        self.check(path, Access.ADMINISTER)
-        await self._engine.alter_node(path, config)
-
-    async def drop_node(self, path: str, *, force: bool) -> None:
-        """Drop a node; it needs the permission to administer."""
-        self.check(path, Access.ADMINISTER)
-        await self._engine.drop_node(path, force=force)
-        self._guard.stored.dropped(path)
-        self._guard.tallies.dropped(path)
-
-    async def describe_node(self, path: str) -> NodeDescription:
-        """Describe a node; it needs the permission to read."""
-        self.check(path, Access.READ)
-        return await self._engine.describe_node(path)
-
-    async def list_nodes(self) -> Sequence[str]:
-        """Return the paths of the nodes that the identity may read."""
-        found = await self._engine.list_nodes()
-        permissions = self.account.permissions
-        if permissions is EVERYTHING:
-            return found
-        return [each for each in found if permissions.access(each)]
-
-    async def list_semaphores(
-        self, path: str, *, owners: bool, waiters: bool
-    ) -> Sequence[SemaphoreDescription]:
-        """Describe the semaphores of a node; it needs the permission to read."""
-        self.check(path, Access.READ)
-        return await self._engine.list_semaphores(path, owners=owners, waiters=waiters)
-
-    async def describe_semaphore(
-        self, path: str, name: str, *, owners: bool, waiters: bool
-    ) -> SemaphoreDescription:
-        """Describe a semaphore; it needs the permission to read."""
-        self.check(path, Access.READ)
-        return await self._engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
-
-    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
-        """Describe the sessions of a node; it needs the permission to read."""
-        self.check(path, Access.READ)
-        return await self._engine.list_sessions(path)
-
-    def pages(self) -> Pages | None:
-        """Return the lists in pages, with the same permissions."""
-        pages = self._engine.pages()
-        return None if pages is None else GuardedPages(pages, self.check)
-
-    async def end_session(self, path: str, session_id: int) -> bool:
-        """End a session; one of another identity needs the permission to administer."""
-        tally = self._guard.tallies.find(path, session_id)
-        mine = tally is not None and tally.account is self.account
-        self.check(path, Access.HOLD if mine else Access.ADMINISTER)
-        ended = await self._engine.end_session(path, session_id)
-        self._guard.tallies.over(path, session_id)
-        return ended
-
-    async def evict(self, path: str, name: str, order_id: int) -> bool:
-        """Evict a request; it needs the permission to administer."""
-        self.check(path, Access.ADMINISTER)
-        return await self._engine.evict(path, name, order_id)

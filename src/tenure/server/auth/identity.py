@@ -1,12 +1,10 @@
-"""Identity of a client, for permissions, quotas and the audit log.
+"""Identity of a client, with its permissions and quotas.
 
-Quotas of an identity: its maximum usage on one server.
+**Quotas** are its maximum usage on one server. Without a quota, only the limits of the server
+apply.
 
-Without a quota, only the limits of the server apply.
-
-Permissions of an identity: its access to each node.
-
-Access to a node has four levels, each of which includes those before it:
+**Permissions** are its access to each node. Access to a node has four levels, each of which
+includes those before it:
 
 * ``none``: the node does not exist for this identity.
 * ``read``: describe, list and watch; attach a session for that.

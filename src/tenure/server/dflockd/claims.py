@@ -15,10 +15,9 @@ A *holder* is a session of the store, for one connection. Rules:
 * A holder may have no connection: its client has disconnected and its claims are kept for their
   leases, or it was found in the store after a restart.
 
-Names of keys: bytes on the wire, text in the store.
-
-A key is any bytes without white space. In the server it is a `str` in which a byte that is not
-UTF-8 is a lone surrogate, by the error handler ``surrogateescape``. A name in the store is text:
+**Names** of keys are bytes on the wire, and text in the store. A key is any bytes without white
+space. In the server it is a `str` in which a byte that is not UTF-8 is a lone surrogate, by the
+error handler ``surrogateescape``. A name in the store is text:
 
 * A key that is UTF-8 is its own name.
 * Any other key is ``bytes`` and a space, then the key with each byte that is not UTF-8 as ``%E9``,

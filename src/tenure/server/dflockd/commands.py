@@ -52,7 +52,7 @@ async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
     keys = list(locks.keys.values())
     async with reader.lock:
         while keys:
-            async with reader:
+            async with reader.turn():
                 now, work = locks.now(), 0
                 while keys and work < SLICE:
                     key = keys.pop()
@@ -215,7 +215,7 @@ def _release(conn: DflockdServerConnection, name: str, argument: str, now: float
     locks = conn.locks
     claim = locks.find(name, argument)
     if claim is None:
-        return conn.put_off(conn.home.remote.release(conn, name, argument.strip()))
+        return conn.put_off(conn.home.remote.release(conn.reader, name, argument.strip()))
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR
@@ -240,7 +240,8 @@ def _renew(conn: DflockdServerConnection, name: str, argument: str, now: float) 
         lease = locks.options.default_lease
     claim = locks.find(name, token)
     if claim is None:
-        return conn.put_off(conn.home.remote.renew(conn, name, token, lease))
+        remote = conn.home.remote.renew(conn.reader, name, token, lease, conn.attached)
+        return conn.put_off(remote)
     if claim.deadline <= now:
         locks.expire(claim, now)
         return ERROR

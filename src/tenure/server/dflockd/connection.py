@@ -29,7 +29,7 @@ from tenure.errors import AuthenticationFailed, NodeNotFound, TenureError
 from tenure.model import NodeConfig
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Identity, Verdict, peer_of
 from tenure.server.auth.authenticator import UNKNOWN_PEER
-from tenure.server.auth.guard import GuardedEngine
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.auth.identity import Access
 from tenure.server.dflockd.claims import HELD, OVER, REQUESTED, WAITING, Claim, Holder
 from tenure.server.dflockd.locks import Locks
@@ -255,7 +255,7 @@ class DflockdServerConnection(DflockdServerStream):
         holder = Holder(self.locks, min(max(2.0 * lease, _SHORTEST), longest), self)
         key = context.session_keys.of_dflockd()
         how = Attach(node, holder.window, self.home.describe(self.peer), "window", key)
-        async with self.reader.beginning():
+        async with self.reader.opening_session():
             try:
                 holder.session = await self.engine.attach(how, holder)
             except NodeNotFound:  # it was dropped
@@ -266,6 +266,12 @@ class DflockdServerConnection(DflockdServerStream):
             self.locks.holders.add(holder)
             self.holder = holder
         return b""
+
+    async def attached(self, lease: int) -> Holder | None:
+        """Return the holder, attached if there is none; ``None`` if its session has just ended."""
+        if self.holder is None:
+            await self.attach(lease)
+        return self.holder
 
     def lost_holder(self, claims: list[Claim]) -> None:
         """Drop the holder: its session has ended. Close the connection if it had claims."""
@@ -288,7 +294,7 @@ class DflockdServerConnection(DflockdServerStream):
             return False
         self.identity = identity
         self.reader = reader_of(self._context.reads, identity, self._greeting.source)
-        self.engine = self._context.guard.engine(identity)
+        self.engine = GuardedEngine(self._context.guard, identity)
         self._special = False
         self._context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
         return True
@@ -301,7 +307,7 @@ class DflockdServerConnection(DflockdServerStream):
         if command == "auth":
             try:
                 identity = self._context.authenticator.authenticate(token.strip(), self._peer)
-                self._context.guard.engine(identity).check(self._options.node, Access.HOLD)
+                GuardedEngine(self._context.guard, identity).check(self._options.node, Access.HOLD)
             except (AuthenticationFailed, NodeNotFound):
                 pass
             else:

@@ -12,10 +12,9 @@ Rules:
   claim that has left are ignored.
 * A dropped claim leaves the store as well: it is withdrawn, with retries, or its session has ended.
 
-Table of the keys of one dflockd listener, which counts them against the server's limits.
-
-A key of limit 1 is an ephemeral semaphore, counted from its first claim. A key of another limit is
-a lasting one, counted when it is created in the store (`KeyTable.make`).
+**The table of keys** (`KeyTable`) counts them against the server's limits. A key of limit 1 is an
+ephemeral semaphore, counted from its first claim. A key of another limit is a lasting one, counted
+when it is created in the store (`KeyTable.make`).
 """
 
 from __future__ import annotations
@@ -82,7 +81,9 @@ class KeyTable(dict[str, Key]):
         key = Key(name, limit, now)
         if limit == 1:
             try:
-                self._semaphores.join(self._node, key.stored, ephemeral=True, account=account)
+                self._semaphores.add_request(
+                    self._node, key.stored, ephemeral=True, account=account
+                )
             except LimitReached as error:
                 self._context.log(logging.WARNING, "lock refused", limit=error.limit)
                 return None
@@ -93,7 +94,7 @@ class KeyTable(dict[str, Key]):
         """Add a key that is already in use, regardless of the limit."""
         self[name] = key = Key(name, limit, now)
         if limit == 1:
-            self._semaphores.rejoin(self._node, key.stored, ephemeral=True)
+            self._semaphores.add_existing_request(self._node, key.stored, ephemeral=True)
         else:
             key.made = True
         return key
@@ -103,7 +104,7 @@ class KeyTable(dict[str, Key]):
         if self.get(key.name) is key and not key.claims:
             del self[key.name]
             if key.limit == 1:
-                self._semaphores.leave(self._node, key.stored)
+                self._semaphores.remove_request(self._node, key.stored)
 
     async def make(self, key: Key, session: EngineSession, account: Account) -> bytes:
         """Create a key's lasting semaphore, unless it exists.

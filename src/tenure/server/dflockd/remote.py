@@ -1,4 +1,4 @@
-"""Tokens of claims that another listener on the node has.
+"""Claims of other listeners on the node: of live ones by their tokens, of ended ones by takeover.
 
 A client may send a token to any listener on the node. A listener that does not know the token finds
 its claim in the store, and compares the token with the seal there.
@@ -14,11 +14,10 @@ its claim in the store, and compares the token with the seal there.
 A letter needs no secret: it can only prolong a lease, and a client that can write one may take any
 lock on the node anyway.
 
-Takeover of sessions that a dflockd listener has left in the store.
-
-A dflockd service is identified by its node in the store. Any listener on the node, at any address,
-takes over the sessions that a former listener left there. A copy of a store is a separate store:
-its listeners take over the sessions in the copy.
+**Takeover** (`Orphans`) of sessions that a listener has left in the store. A dflockd service is
+identified by its node in the store. Any listener on the node, at any address, takes over the
+sessions that a former listener left there. A copy of a store is a separate store: its listeners
+take over the sessions in the copy.
 
 Rules:
 
@@ -41,8 +40,8 @@ import hmac
 import logging
 import math
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from tenure.engines.contract import Attach, EngineSession, Place, Withdrawn
 from tenure.errors import (
@@ -256,21 +255,6 @@ _MOST = 100  # letters that are answered in one look
 _TIMEOUT = 4.0  # seconds for an answer
 
 
-class TokenClient(Protocol):
-    """Connection of a client that sent a token of another listener."""
-
-    @property
-    def reader(self) -> Reader:
-        """The schedule of its costly reads."""
-
-    @property
-    def holder(self) -> Holder | None:
-        """Its session, if it has one."""
-
-    async def attach(self, lease: int) -> bytes:
-        """Return a holder."""
-
-
 class RemoteTokens:
     """Claims of the other listeners on the node.
 
@@ -286,16 +270,30 @@ class RemoteTokens:
         self._engine = locks.context.engine
         self._node = locks.options.node
 
-    async def release(self, conn: TokenClient, name: str, token: str) -> bytes:
+    async def release(self, reader: Reader, name: str, token: str) -> bytes:
         """Release a claim, and return the reply. Raises errors of the store."""
-        owner = await self._find(conn, name, token)
+        owner = await self._find(reader, name, token)
         if owner is None:
             return ERROR
         evicted = await self._engine.evict(self._node, stored_name(name), owner.order_id)
         return OK if evicted else ERROR
 
-    async def renew(self, conn: TokenClient, name: str, token: str, lease: int) -> bytes:
+    async def renew(
+        self,
+        reader: Reader,
+        name: str,
+        token: str,
+        lease: int,
+        attached: Callable[[int], Awaitable[Holder | None]],
+    ) -> bytes:
         """Renew a claim.
+
+        Args:
+            reader: the schedule of the client's costly reads.
+            name: the key.
+            token: of the claim.
+            lease: seconds.
+            attached: returns the client's holder, with a session for a claim of so many seconds.
 
         Returns:
             The reply; empty if this listener now has the claim, so that the request must be
@@ -305,25 +303,24 @@ class RemoteTokens:
             TenureError: an error of the store.
             LimitReached: the connection needs a session, and there are too many.
         """
-        owner = await self._find(conn, name, token)
+        owner = await self._find(reader, name, token)
         if owner is None:
             return ERROR
-        if conn.holder is None:
-            await conn.attach(lease)
-        if conn.holder is not None and await _answered(conn.holder, owner.order_id, lease):
-            owner = await self._find(conn, name, token)
+        holder = await attached(lease)
+        if holder is not None and await _answered(holder, owner.order_id, lease):
+            owner = await self._find(reader, name, token)
             record = None if owner is None else Record.of(owner.data, name)
             return ERROR if record is None or record.lease < lease else b"ok %d\n" % lease
         await self._orphans.take_over()
         return ERROR if self._locks.find(name, token) is None else b""
 
-    async def _find(self, conn: TokenClient, name: str, token: str) -> RequestDescription | None:
+    async def _find(self, reader: Reader, name: str, token: str) -> RequestDescription | None:
         """Return the request of a valid token that another listener granted, or ``None``."""
         fence = fence_of(token)
         if fence is None or not is_key(name):
             return None
         try:
-            async with conn.reader.lock, conn.reader:
+            async with reader.lock, reader.turn():
                 described = await self._engine.describe_semaphore(
                     self._node, stored_name(name), owners=True, waiters=False
                 )

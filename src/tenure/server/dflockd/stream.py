@@ -11,10 +11,9 @@
   more is carried out.
 * **Busy.** While a request is pending, later requests wait.
 
-Distinction between half-closed connections and disconnected clients.
-
-Both look the same at first. The kernel of a disconnected client rejects data that is written to it
-or, about a minute after the end, a probe.
+**Half-closed** connections and disconnected clients are distinguished (`probe`). Both look the same
+at first. The kernel of a disconnected client rejects data that is written to it or, about a minute
+after the end, a probe.
 """
 
 from __future__ import annotations

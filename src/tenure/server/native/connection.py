@@ -7,9 +7,8 @@ Ownership and cancellation:
 * **Cancel.** A client cannot cancel an operation. When the connection is lost, operations without a
   session are cancelled, and so is attaching; operations of sessions continue.
 
-Commands without a session are one call of the engine each, answered with one message.
-
-Lists and descriptions are costly reads, in slices and in parts. Slices are scheduled by
+**Without a session.** A command is one call of the engine, answered with one message. Lists and
+descriptions are costly reads, in slices and in parts. Slices are scheduled by
 `tenure.server.reads`, and a part is made only after the client has read the previous one. So a read
 uses little memory, even if its client is slow.
 """
@@ -38,7 +37,7 @@ from tenure.model import SemaphoreDescription
 from tenure.server.audit import Audit
 from tenure.server.auth import ANONYMOUS, REFUSAL_DELAY, Verdict, peer_of
 from tenure.server.auth.authenticator import UNKNOWN_PEER
-from tenure.server.auth.guard import GuardedEngine
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.auth.identity import Identity
 from tenure.server.limits import LimitReached
 from tenure.server.listener import Greeting
@@ -103,6 +102,8 @@ from tenure.wire.values import Abilities, NodeInfo, SemaphoreInfo, SessionInfo
 if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.sessions.registry import SessionRegistry
+
+T = TypeVar("T")
 
 
 async def run_audited(
@@ -182,15 +183,13 @@ COMMANDS = frozenset(_COMMANDS)
 """Messages that this module answers."""
 
 
-T = TypeVar("T")
-
 _PART = 256 * 1024  # bytes after which a list continues in another message
 
 
 async def _list_nodes(
     engine: Engine, message: ListNodes, _: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    async with reader:
+    async with reader.turn():
         found = await engine.list_nodes()
     for part, more in _parts(found, lambda _: 300):
         yield NodesListed(message.rid, list(part), more)
@@ -199,7 +198,7 @@ async def _list_nodes(
 async def _describe_node(
     engine: Engine, message: DescribeNode, _: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    async with reader:
+    async with reader.turn():
         found = await engine.describe_node(message.path)
     yield NodeDescribed(message.rid, NodeInfo.of(found))
 
@@ -244,7 +243,7 @@ async def _described(
 async def _describe(
     engine: Engine, message: Describe, most: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    async with reader:
+    async with reader.turn():
         found = await engine.describe_semaphore(
             message.path, message.name, owners=message.owners, waiters=message.waiters
         )
@@ -374,7 +373,7 @@ class NativeServerConnection(NativeServerStream):
         self.bye(AuthenticationFailed(f"the server has ended this connection: {why}"))
         return True
 
-    def changed(self, channel: int, number: int) -> None:
+    def send_changed(self, channel: int, number: int) -> None:
         """Queue `Changed`, at most once until it is written."""
         self._changed[channel, number] = None
         if not self._flushing:
@@ -449,7 +448,7 @@ class NativeServerConnection(NativeServerStream):
         self.program = hello.program
         self.identity = identity
         self.reader = reader_of(context.reads, identity, self._greeting.source)
-        self.engine = context.guard.engine(identity)
+        self.engine = GuardedEngine(context.guard, identity)
         self._registry.connected(hello.program)
         self.stage = ConnectionStage.OPEN
         self._reader.largest = self._limits.message_bytes
@@ -489,11 +488,11 @@ class NativeServerConnection(NativeServerStream):
         if arrival is not None:
             self._channels[channel] = arrival
 
-    def connect(self, channel: int, session: ServerSession) -> None:
-        """Connect a channel with a session."""
+    def connect_channel(self, channel: int, session: ServerSession) -> None:
+        """Deliver the messages of a channel to a session."""
         self._channels[channel] = session
 
-    def over(self, channel: int) -> None:
+    def forget_channel(self, channel: int) -> None:
         """Forget a channel: it has no session any more."""
         self._channels.pop(channel, None)
 
@@ -542,14 +541,14 @@ class NativeServerConnection(NativeServerStream):
     # Operations without a session
 
     def _start(self, work: Coroutine[Any, Any, None], price: int) -> None:
-        self.begun(price)
+        self.count_pending(price)
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, price))
 
     def _ended(self, price: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self.finished(price)
+        self.uncount_pending(price)
 
     async def _run(self, message: Any) -> None:
         with self._failures_reported(message):

@@ -304,11 +304,11 @@ class NativeServerStream(asyncio.Protocol, ABC):
         except MemoryError:
             self.cut_off()
 
-    def begun(self, price: int = 1) -> None:
+    def count_pending(self, price: int = 1) -> None:
         """Count a pending operation as `price` operations."""
         self._in_flight += price
 
-    def finished(self, price: int = 1) -> None:
+    def uncount_pending(self, price: int = 1) -> None:
         """Stop counting an operation that has ended."""
         if self._in_flight >= self._limits.operations_in_flight:
             self._go_on_soon()
@@ -355,7 +355,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._unwritten = 0
             self._transport.write(self._writer.take())
 
-    async def room(self, size: int) -> None:
+    async def wait_for_room(self, size: int) -> None:
         """Return when an answer of so many bytes may be sent.
 
         Raises:

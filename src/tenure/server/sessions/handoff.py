@@ -9,17 +9,14 @@ the death of a former server suffices: only the program counts.
 A program may be unknown here because it was attached through another server or before a restart.
 Then its last contact is assumed to be just before the store's takeover, and this takeover waits for
 the whole window. The store's own value (`SessionDescription.silent_for`) may be outdated before the
-takeover, and afterwards describes this attachment. The attach numbers show whether all former
-programs are known here.
+takeover, and afterwards describes this attachment.
+
+**Attach numbers** show whether all former programs are known here (`FormerAttachments`). For each
+session that has ended here, the server remembers the number of its last attachment, and the
+programs up to that one that may consider the session theirs. If the next attachment has the next
+number, that record is complete. Otherwise an unknown client owned the session in between.
 
 A cancelled attach closes a new session, and detaches a resumed one.
-
-Earlier attachments of sessions, whose programs may still consider the session theirs.
-
-Attach numbers show whether all of them are known. For each session that has ended here, the server
-remembers the number of its last attachment, and the programs up to that one that may consider the
-session theirs. If the next attachment has the next number, that record is complete. Otherwise an
-unknown client owned the session in between.
 """
 
 from __future__ import annotations
@@ -28,7 +25,8 @@ import asyncio
 import contextlib
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from tenure.clock import Clock
@@ -37,14 +35,11 @@ from tenure.engines.contract import Attach as StoreAttach
 from tenure.errors import NodeNotFound, TenureError
 from tenure.model import Liveness
 from tenure.server.reads import session_by_id
-from tenure.server.sessions.connection import HolderConnection
 from tenure.server.sessions.keys import check_new_key, check_shown_key
-from tenure.server.sessions.renewals import NEVER
-from tenure.server.sessions.session import UNKNOWN, ServerSession
+from tenure.server.sessions.session import NEVER, UNKNOWN, HolderConnection, ServerSession
 from tenure.wire.messages import Attach
 
 if TYPE_CHECKING:
-    from tenure.server.auth.guard import GuardedEngine
     from tenure.server.context import Context
 
 
@@ -135,21 +130,6 @@ class FormerAttachments:
             session.former = [each for each in known.holders if each.may_hold_until() > now]
 
 
-class AttachingConnection(HolderConnection, Protocol):
-    """A connection whose program attaches sessions to its channels.
-
-    Attributes:
-        program: the client's program (`Hello.program`).
-        engine: the store as its client's identity may use it.
-    """
-
-    program: bytes
-    engine: GuardedEngine
-
-    def connect(self, channel: int, session: ServerSession) -> None:
-        """Connect a channel with a session."""
-
-
 class PendingAttach:
     """An `Attach` that is not answered yet.
 
@@ -173,7 +153,7 @@ class PendingAttach:
 
     task: asyncio.Task[None]
 
-    def __init__(self, connection: AttachingConnection, message: Attach, came_at: float) -> None:
+    def __init__(self, connection: HolderConnection, message: Attach, came_at: float) -> None:
         self.connection = connection
         self.message = message
         self.came_at = came_at
@@ -183,38 +163,32 @@ class PendingAttach:
         self.closing = False
 
 
-class SessionKeeper(Protocol):
-    """The registry, as seen by the handoff.
-
-    Attributes:
-        context: the server's context.
-        sessions: the attached sessions by id.
-    """
-
-    context: Context
-    sessions: dict[int, ServerSession]
-
-    def make(
-        self, connection: AttachingConnection, message: Attach, window: float
-    ) -> ServerSession:
-        """Make a session, and count it until its end."""
-        ...
-
-    def register(self, session: ServerSession) -> None:
-        """Register the session's attachment here, unless a later one is registered."""
-
-
 class SessionHandoff:
     """Attaching to one registry: makes sessions, and passes them to it.
+
+    Args:
+        context: the server's context.
+        sessions: the sessions of the registry by id.
+        make: makes a session, and counts it until its end.
+        register: registers the session's attachment here, unless a later one is registered.
 
     Attributes:
         former: earlier attachments of the sessions that have ended here.
     """
 
-    def __init__(self, keeper: SessionKeeper) -> None:
-        """Start without an attach in progress; `keeper` keeps the sessions."""
-        self.former = FormerAttachments(keeper.context.clock)
-        self._keeper = keeper
+    def __init__(
+        self,
+        context: Context,
+        sessions: dict[int, ServerSession],
+        make: Callable[[HolderConnection, Attach, float], ServerSession],
+        register: Callable[[ServerSession], None],
+    ) -> None:
+        """Start without an attach in progress."""
+        self.former = FormerAttachments(context.clock)
+        self._context = context
+        self._sessions = sessions
+        self._make = make
+        self._register = register
         self._taking: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._waiting: dict[ServerSession, asyncio.Event] = {}  # sessions that are being resumed
 
@@ -233,7 +207,7 @@ class SessionHandoff:
     async def begin(self, pending: PendingAttach) -> ServerSession:
         """Open a session."""
         session = await self._attach(pending, pending.message.window, assume_dead=False)
-        self._keeper.register(session)
+        self._register(session)
         return session
 
     async def fetch(self, pending: PendingAttach) -> ServerSession:
@@ -243,16 +217,16 @@ class SessionHandoff:
             session = await self._attach(pending, message.window, assume_dead=True)
         except NodeNotFound as error:
             raise rules.not_there_to_resume(message.node, message.session_id) from error
-        session.came_at = self._keeper.context.clock.now()
+        session.came_at = self._context.clock.now()
         session.remote_until = session.came_at + session.window
-        self._keeper.register(session)
+        self._register(session)
         return session
 
     async def resume(self, pending: PendingAttach) -> ServerSession:
         """Attach a session of another program, after that program has lost it."""
         message = pending.message
         pending.connection.engine.check_session(message.node, message.session_id)
-        former = self._keeper.sessions.get(message.session_id)
+        former = self._sessions.get(message.session_id)
         if former is not None and former.node != message.node:
             former = None
         if former is None:
@@ -286,7 +260,7 @@ class SessionHandoff:
                 changed.clear()
                 holders = (each.may_hold_until() for each in session.former)
                 last = max(session.remote_until, *holders, NEVER)
-                wait = last - self._keeper.context.clock.now()
+                wait = last - self._context.clock.now()
                 if wait <= 0:
                     session.former.clear()
                     return
@@ -305,7 +279,7 @@ class SessionHandoff:
         each knows the attachment before it. If the former attachment was elsewhere, the store
         ensures that its holder is notified.
         """
-        message, sessions = pending.message, self._keeper.sessions
+        message, sessions = pending.message, self._sessions
         number = message.session_id
         if number in sessions or number in self.former or message.assume_dead:
             async with self._taking.setdefault(number, asyncio.Lock()):
@@ -330,10 +304,10 @@ class SessionHandoff:
             session: the new attachment.
             former_notified: whether the store guarantees that the former holder gets no more proof.
         """
-        sessions, number = self._keeper.sessions, session.store.id
+        sessions, number = self._sessions, session.store.id
         former = sessions.get(number)
         self.former.note(session, former, former_notified=former_notified)
-        self._keeper.register(session)
+        self._register(session)
         if former is not None and sessions[number] is session:
             former.end(rules.taken_over(former.node))  # before the store reports it
 
@@ -342,7 +316,7 @@ class SessionHandoff:
     ) -> ServerSession:
         """Attach a session in the store. After a failure nothing is left of it here."""
         connection, message = pending.connection, pending.message
-        session = self._keeper.make(connection, message, window)
+        session = self._make(connection, message, window)
         try:
             how = StoreAttach(
                 message.node,
@@ -367,8 +341,8 @@ class SessionHandoff:
         It is the window in the store, not the one that the client names. ``None`` if the session
         has ended, or will be found to have ended.
         """
-        message, engine = pending.message, self._keeper.context.engine
-        async with pending.connection.reader.looking_up():
+        message, engine = pending.message, self._context.engine
+        async with pending.connection.reader.looking_up_session():
             found = await session_by_id(engine, message.node, message.session_id)
         return None if found is None else found.recovery_window
 

@@ -4,10 +4,8 @@ Each begins its operation within the call, so that the store gets the operations
 answers at once if the engine does. `tenure.server.sessions.session` describes cancellation,
 disconnects and the close.
 
-Descriptions for clients, without the server process.
-
-In the store, the sessions of a server's clients have the server's pid and host. These would mislead
-a reader, who might even kill the server as an owner.
+**Descriptions** omit the server process. In the store, the sessions of a server's clients have the
+server's pid and host. These would mislead a reader, who might even kill the server as an owner.
 """
 
 from __future__ import annotations
@@ -27,8 +25,12 @@ from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, RequestDescription, SemaphoreDescription, SessionDescription
 from tenure.server.limits import Count, LimitReached
 from tenure.server.reads import PRICE, SLICE, Reader, converted
-from tenure.server.sessions.connection import HolderConnection
-from tenure.server.sessions.session import ServerRequest, ServerSession, error_of
+from tenure.server.sessions.session import (
+    HolderConnection,
+    ServerRequest,
+    ServerSession,
+    error_of,
+)
 from tenure.wire.messages import (
     Acknowledge,
     Alter,
@@ -161,7 +163,7 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
                 name=name,
             )
         _check_count(session, "requests_per_session", len(requests), name)
-        session.context.counts.semaphores.join(
+        session.context.counts.semaphores.add_request(
             session.node, name, ephemeral=message.ephemeral, account=session.account
         )
     except TenureError as error:
@@ -185,7 +187,7 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
         request.placing = rid, answer
         session.answers.unanswered.add(rid)
         assert session.connection is not None
-        session.connection.begun()
+        session.connection.count_pending()
         answer.add_done_callback(
             partial(_when_placed, session, session.connection, request_id, request)
         )
@@ -200,7 +202,7 @@ def _when_placed(
     request: ServerRequest,
     answer: asyncio.Future[Enqueued],
 ) -> None:
-    connection.finished()
+    connection.uncount_pending()
     error = error_of(answer)
     if request.placing is not None and session.error is None:
         session.answer_placing(request_id, request, error)
@@ -256,14 +258,14 @@ def _alter(session: ServerSession, message: Alter) -> None:
 def _answer_later(session: ServerSession, rid: int, answer: asyncio.Future[Any]) -> None:
     assert session.connection is not None
     session.answers.unanswered.add(rid)
-    session.connection.begun()
+    session.connection.count_pending()
     answer.add_done_callback(partial(_when_done, session, session.connection, rid))
 
 
 def _when_done(
     session: ServerSession, connection: HolderConnection, rid: int, answer: asyncio.Future[Any]
 ) -> None:
-    connection.finished()
+    connection.uncount_pending()
     session.answers.unanswered.discard(rid)
     error = error_of(answer)
     if session.error is not None:
@@ -318,14 +320,14 @@ async def _describe(
     """Return the description; ``None`` if the holder has left the connection of its request."""
     if not (message.owners or message.waiters):
         found, size = await _described_in_store(session, message)
-        await connection.room(size)
+        await connection.wait_for_room(size)
         return SemaphoreDescribed(message.rid, semaphore_info(found))
     async with connection.reader.lock:
         if session.connection is not connection:
             return None
-        async with connection.reader:
+        async with connection.reader.turn():
             found, size = await _described_in_store(session, message)
-        await connection.room(size)
+        await connection.wait_for_room(size)
         return SemaphoreDescribed(message.rid, await described(connection.reader, found))
 
 
@@ -346,7 +348,7 @@ def _start(work: _Work, session: ServerSession, message: Any) -> None:
         return
     session.answers.unanswered.add(rid)
     assert session.connection is not None
-    session.connection.begun()
+    session.connection.count_pending()
     _begin(_carry_out(work, session, message, session.connection), session)
 
 
@@ -354,7 +356,7 @@ def _start_reading(session: ServerSession, message: DescribeSemaphore) -> None:
     """Begin a read in order, unless it has to wait for its turn."""
     price = PRICE if message.owners or message.waiters else 1
     assert session.connection is not None
-    session.connection.begun(price)
+    session.connection.count_pending(price)
     _begin(_read(session, message, session.connection, price), session)
 
 
@@ -374,7 +376,7 @@ async def _carry_out(
         answer = session.failed(rid, error)
     finally:
         session.answers.unanswered.discard(rid)
-        connection.finished()
+        connection.uncount_pending()
     if session.error is None:  # otherwise the client has been notified of its end
         session.answer(rid, answer)
 
@@ -387,7 +389,7 @@ async def _read(
     except Exception as error:
         answer = session.failed(message.rid, error)
     finally:
-        connection.finished(price)
+        connection.uncount_pending(price)
     if session.error is None and answer is not None:
         session.send(answer)
 
@@ -413,7 +415,7 @@ def _watch(session: ServerSession, message: Watch) -> None:
 
 def _changed(session: ServerSession, number: int) -> None:
     if session.connection is not None and number in session.watches:
-        session.connection.changed(session.channel, number)
+        session.connection.send_changed(session.channel, number)
 
 
 def _unwatch(session: ServerSession, message: Unwatch) -> None:

@@ -46,9 +46,13 @@ from tenure.errors import (
 )
 from tenure.server.auth.identity import Access
 from tenure.server.context import Context
-from tenure.server.sessions.handoff import AttachingConnection, PendingAttach, SessionHandoff
-from tenure.server.sessions.renewals import Renewals
-from tenure.server.sessions.session import ServerSession, ServerSessionState
+from tenure.server.sessions.handoff import PendingAttach, SessionHandoff
+from tenure.server.sessions.session import (
+    HolderConnection,
+    Renewals,
+    ServerSession,
+    ServerSessionState,
+)
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import Attach, Attached, Done, Ended, Failed
 
@@ -76,7 +80,7 @@ class SessionRegistry:
         self._begun: dict[tuple[bytes, int], PendingAttach | ServerSession] = {}
         self._programs: Counter[bytes] = Counter()  # number of sessions that each program has here
         self._connections: Counter[bytes] = Counter()
-        self._handoff = SessionHandoff(self)
+        self._handoff = SessionHandoff(context, self.sessions, self._make, self.register)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._failures = Failures("looking after sessions without proof", self.context.logger)
@@ -202,7 +206,7 @@ class SessionRegistry:
         return program in self._programs and self._connections[program] < _CONNECTIONS
 
     def of_program(
-        self, connection: AttachingConnection, node: str, number: int, key: bytes
+        self, connection: HolderConnection, node: str, number: int, key: bytes
     ) -> ServerSession | None:
         """Return a session of the connection's program and identity, if it is here."""
         session = self.sessions.get(number)
@@ -215,7 +219,7 @@ class SessionRegistry:
 
     # Attaching
 
-    def attach(self, connection: AttachingConnection, message: Attach) -> PendingAttach | None:
+    def attach(self, connection: HolderConnection, message: Attach) -> PendingAttach | None:
         """Attach a session to a channel of a connection.
 
         Returns:
@@ -258,7 +262,7 @@ class SessionRegistry:
         pending.leaving, pending.closing = rid, closing
         if pending.message.kind != "again":
             self.cancel(pending)
-            pending.connection.over(pending.message.channel)
+            pending.connection.forget_channel(pending.message.channel)
             self._answer_cancelled(pending)
 
     def _answer_cancelled(self, pending: PendingAttach) -> None:
@@ -267,9 +271,7 @@ class SessionRegistry:
         pending.connection.send(Failed(pending.message.rid, to_wire(error)))
         pending.connection.send(Done(pending.leaving))
 
-    def _again(
-        self, connection: AttachingConnection, message: Attach, session: ServerSession
-    ) -> None:
+    def _again(self, connection: HolderConnection, message: Attach, session: ServerSession) -> None:
         """Move a session that is here to this connection, if it belongs to this program."""
         try:
             self._check_again(connection, message, session)
@@ -281,7 +283,7 @@ class SessionRegistry:
         self._answer_attached(connection, message, session, now, kept=True)
 
     def _check_again(
-        self, connection: AttachingConnection, message: Attach, session: ServerSession
+        self, connection: HolderConnection, message: Attach, session: ServerSession
     ) -> None:
         node = session.node
         connection.engine.check_session(node, session.store.id)
@@ -298,19 +300,19 @@ class SessionRegistry:
             )
 
     def _deliver_end(
-        self, connection: AttachingConnection, channel: int, session: ServerSession
+        self, connection: HolderConnection, channel: int, session: ServerSession
     ) -> None:
         """Send the end to a former program that returns for its session, and acknowledges it."""
         for former in session.former:
             if former.program == connection.program and former.connection is None:
                 former.connection, former.channel = connection, channel
-                connection.connect(channel, former)
+                connection.connect_channel(channel, former)
                 assert former.error is not None
                 connection.send(Ended(channel, to_wire(former.error)))
 
     def _answer_attached(
         self,
-        connection: AttachingConnection,
+        connection: HolderConnection,
         message: Attach,
         session: ServerSession,
         requested_at: float,
@@ -318,7 +320,7 @@ class SessionRegistry:
         kept: bool,
     ) -> None:
         session.attach(connection, message.channel)
-        connection.connect(message.channel, session)
+        connection.connect_channel(message.channel, session)
         comes_back = message.kind != "new"
         connection.send(
             Attached(
@@ -336,11 +338,11 @@ class SessionRegistry:
     async def _attach_existing(self, pending: PendingAttach) -> ServerSession:
         connection, message = pending.connection, pending.message
         async with AsyncExitStack() as stack:
-            connection.begun()
+            connection.count_pending()
             try:
-                await stack.enter_async_context(connection.reader.attaching())
+                await stack.enter_async_context(connection.reader.attaching_session())
             finally:
-                connection.finished()
+                connection.uncount_pending()
             if message.kind == "again":
                 return await self._handoff.fetch(pending)
             return await self._handoff.resume(pending)
@@ -349,7 +351,7 @@ class SessionRegistry:
         connection, message = pending.connection, pending.message
         try:
             if message.kind == "new":
-                async with connection.reader.beginning():
+                async with connection.reader.opening_session():
                     session = await self._handoff.begin(pending)
                 self._begun[connection.program, message.rid] = session
             else:
@@ -362,7 +364,7 @@ class SessionRegistry:
                     logging.ERROR, "the store failed", node=message.node, error=repr(error)
                 )
             self._unbegin(pending)
-            connection.over(message.channel)
+            connection.forget_channel(message.channel)
             connection.send(Failed(message.rid, to_wire(error)))
             if pending.leaving:
                 connection.send(Done(pending.leaving))
@@ -371,9 +373,7 @@ class SessionRegistry:
         if pending.leaving:
             session.leave(pending.leaving, closing=pending.closing)
 
-    def make(
-        self, connection: AttachingConnection, message: Attach, window: float
-    ) -> ServerSession:
+    def _make(self, connection: HolderConnection, message: Attach, window: float) -> ServerSession:
         """Make a session, and count it until its end."""
         self.context.counts.sessions.take_anyway()
         program = connection.program

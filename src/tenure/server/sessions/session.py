@@ -23,11 +23,6 @@ Ownership and rules:
 * **Close of the server.** The store's session is detached, and survives for its window.
 
 Everything runs on the server's loop, except `proven`, which may be called from any thread.
-
-Kept answers, so that each operation of a session's holder is carried out only once.
-
-The answer to a changing operation is kept, by its rid, until the holder acknowledges it; a repeated
-operation gets the same answer. The number of kept answers is limited.
 """
 
 from __future__ import annotations
@@ -39,18 +34,17 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from tenure.clock import Clock
 from tenure.engines.contract import EngineSession, Enqueued, Place, Removal
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import Recovered
 from tenure.server.auth.accounts import Account
 from tenure.server.limits import Count, LimitReached
-from tenure.server.reads import Semaphores
-from tenure.server.sessions.connection import HolderConnection
-from tenure.server.sessions.renewals import NEVER, Renewals
+from tenure.server.semaphores import SemaphoreCounts
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     GRANTED,
@@ -62,18 +56,155 @@ from tenure.wire.messages import (
     Failed,
     Granted,
     Placed,
+    Proven,
     RemovalWord,
     Removed,
+    Unproven,
 )
 from tenure.wire.values import Found
 
 if TYPE_CHECKING:
+    from tenure.server.auth.guarded import GuardedEngine
+    from tenure.server.auth.identity import Identity
     from tenure.server.context import Context
+    from tenure.server.reads import Reader
     from tenure.wire.messages import Attach
+
+
+class HolderConnection(Protocol):
+    """Connection to the holders of sessions. Only `wait_for_room` awaits or raises.
+
+    Attributes:
+        program: the client's program (`Hello.program`).
+        identity: the client's identity.
+        peer: the client's address.
+        engine: the store as the client's identity may use it.
+        reader: the schedule of its costly reads.
+    """
+
+    program: bytes
+    identity: Identity
+    peer: str
+    engine: GuardedEngine
+    reader: Reader
+
+    def send(self, message: Struct) -> None:
+        """Send a message; does nothing when the connection is lost."""
+
+    def send_changed(self, channel: int, number: int) -> None:
+        """Send `Changed`, at most once until the holder has read it."""
+
+    def connect_channel(self, channel: int, session: ServerSession) -> None:
+        """Deliver the messages of a channel to a session."""
+
+    def forget_channel(self, channel: int) -> None:
+        """Forget a channel: it has no session any more."""
+
+    async def wait_for_room(self, size: int) -> None:
+        """Return when an answer of so many bytes may be sent.
+
+        Raises:
+            LimitReached: too many bytes of answers are already waiting.
+        """
+
+    def count_pending(self, price: int = 1) -> None:
+        """Count an operation that was not answered at once as `price` operations."""
+
+    def uncount_pending(self, price: int = 1) -> None:
+        """Stop counting an operation: it is answered, or never will be."""
+
+
+NEVER = float("-inf")
+
+_MOST_RENEWALS = 16  # maximum unanswered renewals of one session; older ones get no proof
+
+
+class _Renewal(NamedTuple):
+    connection: HolderConnection
+    channel: int
+    number: int
+    requested_at: float
+
+
+class Renewals:
+    """Renewals of one session that wait for an answer, and the latest proof from its store.
+
+    The answer waits for the store's proof while it is useful: for a third of the window. Its age is
+    that at the arrival of the renewal: 0 if the server sent its own renewal later.
+
+    Args:
+        unproven: contains this object while renewals wait.
+
+    Attributes:
+        proof: the latest time at which the store's session is proven to have lived.
+    """
+
+    __slots__ = ("_now", "_unproven", "_waiting", "_worth", "proof")
+
+    def __init__(self, clock: Clock, window: float, unproven: set[Renewals]) -> None:
+        self.proof = NEVER
+        self._now = clock.now
+        self._worth = window / 3
+        self._unproven = unproven
+        self._waiting: deque[_Renewal] = deque()
+
+    def age(self, requested_at: float) -> float | None:
+        """Return the age of the server's own proof at the renewal; ``None`` if it is too old."""
+        if self._now() - self.proof > self._worth:
+            return None
+        return max(0.0, requested_at - self.proof)
+
+    def renew(
+        self, store: EngineSession, connection: HolderConnection, channel: int, number: int
+    ) -> None:
+        """Renew the session, and answer on that connection with the proof."""
+        requested_at = self._now()
+        store.renew()
+        if self.proof >= requested_at:
+            connection.send(Proven(channel, number, 0.0))
+            return
+        if len(self._waiting) >= _MOST_RENEWALS:
+            self._drop_first()
+        self._waiting.append(_Renewal(connection, channel, number, requested_at))
+        self._unproven.add(self)
+
+    def prove(self, at: float) -> None:
+        """Record a proof that the store's session lived at that time; answer waiting renewals."""
+        self.proof = max(self.proof, at)
+        if self._waiting and self.age(self.proof) is not None:
+            for each in self._waiting:
+                age = max(0.0, each.requested_at - self.proof)
+                each.connection.send(Proven(each.channel, each.number, age))
+            self.forget()
+
+    def drop_old(self, now: float) -> None:
+        """Answer renewals that have waited too long with `Unproven`."""
+        while self._waiting and now - self._waiting[0].requested_at > self._worth:
+            self._drop_first()
+        if not self._waiting:
+            self._unproven.discard(self)
+
+    def drop_all(self) -> None:
+        """Answer all renewals with `Unproven`: the session has ended."""
+        while self._waiting:
+            self._drop_first()
+        self._unproven.discard(self)
+
+    def forget(self) -> None:
+        """Drop the waiting renewals, without answering them."""
+        self._waiting.clear()
+        self._unproven.discard(self)
+
+    def _drop_first(self) -> None:
+        oldest = self._waiting.popleft()
+        oldest.connection.send(Unproven(oldest.channel, oldest.number))
 
 
 class Answers:
     """Kept answers of one session on the node `node`; at most `most`.
+
+    The answer to a changing operation is kept, by its rid, until the holder acknowledges it; a
+    repeated operation gets the same answer.
 
     Attributes:
         kept: the answers by rid.
@@ -169,7 +300,7 @@ class SessionRequests:
 
     __slots__ = ("_account", "_node", "_recovered", "_semaphores", "queued", "removals")
 
-    def __init__(self, node: str, semaphores: Semaphores, account: Account) -> None:
+    def __init__(self, node: str, semaphores: SemaphoreCounts, account: Account) -> None:
         self.queued: dict[int, ServerRequest] = {}
         self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
         self._node = node
@@ -202,7 +333,7 @@ class SessionRequests:
     def recover(self, requests: Sequence[Recovered]) -> None:
         """Register the requests of a session that was taken over."""
         for each in requests:
-            self._semaphores.rejoin(
+            self._semaphores.add_existing_request(
                 self._node, each.name, ephemeral=each.ephemeral, account=self._account
             )
             request = ServerRequest(each.name, each.count, each.ephemeral)
@@ -235,7 +366,7 @@ class SessionRequests:
         """Drop a request that has left its queue, or will be in none."""
         if self.queued.get(request_id) is request:
             del self.queued[request_id]
-            self._semaphores.leave(self._node, request.name)
+            self._semaphores.remove_request(self._node, request.name)
 
     def remove(self, request_id: int, request: ServerRequest, why: Removal) -> RemovalWord:
         """Drop a request that was removed from its queue, and return the reason for the wire."""
@@ -402,7 +533,7 @@ class ServerSession:
         """Disconnect it from its holder's connection, if it has one."""
         connection, self.connection = self.connection, None
         if connection is not None:
-            connection.over(self.channel)
+            connection.forget_channel(self.channel)
             if self.state is ServerSessionState.ATTACHED:
                 self.state = ServerSessionState.DISCONNECTED
         self._stop_watches()
@@ -440,14 +571,14 @@ class ServerSession:
     def defer(self, connection: HolderConnection, message: Struct, handler: _Handler) -> None:
         """Queue a message behind the operation that is `starting`."""
         self._backlog.append((connection, message, handler))
-        connection.begun()
+        connection.count_pending()
 
     def run_deferred(self) -> None:
         """Handle the messages that were queued behind the operation that has started."""
         self.starting = False
         while self._backlog and not self.starting:
             connection, message, handler = self._backlog.popleft()
-            connection.finished()
+            connection.uncount_pending()
             if connection is self.connection and self.error is None:
                 handler(self, message)
 
@@ -503,7 +634,7 @@ class ServerSession:
         self.state = ServerSessionState.LEAVING
         self.disconnect()
         self.note_end_known()
-        connection.begun()
+        connection.count_pending()
         work = self.store.close if closing else self.store.detach
         self.host.start(self._leave_store(connection, rid, work))
 
@@ -517,7 +648,7 @@ class ServerSession:
         except Exception as error:
             answer = self.failed(rid, error)
         finally:
-            connection.finished()
+            connection.uncount_pending()
             self.end(None)
         connection.send(answer)
 

@@ -16,10 +16,9 @@ the messages in `replies`, in order, and carries out the `operations`. Rules:
   to a command that was sent after the client's ping arrived.
 * After a Failure or SessionStopped (`over`) nothing more is sent.
 
-Replies in the order of their requests, over all names.
-
-Requests for different names are carried out concurrently, but YDB answers all requests of a session
-in order. A reply that is ready too early waits here for those before it.
+**Turns** (`Turns`) keep replies in the order of their requests, over all names. Requests for
+different names are carried out concurrently, but YDB answers all requests of a session in order. A
+reply that is ready too early waits here for those before it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tenure.errors import InvalidArgument, TenureError
 from tenure.model import Recovered, SemaphoreDescription
 from tenure.server.auth.accounts import Account
 from tenure.server.limits import Limits
-from tenure.server.reads import Semaphores
+from tenure.server.semaphores import SemaphoreCounts
 from tenure.server.ydb import requests
 from tenure.server.ydb.long_replies import LongReplies
 from tenure.server.ydb.messages import Response, Status, failure, status_of
@@ -182,7 +181,7 @@ class Conversation:
         self,
         node: str,
         limits: Limits,
-        semaphores: Semaphores,
+        semaphores: SemaphoreCounts,
         start_watch: StartWatch,
         look: Callable[[], None],
         timeouts: dict[tuple[int, str], int] | None = None,

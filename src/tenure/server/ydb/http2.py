@@ -9,10 +9,9 @@ h2 and `grpclib.protocol` implement HTTP/2, including its flow control. Rules:
 * **A stranger**, whose client has made no authenticated call, is read until its first call is
   decided, and up to `_STRANGERS_BYTES`. After `stop_reading` nothing more is handled.
 
-Splitter of HTTP/2 input into slices of a few frames, with limits for frames.
-
-h2 handles all frames of a chunk at once, and has no limit for frames that cost a client nothing:
-settings, pings, resets, empty data. So the frames are counted before h2 gets them. Rules:
+**Frames** (`FrameScanner`). h2 handles all frames of a chunk at once, and has no limit for frames
+that cost a client nothing: settings, pings, resets, empty data. So the frames are counted before h2
+gets them. Rules:
 
 * A slice has up to `_SLICE` frames, and ends with the first one that opens a call.
 * A client may send `CONTROL_BURST` control frames, and then `CONTROL_RATE` per second. In addition

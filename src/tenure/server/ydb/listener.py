@@ -1,8 +1,7 @@
-"""The listener for YDB's clients: ``ydb://host:port``, or ``ydbs://`` with TLS.
+"""The listener for YDB's clients, ``ydb://host:port`` or ``ydbs://`` with TLS, and node calls.
 
-The calls about nodes: create, alter, drop, describe.
-
-Each is answered with gRPC's OK; the operation in the answer has the result.
+The calls about nodes (`NodeCalls`) create, alter, drop and describe. Each is answered with gRPC's
+OK; the operation in the answer has the result.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from tenure.errors import AuthenticationFailed, InvalidArgument, NodeNotFound, T
 from tenure.model import Consistency, CountersMode, NodeConfig
 from tenure.server.addresses import bind_ports, parse
 from tenure.server.auth import Verdict
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.listener import Door, Greeting, end_in_slices
 from tenure.server.reads import Reader
 from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
@@ -43,9 +43,7 @@ from tenure.server.ydb.session import SessionStream, serve_session
 from tenure.server.ydb.transport import GrpcConnection, Method
 
 if TYPE_CHECKING:
-    from tenure.engines.contract import Engine
     from tenure.server.context import Context
-    from tenure.server.reads import Reader
 
 
 _OWNER = "tenure"
@@ -114,7 +112,7 @@ class NodeCalls:
         """Describe a node."""
         path = self._path(request.path)
         node = self._node(path)
-        async with reader.lock, reader:
+        async with reader.lock, reader.turn():
             found = await engine.describe_node(node)
         result = coordination.DescribeNodeResult()
         entry = result.self
@@ -393,13 +391,13 @@ class YdbListener:
 
     def _on_nodes(self, method: Callable[[Any, Engine], Awaitable[Any]]) -> Unary:
         async def answer(request: Any, call: GrpcCall, _: GrpcConnection) -> Any:
-            return await method(request, self._context.guard.engine(call.identity))
+            return await method(request, GuardedEngine(self._context.guard, call.identity))
 
         return answer
 
     def _drop(self, nodes: NodeCalls) -> Unary:
         async def answer(request: Any, call: GrpcCall, connection: GrpcConnection) -> Any:
-            engine = self._context.guard.engine(call.identity)
+            engine = GuardedEngine(self._context.guard, call.identity)
             done = await nodes.drop(request, engine)
             is_busy = done.status == Status.PRECONDITION_FAILED
             if is_busy and await connection.departures.expected(_CANCELLED_IN):
@@ -410,7 +408,7 @@ class YdbListener:
 
     def _read(self, method: Callable[[Any, Engine, Reader], Awaitable[Any]]) -> Unary:
         async def answer(request: Any, call: GrpcCall, connection: GrpcConnection) -> Any:
-            engine = self._context.guard.engine(call.identity)
+            engine = GuardedEngine(self._context.guard, call.identity)
             return await method(request, engine, connection.reader(call.identity))
 
         return answer

@@ -1,11 +1,9 @@
-"""YDB's messages, from the `ydb` package, and common small messages.
+"""YDB's messages, from the `ydb` package, common small messages, and paths of nodes.
 
 The package has generated modules for each major version of protobuf, and chooses among them when it
 is imported. Its choice is used here, because a process can have only one definition of a message.
 
-Paths of tenure's nodes in YDB.
-
-The node ``/my-app`` is ``/local/my-app`` in the database ``/local``.
+**Paths** (`Database`). The node ``/my-app`` is ``/local/my-app`` in the database ``/local``.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ A session without a stream is kept until its window has passed: until then it co
 limit of sessions. The registry is in memory, and not shared with other servers on the same store;
 durable state (sessions, requests) is in the store.
 
-Admission of clients that reconnect for their sessions while the limit of connections is reached.
-
-YDB's clients have no name before they attach a session, so a client is an identity at a source. It
-is admitted while one of its sessions is detached here. It gets at most one connection for each of
-its sessions, and a few more, because its former connections may be half open.
+**Returning clients** (`ReturningClients`) reconnect for their sessions while the limit of
+connections is reached. YDB's clients have no name before they attach a session, so a client is an
+identity at a source. It is admitted while one of its sessions is detached here. It gets at most one
+connection for each of its sessions, and a few more, because its former connections may be half
+open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tenure.engines.contract import EngineSession
 from tenure.errors import TenureError
@@ -84,16 +84,6 @@ Key = tuple[str, int]
 _MANY = 64  # number of ends that are not worth searching
 
 
-class RegisteredStream(Protocol):
-    """A session's stream, as seen by the registry.
-
-    Attributes:
-        client: the stream's client.
-    """
-
-    client: Client
-
-
 class RegisteredSession:
     """A session.
 
@@ -107,12 +97,12 @@ class RegisteredSession:
 
     __slots__ = ("client", "seq_no", "stream", "timeout_millis", "until")
 
-    def __init__(self, timeout_millis: int, seq_no: int, stream: RegisteredStream) -> None:
+    def __init__(self, timeout_millis: int, seq_no: int, stream: object, client: Client) -> None:
         self.timeout_millis = timeout_millis
         self.seq_no = seq_no
-        self.stream: RegisteredStream | None = stream
+        self.stream: object | None = stream
         self.until = 0.0
-        self.client = stream.client
+        self.client = client
 
 
 class YdbSessionRegistry:
@@ -160,25 +150,29 @@ class YdbSessionRegistry:
                 self._turns[key] = (lock, waiting - 1)
 
     def join(
-        self, node: str, number: int, timeout_millis: int, seq_no: int, stream: RegisteredStream
-    ) -> RegisteredStream | None:
-        """Record that the session is attached to `stream`; return its former stream.
+        self,
+        node: str,
+        number: int,
+        timeout_millis: int,
+        seq_no: int,
+        stream: object,
+        client: Client,
+    ) -> None:
+        """Record that the session is attached to a client's stream, and to no former one.
 
         The caller has counted a session that is not known here.
         """
         member = self._sessions.get((node, number))
         if member is None:
-            self._sessions[node, number] = RegisteredSession(timeout_millis, seq_no, stream)
-            self.returning.count_session(stream.client, 1, detached=False)
-            return None
+            self._sessions[node, number] = RegisteredSession(timeout_millis, seq_no, stream, client)
+            self.returning.count_session(client, 1, detached=False)
+            return
         self.returning.count_session(member.client, -1, detached=member.stream is None)
-        former, member.stream, member.seq_no = member.stream, stream, seq_no
-        member.timeout_millis = timeout_millis
-        member.client = stream.client
-        self.returning.count_session(member.client, 1, detached=False)
-        return former
+        member.stream, member.client = stream, client
+        member.timeout_millis, member.seq_no = timeout_millis, seq_no
+        self.returning.count_session(client, 1, detached=False)
 
-    def leave(self, node: str, number: int, stream: RegisteredStream) -> bool:
+    def leave(self, node: str, number: int, stream: object) -> bool:
         """Record that `stream` has ended; return false if the session has another one."""
         member = self._sessions.get((node, number))
         if member is None or member.stream is not stream:
@@ -283,7 +277,7 @@ class YdbSessionRegistry:
         """
         engine = self._context.engine
         if engine.pages() is not None:
-            async with reader:
+            async with reader.turn():
                 session = await session_by_id(engine, node, number)
             return None if session is None else round(session.recovery_window * 1000)
         for last in (False, True):
@@ -304,7 +298,7 @@ class YdbSessionRegistry:
             listing.exception()  # the waiting tasks get it; there may be none
 
     async def _list(self, node: str, reader: Reader) -> dict[int, int]:
-        async with reader:
+        async with reader.turn():
             sessions = await self._context.engine.list_sessions(node)
         return {each.id: round(each.recovery_window * 1000) for each in sessions}
 

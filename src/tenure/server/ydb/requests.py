@@ -17,7 +17,7 @@ from tenure.errors import InvalidArgument, LeaseReleased, TenureError
 from tenure.model import EPHEMERAL_LIMIT, Recovered, RequestDescription, SemaphoreDescription
 from tenure.server.auth.accounts import Account
 from tenure.server.limits import LimitReached, Limits
-from tenure.server.reads import Semaphores
+from tenure.server.semaphores import SemaphoreCounts
 from tenure.server.ydb.long_replies import LongReply
 from tenure.server.ydb.messages import Response, Status, coordination, issue, status_of
 from tenure.server.ydb.operations import (
@@ -218,7 +218,7 @@ class ConversationRequests:
         self,
         node: str,
         limits: Limits,
-        semaphores: Semaphores,
+        semaphores: SemaphoreCounts,
         account: Account | None,
         replies: list[Any],
         timeouts: dict[tuple[int, str], int],
@@ -240,7 +240,7 @@ class ConversationRequests:
             if each.name not in self._places:
                 place = _Place(each.request_id, each.name, each.count, each.ephemeral)
                 place.granted = each.granted
-                self._semaphores.rejoin(
+                self._semaphores.add_existing_request(
                     self._node, each.name, ephemeral=each.ephemeral, account=self._account
                 )
                 self._places[each.name] = self._by_id[each.request_id] = place
@@ -302,7 +302,7 @@ class ConversationRequests:
         del self._places[place.name]
         del self._by_id[place.request_id]
         self._timeouts.pop((self.session_id, place.name), None)
-        self._semaphores.leave(self._node, place.name)
+        self._semaphores.remove_request(self._node, place.name)
 
     # Scripts
 
@@ -342,7 +342,7 @@ class ConversationRequests:
                     f"= {self._limits.requests_per_session} allows",
                     "requests_per_session",
                 )
-            self._semaphores.join(
+            self._semaphores.add_request(
                 self._node, message.name, ephemeral=message.ephemeral, account=self._account
             )
         except LimitReached as error:

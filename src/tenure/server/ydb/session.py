@@ -3,16 +3,12 @@
 A session is renewed in the store when its client answers a ping, sends one, or reads a long reply.
 When the stream ends without a SessionStop, the session is detached and survives for its window.
 
-Pings of one session stream: their interval, and their timeout.
+**Pings** (`Pings`). The server pings at least every two seconds, because a pong renews the session
+in the store. As in YDB, the timeout of a ping is a third of the session's timeout, and at most 5 s.
 
-The server pings at least every two seconds, because a pong renews the session in the store. As in
-YDB, the timeout of a ping is a third of the session's timeout, and at most 5 s.
-
-Attaching of a stream's session: a new one, or an existing one.
-
-An existing session is taken over regardless of its former stream: a client that has its key is the
-same program. Of two streams, the one with the higher sequence number gets the session, else the
-later one.
+**Attaching** (`attach`) opens a session, or takes an existing one over. An existing session is
+taken over regardless of its former stream: a client that has its key is the same program. Of two
+streams, the one with the higher sequence number gets the session, else the later one.
 
 As in YDB, a client without a key attaches its session by the id alone. Because ids are listed, this
 is limited to one identity: the session is stored with a key of that identity
@@ -29,13 +25,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenure.core import rules
-from tenure.engines.contract import Attach, EngineSession, Removal, SessionEvents
+from tenure.engines.contract import Attach, EngineSession, Removal
 from tenure.errors import AuthenticationFailed, InvalidArgument, SessionExpired, TenureError
 from tenure.identity import seen_from
 from tenure.model import Recovered
+from tenure.server.auth.guarded import GuardedEngine
 from tenure.server.limits import LimitReached
 from tenure.server.listener import peer_host
 from tenure.server.sessions.keys import check_new_key
@@ -47,12 +44,8 @@ from tenure.server.ydb.messages import Refused, Request, Status, failure, normal
 from tenure.server.ydb.operations import CreateOperation, DeleteOperation, DescribeOperation
 
 if TYPE_CHECKING:
-    from tenure.server.auth.guard import GuardedEngine
-    from tenure.server.auth.identity import Identity
     from tenure.server.context import Context
-    from tenure.server.reads import Reader
-    from tenure.server.ydb.core import Conversation
-    from tenure.server.ydb.registry import Client, YdbSessionRegistry
+    from tenure.server.ydb.registry import YdbSessionRegistry
     from tenure.server.ydb.transport import GrpcConnection
 
 
@@ -216,24 +209,6 @@ class Output:
         self._waiting.clear()
 
 
-class AttachingStream(SessionEvents, Protocol):
-    """The stream to which a session is attached.
-
-    Attributes:
-        client: the stream's client.
-        client_host: the address that the client connects from, where known.
-        identity: the client's identity.
-        engine: the store as the client's identity may use it.
-        reader: the schedule of its costly reads.
-    """
-
-    client: Client
-    client_host: str | None
-    identity: Identity
-    engine: GuardedEngine
-    reader: Reader
-
-
 class YdbAttachedSession(NamedTuple):
     """A session, and its timeout."""
 
@@ -275,7 +250,7 @@ def node_at(path: str, node_of: Callable[[str], str | None]) -> str:
 
 
 async def attach(
-    context: Context, registry: YdbSessionRegistry, node: str, start: Any, stream: AttachingStream
+    context: Context, registry: YdbSessionRegistry, node: str, start: Any, stream: SessionStream
 ) -> YdbAttachedSession:
     """Attach the session named by `start` to `stream`.
 
@@ -296,7 +271,7 @@ async def attach(
     try:
         if start.session_id:
             return await _again(context, registry, how, start, stream)
-        async with stream.reader.beginning():
+        async with stream.reader.opening_session():
             return await _new(context, registry, how, start, stream)
     except (LimitReached, InvalidArgument) as error:  # too many, in this server or on the node
         raise Refused(Status.PRECONDITION_FAILED, str(error)) from error
@@ -305,24 +280,24 @@ async def attach(
 
 
 async def _new(
-    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
+    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: SessionStream
 ) -> YdbAttachedSession:
     session = await stream.engine.attach(how, stream)
     context.counts.sessions.take_anyway()
-    registry.join(how.node, session.id, start.timeout_millis, start.seq_no, stream)
+    registry.join(how.node, session.id, start.timeout_millis, start.seq_no, stream, stream.client)
     return YdbAttachedSession(session, start.timeout_millis)
 
 
 async def _again(
-    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: AttachingStream
+    context: Context, registry: YdbSessionRegistry, how: Attach, start: Any, stream: SessionStream
 ) -> YdbAttachedSession:
     number, node = start.session_id, how.node
     try:
         stream.engine.check_session(node, number)
     except AuthenticationFailed as error:
-        stream.reader.refused()
+        stream.reader.note_rejected()
         raise Refused(Status.BAD_SESSION, str(error)) from error
-    async with stream.reader.attaching(), registry.turn(node, number):
+    async with stream.reader.attaching_session(), registry.turn(node, number):
         member = registry.find(node, number)
         if member is not None and start.seq_no < member.seq_no:
             raise Refused(Status.BAD_SESSION, f"session {number}: a lower sequence number")
@@ -342,16 +317,16 @@ async def _again(
             registry.over(node, number)
             raise
         except (AuthenticationFailed, InvalidArgument) as error:
-            stream.reader.refused()
+            stream.reader.note_rejected()
             raise Refused(Status.BAD_SESSION, str(error)) from error
         if registry.find(node, number) is None:
             context.counts.sessions.take_anyway()
-        registry.join(node, number, millis, start.seq_no, stream)
+        registry.join(node, number, millis, start.seq_no, stream, stream.client)
         return YdbAttachedSession(session, millis)
 
 
 async def _take_over(
-    context: Context, how: Attach, number: int, stream: AttachingStream
+    context: Context, how: Attach, number: int, stream: SessionStream
 ) -> EngineSession:
     """Attach a session of the store, by any key if its client sent none.
 
@@ -362,7 +337,7 @@ async def _take_over(
     for key in keys:
         again = replace(how, key=key, session_id=number, assume_dead=True, adopt=True)
         try:
-            async with stream.reader.looking_up():
+            async with stream.reader.looking_up_session():
                 return await stream.engine.attach(again, stream)
         except AuthenticationFailed:
             if not key:
@@ -443,7 +418,7 @@ class SessionStream:
         self._node = node
         self.identity = call.identity
         self.client = connection.client(call.identity)
-        self.engine = context.guard.engine(call.identity)
+        self.engine = GuardedEngine(context.guard, call.identity)
         self.reader = connection.reader(call.identity)
         self.client_host = peer_host(self._connection.peer)
         self._conversation = Conversation(
@@ -677,7 +652,7 @@ class SessionStream:
             self._conversation.answered(job, answer)
 
     async def _describe(self, operation: DescribeOperation, session: EngineSession) -> Any:
-        async with self.reader.lock, self.reader:
+        async with self.reader.lock, self.reader.turn():
             return await operation.start(session)
 
     async def _create(self, operation: CreateOperation, session: EngineSession) -> None:

@@ -14,11 +14,11 @@ Rules:
   calls are all refused, too.
 * HTTP/2 pings are always answered, unless there are too many.
 
-Sessions that the client of a connection has left, until the store has detached them.
-
-A client that cancels or half-closes a session's stream and then makes another call, for example to
-drop the session's node, expects the session to be detached by then. HTTP/2 keeps the order of the
-two, but each call has its own task: the later call waits here for the earlier streams.
+**Departures** (`Departures`) are sessions that the client of a connection has left, until the store
+has detached them. A client that cancels or half-closes a session's stream and then makes another
+call, for example to drop the session's node, expects the session to be detached by then. HTTP/2
+keeps the order of the two, but each call has its own task: the later call waits here for the
+earlier streams.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from tenure.server.ydb.registry import Client, ReturningClients
 if TYPE_CHECKING:
     from tenure.server.context import Context
     from tenure.server.listener import Greeting
-    from tenure.server.ydb.calls import GrpcCall
 
 
 class Departures:

@@ -1,6 +1,6 @@
-"""Guarded session: a layer between a listener and the store's session, in both directions.
+"""The store as one identity may use it: a layer between a listener and the engine.
 
-Rules:
+Rules for sessions (`GuardedSession`), whose events pass through the layer as well:
 
 * Changes need the access ``hold`` to the node, reads ``read``, and deletion by force
   ``administer``. Access is determined again after a reload.
@@ -16,57 +16,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
 
+from tenure.clock import Clock
 from tenure.engines.contract import (
     Answer,
+    Attach,
+    EngineDefaults,
     EngineSession,
     Enqueued,
+    Pages,
     Place,
     Removal,
     SessionDefaults,
     SessionEvents,
     Withdrawn,
 )
-from tenure.errors import SessionExpired, TenureError
-from tenure.model import UNCHANGED, Recovered, SemaphoreDescription, Unchanged
-from tenure.server.auth.accounts import Account
-from tenure.server.auth.identity import Access
-from tenure.server.auth.tallies import Tallies, Tally
+from tenure.errors import AuthenticationFailed, NodeNotFound, SessionExpired, TenureError
+from tenure.model import (
+    UNCHANGED,
+    Capabilities,
+    NodeConfig,
+    NodeDescription,
+    Recovered,
+    SemaphoreDescription,
+    SessionDescription,
+    Unchanged,
+)
+from tenure.server.auth.guard import Guard
+from tenure.server.auth.identity import EVERYTHING, Access, Identity
+from tenure.server.auth.tallies import Tally
 
 _HOLD = Access.HOLD  # module globals, for speed
 _REFUSED = Place.REFUSED
-
-
-class SessionGuard(Protocol):
-    """The part of the server's guard that its sessions need."""
-
-    @property
-    def tallies(self) -> Tallies:
-        """The tallies of the server's sessions."""
-        ...
-
-    def now(self) -> float:
-        """Read the store's clock."""
-        ...
-
-    def refusal(
-        self, account: Account, node: str, least: Access, name: str | None = None
-    ) -> TenureError:
-        """Return the error for an identity with too little access."""
-        ...
-
-    async def write(
-        self,
-        account: Account,
-        node: str,
-        name: str,
-        size: int,
-        work: Callable[[], Awaitable[None]],
-        *,
-        keeps: bool = False,
-    ) -> None:
-        """Write or delete a semaphore's data through `work`, and count it."""
 
 
 class GuardedSession(SessionDefaults):
@@ -98,7 +79,7 @@ class GuardedSession(SessionDefaults):
 
     renew: Callable[[], None]
 
-    def __init__(self, guard: SessionGuard, node: str, tally: Tally, events: SessionEvents) -> None:
+    def __init__(self, guard: Guard, node: str, tally: Tally, events: SessionEvents) -> None:
         self._guard = guard
         self._node = node
         self._tally = tally
@@ -329,3 +310,222 @@ def _not_altered(tally: Tally, request_id: int, before: int, error: BaseExceptio
         tally.restore(request_id, before)
     else:
         tally.enlarge(request_id, before)
+
+
+class GuardedPages:
+    """Lists in pages, restricted to nodes that the identity may read (`Pages`).
+
+    Args:
+        pages: the store's pages.
+        check: raises unless the identity has at least that access to a node.
+    """
+
+    __slots__ = ("_check", "_pages")
+
+    def __init__(self, pages: Pages, check: Callable[[str, Access], None]) -> None:
+        """Show the pages of nodes that `check` allows."""
+        self._pages = pages
+        self._check = check
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """Return the next sessions of a node."""
+        self._check(path, Access.READ)
+        return await self._pages.sessions(path, after=after, most=most)
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        """Return the next semaphores of a node."""
+        self._check(path, Access.READ)
+        return await self._pages.semaphores(
+            path, owners=owners, waiters=waiters, after=after, most=most
+        )
+
+
+class GuardedEngine(EngineDefaults):
+    """The store as one identity may use it (`Engine`). The server opens and closes the store.
+
+    Args:
+        guard: the server's guard.
+        identity: the identity.
+
+    Attributes:
+        account: the identity's account.
+    """
+
+    __slots__ = ("_engine", "_guard", "account")
+
+    def __init__(self, guard: Guard, identity: Identity) -> None:
+        """Show the guarded store as `identity` may use it."""
+        self._guard = guard
+        self._engine = guard.store
+        self.account = guard.accounts.of(identity)
+
+    @property
+    def url(self) -> str:
+        """URL of the engine."""
+        return self._engine.url
+
+    @property
+    def clock(self) -> Clock:
+        """Clock of the engine."""
+        return self._engine.clock
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the engine."""
+        return self._engine.capabilities
+
+    async def open(self) -> None:
+        """Do nothing: the server has opened the store."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the server closes the store."""
+
+    def trouble(self, name: str | None = None) -> TenureError | None:
+        """Return the trouble of the engine."""
+        return self._engine.trouble(name)
+
+    async def store_time(self) -> float:
+        """Read the store's wall clock."""
+        return await self._engine.store_time()
+
+    def check(self, node: str, least: Access) -> None:
+        """Check the access to a node.
+
+        Raises:
+            NodeNotFound: the identity has no access.
+            AuthenticationFailed: it has less access.
+        """
+        if not self.allows(node, least):
+            raise self._guard.refusal(self.account, node, least)
+
+    def allows(self, node: str, least: Access) -> bool:
+        """Return true if the identity has at least that access to a node."""
+        return self.account.permissions.access(node) >= least
+
+    def owns(self, node: str, number: int) -> bool:
+        """Return true unless a session is known to belong to another identity."""
+        tally = self._guard.tallies.find(node, number)
+        return tally is None or tally.account is self.account
+
+    def check_session(self, node: str, number: int) -> None:
+        """Check that the identity may attach a session, before anything else about the session.
+
+        Raises:
+            NodeNotFound: the identity has no access to the node.
+            AuthenticationFailed: the session belongs to another identity.
+        """
+        self.check(node, Access.READ)
+        if not self.owns(node, number):
+            raise AuthenticationFailed(
+                f"session {number} on {node} belongs to another identity than "
+                f"{self.account.identity}",
+                node=node,
+            )
+
+    async def attach(self, how: Attach, events: SessionEvents) -> EngineSession:
+        """Attach a session that is counted against the account."""
+        node, number, account = how.node, how.session_id, self.account
+        tallies = self._guard.tallies
+        tallies.expire(self._guard.now())
+        if number is None:
+            self.check(node, Access.READ)
+        else:
+            self.check_session(node, number)
+        window = how.recovery_window
+        former = None if number is None else tallies.find(node, number)
+        requests = {} if former is None else former.requests
+        if number is None:
+            account.sessions.take(node=node)
+        else:
+            if former is not None:
+                window = max(window, former.window)
+            account.sessions.take_anyway()
+        tally = Tally(account, window)
+        session = GuardedSession(self._guard, node, tally, events)
+        try:
+            attached = await self._engine.attach(how, session)
+        except BaseException as error:
+            over = isinstance(error, SessionExpired | NodeNotFound)
+            if number is not None and former is not None and former.over and not over:
+                # The takeover has ended the former attachment, and the session survives detached.
+                tally.resume(requests)
+                tallies.attached(node, number, tally)
+                tallies.detached(node, number, tally, self._guard.now())
+            else:
+                tally.end()
+            raise
+        session.use(attached)
+        tallies.attached(node, attached.id, tally)
+        return session
+
+    async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
+        """Create a node; it needs the permission to administer."""
+        if self.account.permissions.access(path) < Access.ADMINISTER:
+            # The same error whether or not the node exists.
+            raise self._guard.refusal(self.account, path, Access.ADMINISTER, hidden=False)
+        await self._guard.create_node(self.account, path, config, exist_ok=exist_ok)
+
+    async def alter_node(self, path: str, config: NodeConfig) -> None:
+        """Change the settings of a node; it needs the permission to administer."""
+        self.check(path, Access.ADMINISTER)
+        await self._engine.alter_node(path, config)
+
+    async def drop_node(self, path: str, *, force: bool) -> None:
+        """Drop a node; it needs the permission to administer."""
+        self.check(path, Access.ADMINISTER)
+        await self._engine.drop_node(path, force=force)
+        self._guard.stored.dropped(path)
+        self._guard.tallies.dropped(path)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node; it needs the permission to read."""
+        self.check(path, Access.READ)
+        return await self._engine.describe_node(path)
+
+    async def list_nodes(self) -> Sequence[str]:
+        """Return the paths of the nodes that the identity may read."""
+        found = await self._engine.list_nodes()
+        permissions = self.account.permissions
+        if permissions is EVERYTHING:
+            return found
+        return [each for each in found if permissions.access(each)]
+
+    async def list_semaphores(
+        self, path: str, *, owners: bool, waiters: bool
+    ) -> Sequence[SemaphoreDescription]:
+        """Describe the semaphores of a node; it needs the permission to read."""
+        self.check(path, Access.READ)
+        return await self._engine.list_semaphores(path, owners=owners, waiters=waiters)
+
+    async def describe_semaphore(
+        self, path: str, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription:
+        """Describe a semaphore; it needs the permission to read."""
+        self.check(path, Access.READ)
+        return await self._engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
+
+    async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
+        """Describe the sessions of a node; it needs the permission to read."""
+        self.check(path, Access.READ)
+        return await self._engine.list_sessions(path)
+
+    def pages(self) -> Pages | None:
+        """Return the lists in pages, with the same permissions."""
+        pages = self._engine.pages()
+        return None if pages is None else GuardedPages(pages, self.check)
+
+    async def end_session(self, path: str, session_id: int) -> bool:
+        """End a session; one of another identity needs the permission to administer."""
+        tally = self._guard.tallies.find(path, session_id)
+        mine = tally is not None and tally.account is self.account
+        self.check(path, Access.HOLD if mine else Access.ADMINISTER)
+        ended = await self._engine.end_session(path, session_id)
+        self._guard.tallies.over(path, session_id)
+        return ended
+
+    async def evict(self, path: str, name: str, order_id: int) -> bool:
+        """Evict a request; it needs the permission to administer."""
+        self.check(path, Access.ADMINISTER)
+        return await self._engine.evict(path, name, order_id)
