@@ -21,12 +21,13 @@ from chaos.redis import Redis, RedisInMemory, RedisLossy
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.served import OverYdb, Served, in_front_of
-from chaos.sqlite import Sqlite
+from chaos.sqlite import PortableSqlite, Sqlite
 
 _STORES: tuple[type[Engine], ...] = (Postgresql, Redis, Etcd)
 _SERVERS: tuple[type[Served], ...] = (Served, OverYdb, Dflockd)
 _ALL: tuple[type[Engine], ...] = (
     Sqlite,
+    PortableSqlite,
     *_STORES,
     RedisInMemory,
     RedisLossy,

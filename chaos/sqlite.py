@@ -28,6 +28,9 @@ _FAKETIME = (
     *Path("/usr/local/lib/faketime").glob("libfaketimeMT.so.1"),
 )
 
+_WRITE_LOCK = "120"
+"""Byte of the log's index that SQLite locks for writing (WAL_WRITE_LOCK)."""
+
 _PATIENCE = 2.0
 """Seconds for which a moment is looked for before that is given up for this time."""
 
@@ -110,14 +113,13 @@ class Sqlite(Engine):
 
     def holds_up_all(self, pid: int) -> bool:
         """Return true if it has the turn to write."""
-        return _owner(self.turn) == pid
+        return self.owner() == pid
 
     # Faults
 
-    @property
-    def turn(self) -> str:
-        """The file whose lock is the turn."""
-        return f"{self._path}.tenure/turn.lock"
+    def owner(self) -> int:
+        """Return the process that is in its turn to write; 0 for none."""
+        return _locker(f"{self._path}.tenure/turn.lock", "FLOCK")
 
     @asynccontextmanager
     async def _lock(self, scene: Scene) -> AsyncIterator[str]:
@@ -170,6 +172,21 @@ class Sqlite(Engine):
             yield f"a process starts with durability={self._durability}"
 
 
+class PortableSqlite(Sqlite):
+    """The same in portable mode: writers wait for SQLite's own lock, which shows no owner."""
+
+    name = "sqlite-portable"
+
+    @property
+    def url(self) -> str:
+        """URL of the file, with the present durability."""
+        return f"{super().url}&portable=true"
+
+    def owner(self) -> int:
+        """Return the process that has SQLite's lock to write; 0 for none."""
+        return _locker(f"{self._path}-shm", "POSIX", ("WRITE", _WRITE_LOCK))
+
+
 # The turn
 
 
@@ -198,7 +215,7 @@ async def _in_turn(scene: Scene) -> AsyncIterator[Slot]:
     until = scene.journal.now() + _PATIENCE
     while scene.journal.now() < until:
         slots = {slot.member.pid: slot for slot in scene.crew.slots if slot.member is not None}
-        slot = slots.get(_owner(engine.turn))
+        slot = slots.get(engine.owner())
         if slot is None or slot.lock.locked():
             await asyncio.sleep(0.0005)
             continue
@@ -222,17 +239,28 @@ def _begins(other: sqlite3.Connection) -> bool:
     return True
 
 
-def _owner(path: str) -> int:
-    """Return the process that has the lock on a file; 0 for none."""
+def _locker(path: str, kind: str, area: tuple[str, str] | None = None) -> int:
+    """Return the process that has a lock on a file; 0 for none.
+
+    Args:
+        path: the file.
+        kind: of the lock, as the kernel names it.
+        area: its mode and its first byte, if it has to have these.
+    """
     try:
         inode = str(os.stat(path).st_ino)
     except FileNotFoundError:
         return 0
     with open("/proc/locks", encoding="ascii") as locks:
         for line in locks:
-            kind, *facts = line.split()[1:6]
-            if kind == "FLOCK" and facts[3].rpartition(":")[2] == inode:
-                return int(facts[2])
+            # POSIX ADVISORY WRITE pid major:minor:inode first last
+            what, _, mode, pid, file, first, _ = line.split()[1:8]
+            if (
+                what == kind
+                and file.rpartition(":")[2] == inode
+                and area in {None, (mode, first)}
+            ):
+                return int(pid)
     return 0
 
 

@@ -37,6 +37,12 @@ def a_file_on_disk() -> Iterator[str]:
         yield f"{url}?durability=full"
 
 
+@contextmanager
+def a_portable_file() -> Iterator[str]:
+    with a_file() as url:
+        yield f"{url}?portable=true"
+
+
 MEMORY = Stores(a_name_in_memory, virtual=True)
 MEMORY_IN_REAL_TIME = Stores(a_name_in_memory)
 
@@ -206,6 +212,16 @@ VARIANTS = (
         inapplicable=_ONE_HOST,
         shows="sqlite-full",
         histories=Histories(30),
+        repeats="sqlite",
+    ),
+    Variant(
+        "sqlite-portable",
+        "sqlite",
+        lambda: Stores(a_portable_file),
+        title="`sqlite://`, `portable=true`",
+        inapplicable=_ONE_HOST,
+        shows="sqlite-portable",
+        histories=Histories(20),
         repeats="sqlite",
     ),
     Variant("redis", "redis", _redis, "`redis://`", shows="redis", histories=Histories(25)),

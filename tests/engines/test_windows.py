@@ -1,4 +1,4 @@
-"""Programs without what Windows does not have: clients of servers work, and the rest says so."""
+"""Programs without what Windows does not have: all stores work, and the rest says so."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tempfile import TemporaryDirectory
 import pytest
 from click import Context
 
-from tenure.cli.app import LazyGroup, tenure
+import tenure
+from tenure import blocking
+from tenure.cli.app import LazyGroup
+from tenure.cli.app import tenure as command_line
 from tenure.cli.mistakes import Mistake
 from tests.engines.stores import stores
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("memory", "redis", "postgresql", "etcd", "tenure", "ydb", "dflockd")
+ENGINES = ("memory", "sqlite", "redis", "postgresql", "etcd", "tenure", "ydb", "dflockd")
 
 PROGRAM = """
 import asyncio, sys, threading
@@ -89,10 +92,39 @@ def test_a_client_needs_nothing_of_unix(engine: str, tmp_path: Path) -> None:
     assert ended.stdout.splitlines() == shown
 
 
-def test_sqlite_says_what_works_instead(tmp_path: Path) -> None:
+def test_sqlite_is_in_portable_mode(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    ended = run(str(tmp_path / "program.py"), f"sqlite:///{tmp_path}/jobs.db")
-    assert "tenure.Unsupported: sqlite:// needs Linux or macOS" in ended.stderr
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    assert run(str(tmp_path / "program.py"), url).returncode == 0
+    with pytest.raises(tenure.EngineError, match="is in portable mode"), blocking.connect(url) as c:
+        c.mutex("a").try_lock()
+    with blocking.connect(f"{url}?portable=true") as client, client.mutex("a").lock(timeout=60):
+        pass
+    ended = run(str(tmp_path / "program.py"), f"{url}?portable=false")
+    assert "tenure.Unsupported: 'sqlite:///" in ended.stderr
+    assert "this system has only the portable mode" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "config set a b", "config get a", "doctor"])
+def test_a_command_for_a_file_works(command: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with blocking.connect(f"{url}?portable=true") as client:
+        with client.session() as session:
+            session.config("a").set(b"b")
+        ended = run("-m", "tenure", "--url", url, *command.split())
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_file_is_backed_up_and_restored(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    backup = str(tmp_path / "backup")
+    assert run("-m", "tenure", "--url", url, "config", "set", "a", "b").returncode == 0
+    for command in (("backup", backup), ("backup", "--force", backup)):
+        ended = run("-m", "tenure", "--url", url, *command)
+        assert ended.returncode == 0, ended.stderr
+    ended = run("-m", "tenure", "--url", url, "restore", "--force", backup)
+    assert ended.returncode == 0, ended.stderr
+    assert run("-m", "tenure", "--url", url, "config", "get", "a").stdout == "b"
 
 
 def test_a_unix_socket_is_refused(tmp_path: Path) -> None:
@@ -106,7 +138,7 @@ def test_every_command_of_unix_says_so() -> None:
         patch.setattr(sys, "platform", "win32")
         for each in LazyGroup.POSIX:
             with pytest.raises(Mistake, match=f"tenure {each} needs Linux or macOS"):
-                LazyGroup().get_command(Context(tenure), each)
+                LazyGroup().get_command(Context(command_line), each)
     ended = run("-m", "tenure", "run", "--help")
     assert ended.returncode == 78
     assert ended.stderr.startswith("tenure: tenure run needs Linux or macOS; on Windows")

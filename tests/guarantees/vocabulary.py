@@ -13,7 +13,7 @@ Engine: TypeAlias = str
 """The name of a variant that has a title, or "simulated"."""
 
 MEMORY, SQLITE, DURABLE_SQLITE, REDIS, ETCD = "memory", "sqlite", "sqlite-full", "redis", "etcd"
-POSTGRESQL = "postgresql"
+POSTGRESQL, PORTABLE_SQLITE = "postgresql", "sqlite-portable"
 DFLOCKD, SERVED, YDB, SIMULATED = "dflockd", "tenure", "ydb", "simulated"
 
 ENGINES: dict[Engine, str] = {

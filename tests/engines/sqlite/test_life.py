@@ -189,7 +189,6 @@ async def test_after_a_reboot_everything_of_before_is_over(
     await one.enqueue(1, "pool", count=2, ephemeral=False)
     await one.enqueue(2, "x")
     engine._release(EngineError("the machine is gone"), left=False)
-    monkeypatch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
     monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     async with opened(url) as engine:
         assert await engine.list_sessions("/default") == []
@@ -206,7 +205,6 @@ async def test_who_lives_under_another_kernel_is_not_declared_dead(
     async with program(url) as one:
         await one.enqueue(1, "x")
         with monkeypatch.context() as patch:
-            patch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
             patch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
             with pytest.raises(EngineError, match="under another kernel"):
                 await engine_of(url).open()

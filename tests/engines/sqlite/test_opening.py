@@ -88,7 +88,7 @@ async def test_an_open_connection_keeps_other_programs_from_removing_the_log(
     ):
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             last_closer.execute("PRAGMA journal_mode = DELETE")
-        assert schema.is_ready(connection, address.path) == (state == "used")
+        assert schema.is_ready(connection, address.path, portable=False) == (state == "used")
 
 
 async def test_a_program_that_waits_for_the_creator_of_a_store_reads_no_missing_tables(

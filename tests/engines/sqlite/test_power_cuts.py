@@ -222,8 +222,7 @@ async def test_after_a_power_cut_the_store_goes_on_with_higher_tokens(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await recorded(path, "full", "full", rounds=1)
-    for module in ("engine", "store"):
-        monkeypatch.setattr(f"tenure.engines.sqlite.{module}.boot_id", lambda: "another")
+    monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     chance = random.Random(2)
     for cut in range(0, len(log) + 1, 5):
         told = [word.order_id for word in log[:cut] if isinstance(word, Told)]

@@ -516,7 +516,6 @@ async def test_a_session_outlives_a_reboot(url: str, monkeypatch: pytest.MonkeyP
     await former.enqueue(1, "m")
     await former.enqueue(2, "n", timeout=100)
     engine._release(EngineError("the machine is gone"), left=False)
-    monkeypatch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
     monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     clock.time = 3.0  # the clock begins anew
     async with opened(url, clock) as engine:
@@ -541,7 +540,6 @@ async def test_a_reboot_does_not_make_sessions_immortal(
     await engine.open()
     former = await attached(engine, window=10, liveness="window")
     engine._release(EngineError("the machine is gone"), left=False)
-    monkeypatch.setattr("tenure.engines.sqlite.engine.boot_id", lambda: "another")
     monkeypatch.setattr("tenure.engines.sqlite.store.boot_id", lambda: "another")
     clock.time = 3.0
     async with opened(url, clock) as engine:

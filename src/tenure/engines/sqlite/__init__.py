@@ -20,13 +20,48 @@ The modules, from the bottom up:
 * ``engine`` and ``session``: the engine contract.
 * ``doctor``: diagnoses a store that may be broken.
 * ``restore``: copies a store, and restores it.
+
+The portable mode
+=================
+
+``?portable=true`` selects it, and a system without the kernel's locks (Windows) has no other. It
+needs nothing but SQLite and plain files. What replaces the kernel's means:
+
+* *The turn* is SQLite's own write transaction (`transaction.DatabaseTurn`). A process that waits
+  for it polls, so that writers have no order among themselves. The queues keep theirs.
+* *Liveness* is by window only. The liveness file has no lock: no participant is ever found dead,
+  and a session ends when its heartbeat is older than its window. The rules of `liveness` for
+  silent sessions do not depend on locks, and neither does the safety of the mode: a checking
+  process reads the clock and then the heartbeat; a renewing one reads the clock again after
+  writing, and has proven nothing if the window had passed by then. So a program considers its
+  leases lost before another process can be granted them. Both need one clock for all processes of
+  the host. Suspension may count or not: it does for all of them alike.
+* *Presence*: each participant also writes a heartbeat of its own, in slot 0, with every tick. It
+  decides only what cannot break exclusion: which sessions are examined for silence, whether
+  detached sessions get their grace period, and when the files of a participant are removed that
+  has neither a session nor written for a day.
+* *Notification* is replaced by polling (`monitor.POLL`).
+* *The boot id* is replaced by the name of the clock, which must be the same for all programs of a
+  store (`liveness.clock_id`), and by a comparison: a reading in the store that is later than the
+  clock shows that the machine was restarted (`participants.was_restarted`). A restart that it does
+  not show has made no reading later than the clock. Then sessions from before it expire by their
+  windows as if there had been no restart.
+
+States of a participant: *present* (its own heartbeat is recent), *absent*, and *left behind* (no
+session, and no heartbeat for a day: it is removed). States of a session that is attached: *proven*
+(its heartbeat is within its window) and *silent*. No renewal leads from silent to proven; the first
+transaction that examines it ends it, or detaches it at the first opening after a pause.
+
+One store has one mode, because a lock of one mode means nothing in the other. The application id of
+the database records it. It is set with the tables, and checked when a connection is opened and in
+the transaction that finds or creates the tables. So two programs that create a store in different
+modes at once cannot both succeed.
 """
 
 from __future__ import annotations
 
 from tenure.clock import Clock
 from tenure.engines.contract import Engine
-from tenure.errors import Unsupported
 
 __all__ = ["connect"]
 
@@ -36,21 +71,9 @@ def connect(url: str, clock: Clock) -> Engine:
 
     Raises:
         InvalidArgument: the URL is malformed.
-        Unsupported: on Windows, which has neither the locks nor the sockets for this.
+        Unsupported: it requests the native mode on Windows.
     """
-    _check_platform()
     from tenure.engines.sqlite.engine import SqliteEngine
     from tenure.engines.sqlite.url import parse
 
     return SqliteEngine(parse(url), clock)
-
-
-def _check_platform() -> None:
-    try:
-        import fcntl  # noqa: F401  only to check that this system has it
-    except ImportError as error:
-        raise Unsupported(
-            "sqlite:// needs Linux or macOS (Windows has neither the locks nor the sockets for "
-            "it). Use memory:// within one program, a server (redis://, etcd:// or tenure://), or "
-            "WSL"
-        ) from error

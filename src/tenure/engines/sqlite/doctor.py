@@ -12,9 +12,9 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
+import shutil
 import socket
 import sqlite3
 import stat
@@ -27,6 +27,8 @@ from tenure.engines.contract import Finding, Level
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.checkpoint import examine_library
 from tenure.engines.sqlite.files import (
+    OPENING,
+    UNIX,
     check_file_system,
     check_folders,
     check_trusted,
@@ -38,10 +40,13 @@ from tenure.engines.sqlite.files import (
     system_error,
     user,
 )
-from tenure.engines.sqlite.liveness import LivenessFiles, boot_id, is_stopped
+from tenure.engines.sqlite.liveness import LivenessFiles, boot_id, clock_id, is_stopped
 from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
+
+with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
+    import fcntl
 
 MIB = 1024 * 1024
 LITTLE_SPACE = 64 * MIB
@@ -57,6 +62,13 @@ SOCKET_PATH = 100
 def examine(address: SqliteUrl) -> Iterator[Finding]:
     """Yield the findings about the store at a URL. Raises nothing."""
     yield examine_library()
+    if address.portable:
+        yield Finding(
+            "ok",
+            "mode",
+            "portable: leases of a dead process pass on after its recovery window, and waiters "
+            "poll. All programs of the store use this mode",
+        )
     folder = os.path.dirname(address.path)
     there = os.path.lexists(address.path)
     file = _file(address, there=there)
@@ -66,11 +78,13 @@ def examine(address: SqliteUrl) -> Iterator[Finding]:
         standing = os.path.dirname(standing)
     yield from _folder(folder, standing, address)
     yield from _space(standing)
-    yield from _trials(standing, os.path.dirname(folder))
-    yield _sockets(address)
+    yield from _trials(standing, os.path.dirname(folder), portable=address.portable)
+    if not address.portable:
+        yield _sockets(address)
     if there and file.level == "ok":
         yield from _contents(address)
-        yield _check_turn(address)
+        if not address.portable:
+            yield _check_turn(address)
 
 
 # The file and its folder
@@ -102,7 +116,7 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
         yield Finding(
             "failure",
             "folder",
-            f"{about}: this user ({user(os.geteuid())}) may not write there",
+            f"{about}: this user{f' ({user(os.geteuid())})' if UNIX else ''} may not write there",
             "SQLite creates files next to the database: choose your own folder, or have the "
             "owner share this one",
         )
@@ -131,13 +145,19 @@ def _folder(folder: str, standing: str, address: SqliteUrl) -> Iterator[Finding]
 
 
 def _space(folder: str) -> Iterator[Finding]:
+    level: Level
+    if not UNIX:
+        free = shutil.disk_usage(folder).free
+        level = "warning" if free < LITTLE_SPACE else "ok"
+        yield Finding(level, "disk space", f"{_size(free)} free")
+        return
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     remedy = "make room: a full disk stops every change, and nothing can be granted"
     if state.f_blocks == 0:
         yield Finding("ok", "disk space", "unknown on this file system")
     elif free < LITTLE_SPACE:
-        level: Level = "failure" if free < NO_SPACE else "warning"
+        level = "failure" if free < NO_SPACE else "warning"
         yield Finding(level, "disk space", f"only {_size(free)} free", remedy)
     else:
         yield Finding("ok", "disk space", f"{_size(free)} free")
@@ -162,18 +182,17 @@ def _size(size: float) -> str:
 # Trials of the file system
 
 
-def _trials(folder: str, other: str) -> Iterator[Finding]:
+def _trials(folder: str, other: str, *, portable: bool) -> Iterator[Finding]:
     yield Finding("ok", "SQLite", f"{sqlite3.sqlite_version} (library of this Python)")
     place = next((each for each in (folder, other) if os.access(each, os.W_OK | os.X_OK)), None)
     if place is None:
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".tenure-doctor-", dir=place) as scratch:
-            for what, attempt in (
-                ("write-ahead log", _write_ahead_log),
-                ("locks", _locks),
-                ("shared memory", _shared_memory),
-            ):
+            attempts = [("write-ahead log", _write_ahead_log)]
+            if not portable:
+                attempts += [("locks", _locks), ("shared memory", _shared_memory)]
+            for what, attempt in attempts:
                 yield _tried(what, attempt, os.path.join(scratch, what.replace(" ", "-")))
     except OSError as error:
         yield Finding("failure", "new files", f"cannot be made in {place}: {error.strerror}")
@@ -264,7 +283,7 @@ def _contents(address: SqliteUrl) -> Iterator[Finding]:
 
 def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Finding]:
     path = address.path
-    if not schema.is_ready(connection, path):
+    if not schema.is_ready(connection, path, portable=address.portable):
         yield Finding("ok", "contents", "no tables of this version yet; the first use creates them")
         return
     if os.path.getsize(path) <= INTEGRITY_UP_TO:
@@ -290,14 +309,15 @@ def _tables(connection: sqlite3.Connection, address: SqliteUrl) -> Iterator[Find
         "contents",
         "schema {}; nodes: {}, sessions: {}, requests: {}".format(schema.VERSION, *counts),
     )
-    yield _epoch(boot, last)
-    left = until - SystemClock().now() if boot == boot_id() else pending
+    current = clock_id() if address.portable else boot_id()
+    yield _epoch(boot, last, current, portable=address.portable)
+    left = until - SystemClock().now() if boot == current else pending
     if left > 0:
         yield Finding("warning", "quarantine", describe_quarantine(path, left), "wait for its end")
     yield _participants(connection, address)
 
 
-def _epoch(boot: str, last: int) -> Finding:
+def _epoch(boot: str, last: int, current: str, *, portable: bool) -> Finding:
     """Compare the store's boot with the current one, and its order ids with the wall clock."""
     ahead = last / 1e6 - time.time()
     if ahead > 60:
@@ -308,7 +328,16 @@ def _epoch(boot: str, last: int) -> Finding:
             "had a wrong one, or the store was restored from a backup (a day ahead)",
             "correct the clock if it is wrong; tokens keep rising in either case",
         )
-    if boot and boot != boot_id():
+    if boot and boot != current and portable:
+        return Finding(
+            "failure",
+            "clock",
+            f"the store is used with another clock ({boot}) than this program's ({current})",
+            "use the same Python and system for all programs of a store",
+        )
+    if portable:
+        return Finding("ok", "clock", current)
+    if boot and boot != current:
         return Finding(
             "ok", "boot", "the machine was restarted since; the next use ends old sessions"
         )
@@ -316,9 +345,13 @@ def _epoch(boot: str, last: int) -> Finding:
 
 
 def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding:
-    """List the participants whose liveness files are locked, which means that they are alive."""
+    """List the participants whose liveness files are locked, which means that they are alive.
+
+    In portable mode, those that are present.
+    """
     alive, dead = [], 0
-    with contextlib.closing(LivenessFiles(address.path + ".tenure")) as lives:
+    folder = address.path + ".tenure"
+    with contextlib.closing(LivenessFiles(folder, portable=address.portable)) as lives:
         for number, pid in connection.execute("SELECT id, pid FROM participants ORDER BY id"):
             if lives.is_alive(number):
                 alive.append(pid)
@@ -326,6 +359,8 @@ def _participants(connection: sqlite3.Connection, address: SqliteUrl) -> Finding
                 dead += 1
     frozen = [pid for pid in alive if is_stopped(pid)]
     gone = f"; {dead} dead, which the next one removes" if dead else ""
+    if address.portable and dead:
+        gone = f"; {dead} absent: dead or stopped"
     used = f"by pid {_listed(alive)}" if alive else "by no other process"
     if frozen:
         return Finding(
@@ -347,7 +382,7 @@ def _check_turn(address: SqliteUrl) -> Finding:
     try:
         fd = os.open(
             os.path.join(address.path + ".tenure", "turn.lock"),
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC,
+            os.O_RDONLY | OPENING,
         )
     except FileNotFoundError:
         return Finding("ok", "writers", "none so far")

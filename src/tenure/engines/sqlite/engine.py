@@ -15,8 +15,8 @@ from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEven
 from tenure.engines.sqlite import nodes, participants, sessions
 from tenure.engines.sqlite.descriptions import SqliteDescriptions
 from tenure.engines.sqlite.expiry import Attachment
-from tenure.engines.sqlite.liveness import LivenessFile, boot_id
-from tenure.engines.sqlite.monitor import Monitor
+from tenure.engines.sqlite.liveness import LivenessFile
+from tenure.engines.sqlite.monitor import POLL, Monitor
 from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.sessions import AttachedRow
@@ -43,6 +43,13 @@ _FORMER = 5.0
 
 _FORMER_CHECK = 0.02
 
+_PORTABLE = (
+    "The store is in portable mode: the death of a process is not noticed, so that its leases pass "
+    "on after its recovery window. A waiter learns of its grant by polling, within "
+    f"{POLL * 1000:g} ms, and processes that write at the same time have no order. Files that are "
+    "removed, replaced or set back while in use are noticed within a second at best."
+)
+
 
 class SqliteEngine(EngineDefaults):
     """Engine of a ``sqlite://`` store."""
@@ -62,6 +69,11 @@ class SqliteEngine(EngineDefaults):
         self._open = False
         self._closing: Ending | None = None
         self._registering: asyncio.Future[Any] | None = None
+
+    @property
+    def guarantees(self) -> str:
+        """The limits of the portable mode; empty in native mode."""
+        return _PORTABLE if self._address.portable else ""
 
     def diagnose(self) -> Iterable[Finding]:
         """Examine the store for `tenure doctor`."""
@@ -84,14 +96,17 @@ class SqliteEngine(EngineDefaults):
         self._closing = None
         try:
             if not store.is_current():
-                await answered(store.committer.do(participants.new_boot, boot_id()))
+                await answered(store.committer.do(participants.new_boot, store.boot()))
             else:
                 with store.reading() as tx:
+                    restarted = participants.was_restarted(tx)
                     reopened = participants.is_reopened(tx)
                     incomplete = nodes.is_default_missing(tx)
                 if incomplete:
                     await answered(store.committer.do(nodes.restore_default))
-                if reopened:
+                if restarted:
+                    await answered(store.committer.do(participants.new_boot, store.boot()))
+                elif reopened:
                     await answered(store.committer.do(participants.reopen))
         except BaseException:
             self._release(EngineUnavailable(f"{self.url} could not be opened"), left=False)
@@ -139,16 +154,19 @@ class SqliteEngine(EngineDefaults):
             self.monitor.stop()
             self.store.close(error, left=left)
 
-    def liveness_fd(self) -> int:
+    def liveness_fd(self) -> int | None:
         """Return the descriptor whose lock shows that this program is alive.
 
         A child process that inherits a copy keeps the lock after this program's death. The leases
-        are then released when the child has ended, too, or when the recovery window has passed.
+        are then released when the child has ended, too, or when the recovery window has passed. In
+        portable mode there is none.
 
         Raises:
             EngineUnavailable: the engine is not open, or has no session yet.
         """
         life = self._opened().life
+        if self._address.portable:
+            return None
         if life is None:
             raise EngineUnavailable(f"{self.url} has no session yet")
         return life.fd
@@ -315,6 +333,7 @@ class SqliteEngine(EngineDefaults):
         if not self._open:
             return None
         answer = self.store.committer.do(work, *args, note=note)
+        self.monitor.keep_polling()  # for a watch that was added
         return answer if isinstance(answer, asyncio.Future) else None
 
     async def describe_node(self, path: str) -> NodeDescription:

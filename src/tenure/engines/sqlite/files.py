@@ -51,6 +51,7 @@ import os
 import re
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,36 @@ from typing import TypeAlias
 
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError, Unsupported
+
+UNIX = hasattr(os, "geteuid")
+"""Whether files have an owner and a mode. On Windows, a store has the access list of its folder."""
+
+OPENING: int = sum(
+    getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_NOINHERIT", "O_BINARY")
+)
+"""Flags for opening a file of a store, as far as the system has them."""
+
+_seeking = threading.Lock()
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """Read from a file at an offset, as ``os.pread``, which Windows lacks."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, offset)
+    with _seeking:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, size)
+
+
+def write_at(fd: int, data: bytes, offset: int) -> None:
+    """Write to a file at an offset, as ``os.pwrite``, which Windows lacks."""
+    if hasattr(os, "pwrite"):
+        os.pwrite(fd, data, offset)
+        return
+    with _seeking:
+        os.lseek(fd, offset, os.SEEK_SET)
+        os.write(fd, data)
+
 
 _MOUNTS = "/proc/self/mountinfo"
 
@@ -76,7 +107,7 @@ def check_folders(folder: str, address: SqliteUrl) -> None:
     Raises:
         AuthenticationFailed: another user can replace a folder on the path, or the file.
     """
-    if address.mode & 0o002:
+    if address.mode & 0o002 or not UNIX:
         return
     trusted = {0, os.geteuid()} | _outside_namespace()
     group = os.stat(folder).st_gid if address.shared else None
@@ -185,6 +216,8 @@ def _outside_namespace() -> set[int]:
 
 def user(uid: int) -> str:
     """Return a user's name, or a description of one that has none."""
+    if not UNIX:
+        return "unknown"
     import pwd
 
     try:
@@ -209,7 +242,8 @@ _USER_SPACE = frozenset(
     "mfs moosefs mount-s3 mountpoint-s3 obsfs onedriver ossfs rclone s3fs s3ql seaweedfs smbnetfs "
     "sshfs weed xtreemfs".split()
 )
-_SHARED = _NETWORK | _CLUSTER | _VIRTUAL_MACHINE
+_SHARED = _NETWORK | _CLUSTER | _VIRTUAL_MACHINE | {"network drive"}
+_DRIVE_REMOTE = 4  # of GetDriveType
 _LAYERS = frozenset("aufs overlay fuse-overlayfs".split())
 
 
@@ -219,7 +253,7 @@ def check_file_system(folder: str) -> None:
     Raises:
         Unsupported: other machines may share it, or it is a layer of an overlay.
     """
-    kind = file_system(folder)
+    kind = "network drive" if _is_network_drive(folder) else file_system(folder)
     name = kind.removeprefix("fuse.")
     if name in _SHARED or (name != kind and name in _USER_SPACE):
         shared = "shared with a host" if name in _VIRTUAL_MACHINE else "a network file system"
@@ -238,6 +272,17 @@ def check_file_system(folder: str) -> None:
             )
 
 
+def _is_network_drive(folder: str) -> bool:
+    """Return true if a folder of Windows is on another machine."""
+    import ctypes
+
+    drive = os.path.splitdrive(folder)[0]
+    windll = getattr(ctypes, "windll", None)
+    if windll is None or not drive:
+        return False
+    return bool(windll.kernel32.GetDriveTypeW(f"{drive}\\") == _DRIVE_REMOTE)
+
+
 def describe_layer(folder: str) -> str:
     """Return a warning if a folder is on a container's own layer; empty if it is not."""
     kind = file_system(folder)
@@ -251,6 +296,8 @@ def describe_layer(folder: str) -> str:
 
 def file_system(folder: str) -> str:
     """Return the type of a folder's file system; empty if unknown."""
+    if not sys.platform.startswith("linux"):
+        return ""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for fields, kind, _ in _mounts():
@@ -299,12 +346,14 @@ class StoreFiles:
         identity: the device and inode of the database.
         folder: the folder for tenure's own files.
         mode: the mode of every file.
+        portable: whether the store is used in portable mode.
     """
 
     path: str
     identity: Identity
     folder: str
     mode: int
+    portable: bool
 
     @property
     def log(self) -> tuple[str, str]:
@@ -372,7 +421,7 @@ class OpenFiles:
         self._read = read
         self._seen: _Content | None = None
         self.identities = {place.path: place.identity}
-        for each in (*place.log, place.turn):
+        for each in place.log if place.portable else (*place.log, place.turn):
             status = os.stat(each, follow_symlinks=False)
             self.identities[each] = (status.st_dev, status.st_ino)
 
@@ -509,7 +558,7 @@ def prepare(address: SqliteUrl) -> StoreFiles:
     folder = path + ".tenure"
     with system_error(f"cannot make the folder {folder}"):
         _make_own_folder(folder, status, address)
-    return StoreFiles(path, (status.st_dev, status.st_ino), folder, address.mode)
+    return StoreFiles(path, (status.st_dev, status.st_ino), folder, address.mode, address.portable)
 
 
 # Folders
@@ -530,6 +579,8 @@ def _make_folder(folder: str, address: SqliteUrl) -> None:
 
 def _sync_folder(folder: str, address: SqliteUrl) -> None:
     """Sync the entries of a folder. A failure matters only if commits are durable."""
+    if not UNIX:  # folders cannot be synced
+        return
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -563,7 +614,7 @@ def may_make_folder(folder: str) -> bool:
     """Return true if a missing folder is created: in the state folder of `tenure.default_url`."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     own = os.path.abspath(os.path.join(home, "tenure"))
-    return folder == own or folder.startswith(own + "/")
+    return folder == own or folder.startswith(own + os.sep)
 
 
 def no_folder(folder: str, address: SqliteUrl) -> EngineError:
@@ -578,13 +629,15 @@ def no_folder(folder: str, address: SqliteUrl) -> EngineError:
 def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) -> None:
     try:
         _make_folder(folder, address)
-        if address.shared:
+        if address.shared and UNIX:
             _set_group(folder, database.st_gid, _folder_mode(address))
     except FileExistsError:
         pass
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
         raise EngineError(f"{folder} is not a folder. Move it away: the store needs one")
+    if not UNIX:
+        return
     _check_owner(folder, status, address)
     mode = _folder_mode(address)
     if status.st_uid == os.geteuid():
@@ -596,7 +649,7 @@ def _make_own_folder(folder: str, database: os.stat_result, address: SqliteUrl) 
 
 def share_side_files(place: StoreFiles, address: SqliteUrl) -> None:
     """Give SQLite's files, which have the mode of the database, its group as well."""
-    if address.shared:
+    if address.shared and UNIX:
         group = os.stat(place.path).st_gid
         for each in place.log:
             with contextlib.suppress(FileNotFoundError):
@@ -624,7 +677,7 @@ def _database(path: str, address: SqliteUrl) -> os.stat_result:
         status = os.lstat(path)
     check_trusted(path, status, address)
     mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid == os.geteuid() and address.shared and mode != address.mode:
+    if UNIX and status.st_uid == os.geteuid() and address.shared and mode != address.mode:
         for each in (path, f"{path}-wal", f"{path}-shm", *_own_files(f"{path}.tenure")):
             with contextlib.suppress(FileNotFoundError):
                 os.chmod(each, address.mode)
@@ -661,6 +714,8 @@ def check_trusted(path: str, status: os.stat_result, address: SqliteUrl) -> None
             f"{path} is mounted by itself, and a program that reaches the file by another path has "
             "a queue of its own. Mount its folder"
         )
+    if not UNIX:
+        return
     _check_owner(path, status, address)
     mode = stat.S_IMODE(status.st_mode)
     if not address.shared and mode & 0o022:
@@ -687,7 +742,7 @@ def check_usable(path: str) -> None:
         AuthenticationFailed: this user lacks a permission.
         OSError: the file system is read-only.
     """
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
+    if UNIX and os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     if not _may(path, os.R_OK | os.W_OK):
         mode = stat.S_IMODE(os.stat(path).st_mode)
@@ -698,13 +753,13 @@ def check_usable(path: str) -> None:
 
 
 def _create(path: str, address: SqliteUrl) -> None:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, address.mode)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPENING, address.mode)
     except FileExistsError:  # another process was first
         return
     try:
-        os.fchmod(fd, address.mode)  # regardless of the umask
+        if UNIX:
+            os.fchmod(fd, address.mode)  # regardless of the umask
     finally:
         os.close(fd)
     _sync_folder(os.path.dirname(path), address)
@@ -726,7 +781,7 @@ def _check_side_file(path: str, database: os.stat_result, address: SqliteUrl) ->
 
 
 def _check_owner(path: str, status: os.stat_result, address: SqliteUrl) -> None:
-    if status.st_uid != os.geteuid() and not address.shared:
+    if UNIX and status.st_uid != os.geteuid() and not address.shared:
         raise AuthenticationFailed(
             f"{path} belongs to {user(status.st_uid)}. If it is meant to be shared, every user "
             "opens it with ?mode=0660 (same group) or ?mode=0666"

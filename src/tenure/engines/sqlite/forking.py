@@ -79,4 +79,5 @@ def _after() -> None:
     _list.release()
 
 
-os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)

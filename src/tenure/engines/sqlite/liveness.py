@@ -19,13 +19,15 @@ Rules:
   and the heartbeats of such a file prove nothing.
 * The files are not mapped into memory: a program that accesses a truncated map is ended (SIGBUS).
 * A forked child closes all of these files, otherwise its parent's death would not be noticed.
+
+In portable mode the files are not locked, and no participant is found dead. Instead slot 0 has the
+heartbeat of the participant itself, which shows whether it is *present*.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import struct
@@ -37,14 +39,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tenure.clock import SystemClock
+from tenure.engines.sqlite.files import OPENING, UNIX, read_at, write_at
 from tenure.errors import EngineError
+
+with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
+    import fcntl
 
 _HEADER = struct.Struct("q")
 _BEAT = struct.Struct("d")
 _SLOTS = 511  # of a chunk: with the header, a page
 _CLOCK = SystemClock()
+_LARGEST = 2**63 - 1
 _OPEN_FILES = 64
 _NEVER = float("-inf")
+_OWN = 0  # the slot of the participant itself, in portable mode
+_PRESENT = 5.0
+"""Seconds after its own heartbeat for which a participant is present. It beats with every tick."""
+_LEFT_BEHIND = 86_400.0
+"""Seconds without a heartbeat after which the files of a participant without sessions are removed.
+Longer than every recovery window."""
+
+
+def clock_id() -> str:
+    """Name the clock, which all programs of a store in portable mode must have in common.
+
+    `SystemClock` is CLOCK_BOOTTIME on Linux and otherwise `time.monotonic`, which is system-wide.
+    On Windows it is another one since Python 3.13.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return "CLOCK_BOOTTIME"
+    return time.get_clock_info("monotonic").implementation
 
 
 def boot_id() -> str:
@@ -105,23 +129,29 @@ class LivenessFile:
     Args:
         path: the path of the file, which must not exist.
         mode: the permissions.
+        portable: whether the file is used in portable mode: not locked, and with slot 0 for the
+            participant.
     """
 
-    def __init__(self, path: str, mode: int) -> None:
+    def __init__(self, path: str, mode: int, *, portable: bool = False) -> None:
         """Create and lock the liveness file at `path`."""
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.fd = os.open(path, flags, mode)
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPENING, mode)
         self._beats = array("d")
         self._free: list[int] = []
-        self._used = 0
+        self._used = _OWN + 1 if portable else 0
         self._mode = mode
+        self._portable = portable
         try:
-            os.fchmod(self.fd, mode)
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.fstat(self.fd)
+            if UNIX:
+                os.fchmod(self.fd, mode)
+            if not portable:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # On Windows, the two functions may name a device differently.
+            status = os.fstat(self.fd) if UNIX else os.stat(path, follow_symlinks=False)
             self._identity = (status.st_dev, status.st_ino, status.st_uid)
-            os.pwrite(self.fd, _HEADER.pack(status.st_ino), 0)
+            self._header = _header(self.fd)
+            write_at(self.fd, self._header, 0)
             self._grow()
         except BaseException:
             self.remove()
@@ -135,7 +165,7 @@ class LivenessFile:
     def _grow(self) -> None:
         """Add room for more heartbeats: written, so that a full disk fails no heartbeat."""
         more = array("d", [_NEVER]) * _SLOTS
-        os.pwrite(self.fd, more.tobytes(), _offset(len(self._beats)))
+        write_at(self.fd, more.tobytes(), _offset(len(self._beats)))
         self._beats += more
 
     def new_slot(self, at: float) -> int:
@@ -157,8 +187,13 @@ class LivenessFile:
 
     def beat(self, slot: int, at: float) -> None:
         """Write a heartbeat. Eight aligned bytes: atomic, and safe from any thread."""
-        os.pwrite(self.fd, _BEAT.pack(at), _offset(slot))
+        write_at(self.fd, _BEAT.pack(at), _offset(slot))
         self._beats[slot] = at  # after the file: see `damage`
+
+    def show_presence(self, at: float) -> None:
+        """Write the heartbeat of the participant itself, in portable mode."""
+        if self._portable:
+            self.beat(_OWN, at)
 
     def stop_beating(self, slot: int) -> None:
         """Mark the session as ended for every participant that checks it."""
@@ -179,13 +214,12 @@ class LivenessFile:
         if how := self._misplaced():
             return how
         known = self._beats[:]
-        raw = os.pread(self.fd, _offset(len(known)), 0)
+        raw = read_at(self.fd, _offset(len(known)), 0)
         if len(raw) < _offset(len(known)):
             return "truncated"
         found = array("d", raw[_HEADER.size :])
-        inode = _HEADER.pack(self._identity[1])
         # Another thread may just be writing a heartbeat, which only makes it newer.
-        if not raw.startswith(inode) or (found != known and any(map(float.__lt__, found, known))):
+        if not raw.startswith(self._header) or (found != known and any(map(float.__lt__, found, known))):
             return "overwritten"
         return ""
 
@@ -198,7 +232,7 @@ class LivenessFile:
             return "removed"
         if (status.st_dev, status.st_ino) != self._identity[:2]:
             return "replaced"
-        if self._mode & ~stat.S_IMODE(status.st_mode) or status.st_uid != self._identity[2]:
+        if (UNIX and self._mode & ~stat.S_IMODE(status.st_mode)) or status.st_uid != self._identity[2]:
             return "made inaccessible"
         return "truncated" if status.st_size < _offset(len(self._beats)) else ""
 
@@ -206,6 +240,8 @@ class LivenessFile:
         """Remove the file, after the store has removed this participant."""
         with contextlib.suppress(OSError):
             if self._misplaced() not in {"removed", "replaced"}:
+                if self._portable:  # on Windows, no open file is removed
+                    self.close()
                 os.unlink(self.path)
         self.close()
 
@@ -217,6 +253,11 @@ class LivenessFile:
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
+
+
+def _header(fd: int) -> bytes:
+    """Return the beginning of a liveness file, which shows that it is no copy."""
+    return _HEADER.pack(os.fstat(fd).st_ino & _LARGEST)
 
 
 def _offset(slot: int) -> int:
@@ -232,11 +273,15 @@ class LivenessFiles:
     Args:
         folder: the folder of the store.
         now: reads the clock.
+        portable: whether the files are used in portable mode.
     """
 
-    def __init__(self, folder: str, now: Callable[[], float] = _CLOCK.now) -> None:
+    def __init__(
+        self, folder: str, now: Callable[[], float] = _CLOCK.now, *, portable: bool = False
+    ) -> None:
         self._folder = folder
         self._now = now
+        self._portable = portable
         self._files: OrderedDict[int, int] = OrderedDict()
         self._missing: dict[int, float] = {}
 
@@ -245,21 +290,30 @@ class LivenessFiles:
         return os.path.join(self._folder, f"{participant}.live")
 
     def is_dead(self, participant: int) -> bool:
-        """Return true if a participant's process has ended."""
+        """Return true if a participant's process has ended. In portable mode none is found."""
+        if self._portable:
+            return False
         fd = self._file(participant)
         if fd is None or not _is_original(fd):
             return False
         return self.is_unlocked(participant)
 
     def is_alive(self, participant: int) -> bool:
-        """Return true if a participant lives, according to its liveness file."""
+        """Return true if a participant lives, or in portable mode is present."""
+        if self._portable:
+            return not self._is_older(participant, _PRESENT)
         return self._file(participant) is not None and not self.is_unlocked(participant)
 
     def is_unlocked(self, participant: int) -> bool:
-        """Return true if there is a file for a participant, and no process has it locked."""
+        """Return true if there is a file for a participant, and no process has it locked.
+
+        In portable mode: if its participant was left behind.
+        """
         fd = self._file(participant)
         if fd is None:
             return False
+        if self._portable:
+            return self.is_left_behind(participant)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -267,11 +321,27 @@ class LivenessFiles:
         self.forget(participant)  # which releases the lock just taken
         return True
 
+    def is_left_behind(self, participant: int) -> bool:
+        """Return true if a participant in portable mode was absent for longer than any window.
+
+        The same applies to one without a file: that ends its sessions, too.
+        """
+        missing = self._file(participant) is None
+        return missing or self._is_older(participant, _LEFT_BEHIND)
+
+    def _is_older(self, participant: int, seconds: float) -> bool:
+        now = self._now()  # before the heartbeat: a later one is no older
+        return now - self.presence(participant) > seconds
+
+    def presence(self, participant: int) -> float:
+        """Return when a participant in portable mode has last shown that it is present."""
+        return self.last_beat(participant, _OWN)
+
     def last_beat(self, participant: int, slot: int) -> float:
         """Return when a session was last renewed."""
         fd = self._file(participant)
         if fd is not None:
-            raw = os.pread(fd, _BEAT.size, _offset(slot))
+            raw = read_at(fd, _BEAT.size, _offset(slot))
             # A file that was truncated has zeros where it has become longer again.
             if len(raw) == _BEAT.size and any(raw) and _is_original(fd):
                 beat: float = _BEAT.unpack(raw)[0]
@@ -286,7 +356,7 @@ class LivenessFiles:
         if fd is not None:
             self._files.move_to_end(participant)
             return fd
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDONLY | OPENING | getattr(os, "O_NONBLOCK", 0)
         try:
             fd = os.open(self.path(participant), flags)
         except OSError as error:
@@ -323,4 +393,4 @@ class LivenessFiles:
 
 def _is_original(fd: int) -> bool:
     """Return true if a liveness file is the one that its participant has made."""
-    return os.pread(fd, _HEADER.size, 0) == _HEADER.pack(os.fstat(fd).st_ino)
+    return read_at(fd, _HEADER.size, 0) == _header(fd)

@@ -5,6 +5,9 @@ session is detected only by a periodic check, the *tick*: twice a second while t
 watches here, once a second while there are sessions, else never. The tick also reads events whose
 notification was lost, ends overdue waits, and notices missing files.
 
+In portable mode there are no notifications: events are read every `POLL` seconds while there are
+waiters, watches or takeovers here, and otherwise with the tick.
+
 Delivery of events to an engine's sessions, from the file and from its own commits.
 
 All events are delivered on the loop, in order, and never from inside the operation that caused
@@ -144,6 +147,9 @@ class EventDelivery:
             self._acknowledge(former)
 
 
+POLL = 0.02
+"""Seconds between two readings of the events in portable mode."""
+
 STALL = 1.0
 """Seconds after which a process that keeps the turn is reported."""
 
@@ -191,6 +197,7 @@ class Monitor:
         self._reading = BackgroundTimer(
             store.loop, store.clock.now, self._read_events, self._failures
         )
+        self._polling = BackgroundTimer(store.loop, store.clock.now, self._poll, self._failures)
         self._stall_reported: float | None = None
         self._marked_until = float("-inf")
 
@@ -198,6 +205,7 @@ class Monitor:
         """End."""
         self._timer.cancel()
         self._reading.cancel()
+        self._polling.cancel()
         self._waiting.clear()
         self._waiting_of.clear()
         self._processes.clear()
@@ -229,6 +237,15 @@ class Monitor:
         with self._store.reading() as tx:
             self.delivery.read(tx)
 
+    def keep_polling(self) -> None:
+        """Poll for events while there is something to wait for, in portable mode."""
+        if self._store.place.portable and self._watches_others:
+            self._polling.by(self._store.clock.now() + POLL)
+
+    def _poll(self) -> None:
+        self.keep_polling()
+        self._read_events()
+
     def waits(
         self, session: int, request_id: int, name: Name, order_id: int, deadline: float | None
     ) -> None:
@@ -236,6 +253,7 @@ class Monitor:
         if not self._waiting:
             self.tick_by(self._store.clock.now() + _FIRST_LOOK)
         self._waiting[session, request_id] = (name, order_id)
+        self.keep_polling()
         self._waiting_of.setdefault(session, set()).add(request_id)
         if deadline is not None:
             self.waits_until(session, request_id, deadline)
@@ -286,6 +304,7 @@ class Monitor:
             The seconds for which a former attachment may still consider a lease held.
         """
         session.keep()
+        self.keep_polling()
         with self._store.reading() as tx:
             until = sessions.held_until(tx, session.id, session.window, self._watch_process)
             return until - tx.now
@@ -326,7 +345,8 @@ class Monitor:
             self._end_all(str(error), now)
         finally:
             busy = not store.committer.idle
-            if self.delivery.sessions or busy or store.marks.marked:
+            present = store.place.portable and store.life is not None
+            if self.delivery.sessions or busy or store.marks.marked or present:
                 waiting = self._waiting or self._watches or busy
                 self.tick_by(now + (_TICK_WAITING if waiting else _TICK))
                 if self._deadlines:
@@ -336,6 +356,9 @@ class Monitor:
 
     def _check(self, now: float) -> None:
         self._report_stall(now)
+        if self._store.life is not None:
+            with self._failures.contained():
+                self._store.life.show_presence(now)
         if self._are_files_in_place() and self._store.tx.ready:  # else nothing waits for anything
             recorded = self._store.turn.recorded
             with self._store.reading() as tx:
@@ -533,6 +556,8 @@ class Monitor:
 
     def _watch_process(self, tx: Transaction, participant: int | None) -> None:
         """Watch a participant's process, if there is one."""
+        if self._store.place.portable:  # a process id proves nothing there
+            return
         if participant is not None and participant not in self._processes:
             row = tx.execute(
                 "SELECT pid, started FROM participants WHERE id = ?", (participant,)

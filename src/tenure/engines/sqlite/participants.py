@@ -19,24 +19,32 @@ since their last proof. So a restored store grants nothing until the longest of 
 passed, counted from its first opening: no program had the former store open when it was restored
 (`restore`), so every proof is older than that. Until the quarantine has ended, ``meta.quarantine``
 contains its whole duration, which starts again with each boot.
+
+In portable mode no participant is found dead: its sessions end when they are silent, and it is
+removed when it was left behind (see the package). Only a *silent* session may be detached by
+another program, which can never be renewed again by its own.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable
 
 from tenure.core import rules
-from tenure.engines.sqlite.expiry import Suspect
+from tenure.engines.sqlite.expiry import Suspect, is_silent, last_contact
 from tenure.engines.sqlite.liveness import LivenessFile, started
 from tenure.engines.sqlite.nodes import config_of
 from tenure.engines.sqlite.requests import remove_over, remove_sessions, settle
 from tenure.engines.sqlite.sessions import acknowledge_for, detach_at
-from tenure.engines.sqlite.transaction import Transaction
+from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tenure.errors import EngineError
 
 _GRACED = -1
 """Slot of a detached session that has had its grace period."""
+
+_ROOM = 1.0
+"""Seconds by which a reading of the clock may be later than a later one."""
 
 _REMOVE_PARTICIPANT = (
     "DELETE FROM watches WHERE participant = ?",
@@ -65,7 +73,10 @@ def register(tx: Transaction, mark_files: Callable[[], None]) -> tuple[int, Live
         ).lastrowid
         assert number is not None
         try:
-            return number, LivenessFile(tx.lives.path(number), tx.place.current_mode)
+            path, mode = tx.lives.path(number), tx.place.current_mode
+            life = LivenessFile(path, mode, portable=tx.place.portable)
+            life.show_presence(tx.now)
+            return number, life
         except FileExistsError:  # of a database that was here before this one
             tx.execute("DELETE FROM participants WHERE id = ?", (number,))
 
@@ -74,12 +85,26 @@ def _sweep(tx: Transaction) -> None:
     """Remove participants that have died, and the files of unknown participants."""
     known = _participants(tx)
     reap(tx, known, ())
+    if tx.place.portable:
+        _sweep_absent(tx, known)
     for entry in os.scandir(tx.place.folder):
         number, _, kind = entry.name.partition(".")
         if kind != "live" or not number.isdecimal() or int(number) in known:
             continue
         if tx.lives.is_unlocked(int(number)):
             tx.lives.remove(int(number))
+
+
+def _sweep_absent(tx: Transaction, participants: Iterable[int]) -> None:
+    """End the silent sessions of absent participants, and remove those that were left behind."""
+    for participant in participants:
+        if participant == tx.participant or tx.lives.is_alive(participant):
+            continue
+        of_it = ("SELECT id FROM sessions WHERE participant = ?", (participant,))
+        reap(tx, (), [session for (session,) in tx.execute(*of_it).fetchall()])
+        if tx.execute(*of_it).fetchone() is None and tx.lives.is_left_behind(participant):
+            _remove(tx, [participant], None)
+            tx.messages.removed.add(participant)
 
 
 def unregister(tx: Transaction, unfinished: Collection[int]) -> None:
@@ -149,13 +174,20 @@ def new_boot(tx: Transaction, boot: str) -> None:
         EngineError: a program with another clock currently uses the file.
     """
     (last_boot,) = tx.execute("SELECT boot FROM meta").fetchone()
-    if last_boot == boot:
+    if last_boot == boot and not was_restarted(tx):
         return
+    portable = tx.place.portable
+    if portable and last_boot not in {"", boot}:
+        raise EngineError(
+            f"{tx.place.path} is used with another clock ({last_boot}) than this program's "
+            f"({boot}): use the same Python and system for all programs of a store. To move it, "
+            "end all programs that use it, then 'tenure backup' and 'tenure restore'"
+        )
     (seconds,) = tx.execute("SELECT quarantine FROM meta").fetchone()
     tx.quarantined_until = tx.now + seconds if seconds else 0.0
     tx.quarantined = seconds > 0
     participants = _participants(tx)
-    if any(map(tx.lives.is_alive, participants)):
+    if not portable and any(map(tx.lives.is_alive, participants)):
         raise EngineError(
             f"{tx.place.path} is in use by a program under another kernel, or with a clock of its "
             "own (a virtual machine, a sandbox, a time namespace). Only programs that share a "
@@ -184,6 +216,23 @@ def new_boot(tx: Transaction, boot: str) -> None:
         tx.last_session_id += 1_000_000
 
 
+def was_restarted(tx: Transaction) -> bool:
+    """Return true if the machine was restarted since the store was used, in portable mode.
+
+    A reading of the clock in the store is then later than the clock. While the machine runs, none
+    can be, because the clock is read after them here. Some room is left for clocks of several
+    processors that are not quite equal.
+    """
+    if not tx.place.portable:
+        return False
+    (contact,) = tx.execute(
+        "SELECT max(CASE WHEN slot = ? THEN contact - ? ELSE contact END) FROM sessions",
+        (_GRACED, rules.MAX_WINDOW),
+    ).fetchone()
+    latest = max(map(tx.lives.presence, _participants(tx)), default=0.0)
+    return max(contact or 0.0, latest) > tx.clock() + _ROOM
+
+
 def is_reopened(tx: Transaction) -> bool:
     """Return true if no program has the store open, and sessions wait for their grace period."""
     if any(map(tx.lives.is_alive, _participants(tx))):
@@ -199,12 +248,31 @@ def reopen(tx: Transaction) -> None:
     participants = _participants(tx)
     if not any(map(tx.lives.is_alive, participants)):
         reap(tx, participants, ())
+        if tx.place.portable:
+            _detach_silent(tx)
         _grant_grace(tx)
+
+
+def _detach_silent(tx: Transaction) -> None:
+    """Detach the silent sessions of liveness ``window``, whose programs are dead or have lost them.
+
+    No program considers a silent session its own, even if it continues later. One that is not
+    silent yet stays with its participant.
+    """
+    for suspect in tx.execute(
+        "SELECT s.id, s.node, s.participant, s.slot, s.recovery_window, s.contact, s.liveness "
+        "FROM sessions AS s WHERE s.liveness = 'window' AND s.participant IS NOT NULL"
+    ).fetchall():
+        session, _, participant, slot, *_ = suspect
+        if is_silent(tx, suspect):
+            detach_at(tx, session, last_contact(tx, participant, slot, 0.0))
+            tx.send(participant, ENDED, session, why="it was silent for its recovery window")
 
 
 def _grant_grace(tx: Transaction) -> None:
     """Extend detached sessions by a grace period and their window from now."""
     # One whose program died while it closed it has no contact (-infinity), and has expired.
+    most = rules.MAX_WINDOW if tx.place.portable else math.inf  # see `was_restarted`
     for (node,) in tx.execute(
         "SELECT DISTINCT node FROM sessions "
         "WHERE participant IS NULL AND slot IS NULL AND liveness = 'window'"
@@ -212,7 +280,7 @@ def _grant_grace(tx: Transaction) -> None:
         tx.execute(
             "UPDATE sessions SET contact = ?, slot = ? WHERE node = ? AND participant IS NULL "
             "AND slot IS NULL AND liveness = 'window' AND contact >= 0",
-            (tx.now + rules.grace_period(config_of(tx, node)), _GRACED, node),
+            (tx.now + min(rules.grace_period(config_of(tx, node)), most), _GRACED, node),
         )
 
 

@@ -13,15 +13,14 @@ The locks here belong to an open file (``F_OFD_SETLK``). No other descriptor dro
   participant marks in the store's folder with which files it works. It clears its mark when it has
   noticed the loss and ended its sessions. A participant with other files joins only after that.
 
-Both are inert where the kernel has no such locks (macOS). The check of the names (`OpenFiles`)
-remains.
+Both are inert where the kernel has no such locks (macOS), and in portable mode. The check of the
+names (`OpenFiles`) remains.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import struct
@@ -30,6 +29,9 @@ from dataclasses import dataclass
 
 from tenure.engines.sqlite.files import Identity, OpenFiles, StoreFiles
 from tenure.engines.sqlite.forking import Guard
+
+with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
+    import fcntl
 
 _SHARED = (0x4000_0002, 510)  # of the database; SQLite locks it to change the mode of the log
 _INDEX_IN_USE = (128, 1)  # of the log's index; SQLite locks it to clear the index
@@ -49,17 +51,21 @@ class FileMarks:
     and the files. It ends with its process, and with the last of two programs that forked.
 
     Attributes:
-        supported: whether the kernel has such locks.
+        supported: whether there are such locks.
     """
 
     def __init__(self, place: StoreFiles) -> None:
+        self._marked: int | None = None
+        self._fd = -1
+        self.supported = False
+        if place.portable:
+            return
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             self._fd = os.open(os.path.dirname(place.path), flags)
         except PermissionError:  # it may be used, but not listed
             self._fd = os.open(place.folder, flags)
         self._base = _number(os.fsencode(os.path.basename(place.path))) * _NUMBERS
-        self._marked: int | None = None
         self.supported = hasattr(fcntl, "F_OFD_SETLK")
         try:
             self.supported = self.supported and self._is_free(0, _NUMBERS) in {True, False}
@@ -107,7 +113,8 @@ class FileMarks:
 
     def close(self) -> None:
         """Close the folder, which clears the mark. In a forked child the parent keeps it."""
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _number(value: bytes) -> int:

@@ -32,7 +32,6 @@ A backup has its own application id, so that programs refuse to open it as a sto
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import sqlite3
@@ -41,11 +40,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.files import (
+    OPENING,
+    UNIX,
     StoreFiles,
     check_trusted,
     check_usable,
@@ -56,6 +56,9 @@ from tenure.engines.sqlite.liveness import LivenessFiles, boot_id
 from tenure.engines.sqlite.protection import FileMarks
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import EngineError, InvalidArgument
+
+with contextlib.suppress(ImportError):  # Windows, whose open files cannot be removed anyway
+    import fcntl
 
 Progress = Callable[[int, int], None]
 """Called with the number of pages left to copy, and the total number of pages."""
@@ -90,15 +93,15 @@ def backup(
         check_usable(address.path)
     try:
         with contextlib.closing(schema.connect(address)) as source:
-            if not schema.is_ready(source, address.path):
+            if not schema.is_ready(source, address.path, portable=address.portable):
                 raise EngineError(
                     f"{address.path} has no tables of this version. Any use of it creates them "
                     "('tenure ls'); then try again"
                 )
-            with _partial(target) as (partial, fd):
+            with _partial(target) as partial:
                 _write(source, partial, progress)
-                _publish(partial, fd, target, force=force)
-                size = os.fstat(fd).st_size
+                size = os.stat(partial).st_size
+                _publish(partial, target, force=force)
     except sqlite3.Error as error:
         raise schema.explain(error, address.path) from error
     return target, size
@@ -110,25 +113,29 @@ def _check_absent(target: str, *, force: bool) -> None:
 
 
 @contextmanager
-def _partial(target: str) -> Iterator[tuple[str, int]]:
-    """Create the partial file that becomes the backup, and yield its path and descriptor.
+def _partial(target: str) -> Iterator[str]:
+    """Create the partial file that becomes the backup, and yield its path.
 
     Partial files that ended programs left behind are removed first.
     """
     path = f"{target}.{secrets.token_hex(4)}{_PARTIAL}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | OPENING
     with system_error(f"cannot write {target}"):
         _remove_abandoned(target)
         fd = os.open(path, flags, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(fd, 0o600)
-            yield path, fd
+            if UNIX:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.fchmod(fd, 0o600)
+            else:  # no open file can be renamed
+                os.close(fd)
+            yield path
         finally:
             for each in (path, f"{path}-journal", f"{path}-wal"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(each)
-            os.close(fd)
+            if UNIX:
+                os.close(fd)
 
 
 def _remove_abandoned(target: str) -> None:
@@ -138,7 +145,10 @@ def _remove_abandoned(target: str) -> None:
         if not (entry.name.startswith(f"{name}.") and _PARTIAL in entry.name):
             continue
         with contextlib.suppress(OSError):  # removed meanwhile, in use, or another user's
-            fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if not UNIX:  # SQLite has it open while it is written, so that it is not removed
+                os.unlink(entry.path)
+                continue
+            fd = os.open(entry.path, os.O_RDONLY | OPENING)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(entry.path)
@@ -147,7 +157,7 @@ def _remove_abandoned(target: str) -> None:
 
 
 def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> None:
-    copy = sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None)
+    copy = sqlite3.connect(schema.uri(path, "rw"), uri=True, isolation_level=None)
     with contextlib.closing(copy):
         # A failed copy is removed, and no other program opens this file: no journal is needed.
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE"):
@@ -189,17 +199,18 @@ def check_whole(connection: sqlite3.Connection, path: str) -> None:
         )
 
 
-def _publish(partial: str, fd: int, target: str, *, force: bool) -> None:
+def _publish(partial: str, target: str, *, force: bool) -> None:
     """Sync the copy and rename it to its final name.
 
     Without `force`, a file that was created meanwhile is not replaced.
     """
-    os.fsync(fd)
+    with open(partial, "rb+") as file:
+        os.fsync(file.fileno())
     if force:
         os.replace(partial, target)
     else:
         try:
-            os.link(partial, target, follow_symlinks=False)
+            os.link(partial, target, follow_symlinks=not UNIX)
         except OSError:  # it exists, or the file system has no hard links
             _check_absent(target, force=False)
             os.replace(partial, target)
@@ -208,6 +219,8 @@ def _publish(partial: str, fd: int, target: str, *, force: bool) -> None:
 
 def sync_folder(folder: str) -> None:
     """Sync a folder, so that its entries survive a power cut, if the file system supports it."""
+    if not UNIX:
+        return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -316,7 +329,7 @@ def _read(file: str, content: sqlite3.Connection) -> None:
             system_error(f"cannot read {file}"),
             open(file, "rb"),  # for its errors, which say more than SQLite's
             contextlib.closing(
-                sqlite3.connect(f"file:{quote(file)}?mode=ro", uri=True, isolation_level=None)
+                sqlite3.connect(schema.uri(file, "ro"), uri=True, isolation_level=None)
             ) as backup,
         ):
             (application,) = backup.execute("PRAGMA application_id").fetchone()
@@ -359,6 +372,8 @@ def _replace(
     with contextlib.closing(store):
         _check_no_participants(place, address)
         saved_at, seconds, reason = _prepare(content, lost, quarantine)
+        application = schema.application_id(portable=address.portable)
+        content.execute(f"PRAGMA application_id = {application}")
         content.backup(store, pages=PAGES, progress=step(progress))
     sync_folder(os.path.dirname(address.path))
     return Restored(address.path, saved_at, seconds, reason, moved)
@@ -368,7 +383,12 @@ def _replace(
 
 
 def _check_no_participants(place: StoreFiles, address: SqliteUrl) -> None:
-    """Raise if a program that has sessions lives, or a command that has outlived its program."""
+    """Raise if a program that has sessions lives, or a command that has outlived its program.
+
+    In portable mode, SQLite's exclusive lock alone shows it.
+    """
+    if place.portable:
+        return
     with contextlib.closing(FileMarks(place)) as marks:
         if marks.any_others():
             raise _in_use(address)
@@ -392,7 +412,7 @@ def _in_use(address: SqliteUrl) -> EngineError:
 def _open_alone(address: SqliteUrl) -> tuple[sqlite3.Connection, _Lost]:
     """Open the store under SQLite's exclusive lock, and read what it shows of the lost future."""
     store = sqlite3.connect(
-        f"file:{quote(address.path)}?mode=rw", uri=True, timeout=0.0, isolation_level=None
+        schema.uri(address.path, "rw"), uri=True, timeout=0.0, isolation_level=None
     )
     try:
         # The first read takes the lock, which is kept until the connection is closed. To end the
@@ -413,7 +433,9 @@ def _open_alone(address: SqliteUrl) -> tuple[sqlite3.Connection, _Lost]:
 
 def _read_lost(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
     (application,) = store.execute("PRAGMA application_id").fetchone()
-    if application != schema.APPLICATION_ID:
+    if application == schema.application_id(portable=not address.portable):
+        raise schema.other_mode(address.path, portable=address.portable)
+    if application != schema.application_id(portable=address.portable):
         tables = store.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application not in {0, schema.BACKUP_ID} or (tables and not application):
             raise EngineError(
@@ -429,7 +451,8 @@ def _read_lost(store: sqlite3.Connection, address: SqliteUrl) -> _Lost:
     identity, window, pending, durable, boot = store.execute(
         "SELECT identity, longest_window, quarantine, durable, boot FROM meta"
     ).fetchone()
-    is_complete = bool(durable) or boot == boot_id()
+    # In portable mode, nothing shows whether the machine was restarted since the last commit.
+    is_complete = bool(durable) or (not address.portable and boot == boot_id())
     return _Lost(identity, order_id, session_id, window, pending, is_complete)
 
 
@@ -455,7 +478,6 @@ _EMPTY = (
     "UPDATE nodes SET sessions = 0",
     "UPDATE semaphores SET held = 0, whole = 0",
     "DELETE FROM contents WHERE (node, name) NOT IN (SELECT node, name FROM semaphores)",
-    f"PRAGMA application_id = {schema.APPLICATION_ID}",
 )
 """Convert the content of a backup into that of a store without sessions."""
 

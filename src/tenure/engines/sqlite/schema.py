@@ -23,7 +23,7 @@ import os
 import secrets
 import sqlite3
 import time
-from urllib.parse import quote
+from pathlib import Path
 
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines.sqlite import files
@@ -33,6 +33,8 @@ from tenure.errors import AuthenticationFailed, EngineError, TenureError
 from tenure.model import DEFAULT_NODE
 
 APPLICATION_ID = 0x74656E75
+PORTABLE_ID = 0x74656E70
+"""Application id of a store in portable mode, so that no program opens one in native mode."""
 BACKUP_ID = 0x74656E62
 """Application id of a backup, so that no program opens one as a store."""
 VERSION = 3
@@ -197,9 +199,14 @@ def connect(address: SqliteUrl) -> sqlite3.Connection:
         time.sleep(0.002)
 
 
+def uri(path: str, mode: str) -> str:
+    """Return SQLite's URI of a file, for opening it in a mode (``"ro"`` or ``"rw"``)."""
+    return f"{Path(path).as_uri()}?mode={mode}"
+
+
 def _connect(address: SqliteUrl) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"file:{quote(address.path)}?mode=rw",
+        uri(address.path, "rw"),
         uri=True,
         timeout=_OPENING,
         isolation_level=None,
@@ -214,7 +221,7 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
             f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
         ):
             connection.execute(f"PRAGMA {pragma}")
-        if not is_ready(connection, address.path):
+        if not is_ready(connection, address.path, portable=address.portable):
             connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
@@ -224,7 +231,7 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
             )
         # From its first read on, a connection keeps others from removing or rebuilding the log. So
         # this read may have to wait for them, and the later ones need not.
-        is_ready(connection, address.path)
+        is_ready(connection, address.path, portable=address.portable)
         connection.execute("PRAGMA busy_timeout = 0")
     except BaseException:
         connection.close()
@@ -232,14 +239,36 @@ def _connect(address: SqliteUrl) -> sqlite3.Connection:
     return connection
 
 
-def is_ready(connection: sqlite3.Connection, path: str) -> bool:
+def application_id(*, portable: bool) -> int:
+    """Return the application id of a store, which records its mode."""
+    return PORTABLE_ID if portable else APPLICATION_ID
+
+
+def other_mode(path: str, *, portable: bool) -> EngineError:
+    """Return the error for a store in the other mode than this program's."""
+    if portable:
+        return EngineError(
+            f"{path} is in native mode, and this program uses the portable mode. All programs of a "
+            "store use one mode: open it without ?portable=true; where that is not possible "
+            "(Windows), use another file. 'tenure backup' and 'tenure restore' move the content"
+        )
+    return EngineError(
+        f"{path} is in portable mode, and this program uses the native mode. All programs of a "
+        f"store use one mode: open it with ?portable=true (sqlite:///{path}?portable=true), or "
+        "use another file. 'tenure backup' and 'tenure restore' move the content"
+    )
+
+
+def is_ready(connection: sqlite3.Connection, path: str, *, portable: bool) -> bool:
     """Return true if the file has the tables; false if it is empty, or of an earlier version.
 
     Raises:
-        EngineError: it belongs to another program, or to a newer version.
+        EngineError: it belongs to another program, to a newer version, or is in the other mode.
     """
     ((application, version, tables),) = connection.execute(_CONTENTS).fetchall()
-    if application == APPLICATION_ID:
+    if application == application_id(portable=not portable):
+        raise other_mode(path, portable=portable)
+    if application == application_id(portable=portable):
         if version > VERSION:
             raise EngineError(
                 f"{path} was made by a newer tenure (its schema is {version}, this one knows "
@@ -258,16 +287,17 @@ def is_ready(connection: sqlite3.Connection, path: str) -> bool:
     return False
 
 
-def create(connection: sqlite3.Connection, path: str) -> None:
+def create(connection: sqlite3.Connection, path: str, *, portable: bool) -> None:
     """Create the tables, or upgrade them, if needed. In a transaction."""
-    if is_ready(connection, path):
+    if is_ready(connection, path, portable=portable):
         return
-    if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
+    application = application_id(portable=portable)
+    if connection.execute("PRAGMA application_id").fetchone() == (application,):
         upgrade(connection)
         return
     for statement in _TABLES.split(";"):
         connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA application_id = {application}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute(
         "INSERT INTO nodes VALUES (1, ?, 0, 0, 'unset', 'unset', 'unset', 0)", (DEFAULT_NODE,)

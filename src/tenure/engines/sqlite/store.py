@@ -46,11 +46,11 @@ from tenure.engines.sqlite import protection, schema
 from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.files import OpenFiles, prepare, share_side_files, system_error
 from tenure.engines.sqlite.forking import Guard
-from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id
+from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id, clock_id
 from tenure.engines.sqlite.protection import FileMarks, LogLocks
-from tenure.engines.sqlite.transaction import Messages, Transaction, Turn, is_set_back
+from tenure.engines.sqlite.transaction import DatabaseTurn, Messages, Transaction, Turn, is_set_back
 from tenure.engines.sqlite.url import SqliteUrl
-from tenure.engines.sqlite.watches import DatagramNotifier
+from tenure.engines.sqlite.watches import DatagramNotifier, NoNotifier
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.greenlets import new_queue
 
@@ -107,7 +107,11 @@ class Committer:
     listener: _Listener
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, turn: Turn, tx: Transaction
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        turn: Turn | DatabaseTurn,
+        tx: Transaction,
     ) -> None:
         self.busy = False
         self.stalled_since: float | None = None
@@ -297,6 +301,7 @@ class Committer:
         Raises:
             sqlite3.Error: another program has locked the database; nothing was done.
         """
+        operations = [each for each in operations if not each.done]
         if not operations:
             return
         try:
@@ -310,9 +315,13 @@ class Committer:
         else:
             return
         for operation in operations:
+            if operation.done:
+                continue
             try:
                 self._run_together([operation], messages)
             except Exception as error:
+                if self._tx.place.portable and schema.is_busy(error):  # it has lost the turn
+                    raise
                 operation.error, operation.done = schema.explained(error, self._path), True
 
     def _run_together(
@@ -439,14 +448,23 @@ class Store:
         # One at a time: no thread opens a file that another is just creating.
         with _opening, ExitStack() as undo:
             self.place = prepare(address)
+            portable = address.portable
+            self.turn: Turn | DatabaseTurn
+            self.notifier: DatagramNotifier | NoNotifier
             with system_error(f"cannot use the files in {self.place.folder}"):
-                self.turn = Turn(self.place.turn, self.place.mode)
+                self.turn = (
+                    DatabaseTurn() if portable else Turn(self.place.turn, self.place.mode)
+                )
                 undo.callback(self.turn.close)
                 self.marks = FileMarks(self.place)
                 undo.callback(self.marks.close)
-                self.notifier = DatagramNotifier(self.place.folder, self.place.mode)
+                self.notifier = (
+                    NoNotifier()
+                    if portable
+                    else DatagramNotifier(self.place.folder, self.place.mode)
+                )
                 undo.callback(self.notifier.close, loop)
-            self.lives = LivenessFiles(self.place.folder, clock.now)
+            self.lives = LivenessFiles(self.place.folder, clock.now, portable=portable)
             with self.explained():
                 connection = schema.connect(address)
             undo.callback(connection.close)
@@ -457,6 +475,8 @@ class Store:
             share_side_files(self.place, address)
             self._checkpointer = Checkpointer(address, self._check_in_place)
             self.tx = self._transaction(connection)
+            if isinstance(self.turn, DatabaseTurn):
+                self.turn.use(connection, self.tx.guard)
             self.tx.check_in_place()
             undo.pop_all()
         self.committer = Committer(loop, clock, self.turn, self.tx)
@@ -486,13 +506,18 @@ class Store:
         except sqlite3.Error as error:
             raise schema.explain(error, self.address.path) from error
 
+    def boot(self) -> str:
+        """Return the id of this boot, or in portable mode of the clock."""
+        return clock_id() if self.address.portable else boot_id()
+
     def is_current(self) -> bool:
         """Return true if the file has its tables, and was last used during this boot."""
         with self.explained(), self.tx.guard:
-            if not schema.is_ready(self.tx.connection, self.address.path):
+            connection, portable = self.tx.connection, self.address.portable
+            if not schema.is_ready(connection, self.address.path, portable=portable):
                 return False
             self.tx.ready = True
-            return bool(self.tx.execute("SELECT boot FROM meta").fetchone() == (boot_id(),))
+            return bool(self.tx.execute("SELECT boot FROM meta").fetchone() == (self.boot(),))
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
@@ -640,4 +665,5 @@ def _abandon_all() -> None:
     protection.abandon()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -2,7 +2,8 @@
 
 The turn is a lock of the kernel, which one process has at a time. SQLite's own lock is acquired by
 polling, so a writer may starve; processes that wait for the turn sleep in the kernel and are woken.
-The turn only orders writers: SQLite's lock, taken inside it, protects the data.
+The turn only orders writers: SQLite's lock, taken inside it, protects the data. In portable mode
+that lock is the turn (`DatabaseTurn`).
 
 The file of the turn also records how far the commits have come. A backup that is copied or restored
 over the store sets the store back, but not this record, so that no program grants again what has
@@ -24,20 +25,24 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import random
 import sqlite3
 import struct
+import time
 import zlib
 from dataclasses import dataclass, field
-from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from typing import Any
+from typing import Any, ClassVar
 
 from tenure.clock import Clock
 from tenure.engines.sqlite import schema
 from tenure.engines.sqlite.checkpoint import Checkpointer
-from tenure.engines.sqlite.files import OpenFiles, StoreFiles, explain, system_error
+from tenure.engines.sqlite.files import OPENING, OpenFiles, StoreFiles, explain, system_error
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles
 from tenure.errors import EngineError
+
+with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
 TAKEN_OVER, ACKNOWLEDGED = 7, 8
@@ -55,7 +60,8 @@ Progress = tuple[int, int, int, str]
 _LOOK = 0.05  # seconds for which the files are assumed to be in place
 _HOLDER = struct.Struct("<q")  # the beginning of the turn's file
 _PROGRESS = struct.Struct("<3q32s")  # its rest, before a checksum
-_NOW = LOCK_EX | LOCK_NB
+_PAUSE = (0.001, 0.005)
+"""Least and greatest pause in seconds between two attempts to lock the database."""
 
 
 class Turn:
@@ -64,11 +70,15 @@ class Turn:
     Args:
         path: the path of the lock's file, which is created if missing.
         mode: the permissions.
+
+    Attributes:
+        begun: whether the turn includes a transaction that has begun.
     """
 
+    begun: ClassVar[bool] = False
+
     def __init__(self, path: str, mode: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(path, flags, mode)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | OPENING, mode)
         try:
             status = os.fstat(self._fd)
             if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
@@ -83,7 +93,7 @@ class Turn:
     def try_take(self) -> bool:
         """Take the turn if it is free."""
         try:
-            flock(self._fd, _NOW)
+            flock(self._fd, LOCK_EX | LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -141,6 +151,66 @@ class Turn:
         os.close(self._fd)
 
 
+class DatabaseTurn:
+    """The turn in portable mode: a write transaction of SQLite.
+
+    Processes that wait for it poll. They have no order, and it does not show which process has it.
+
+    Attributes:
+        begun: whether the turn's transaction has begun, and `Transaction.begin` has not continued
+            it yet.
+    """
+
+    holder = 0
+    recorded: Progress | None = None
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._connection: sqlite3.Connection | None = None
+        self._guard = Guard()
+
+    def use(self, connection: sqlite3.Connection, guard: Guard) -> None:
+        """Take the turn through a connection from now on."""
+        self._connection = connection
+        self._guard = guard
+
+    def try_take(self) -> bool:
+        """Take the turn if it is free.
+
+        Other problems than a locked database are left to `Transaction.begin`. It also ends a
+        transaction whose end was interrupted.
+        """
+        connection = self._connection
+        assert connection is not None
+        try:
+            with self._guard:
+                if not connection.in_transaction:
+                    connection.execute("BEGIN IMMEDIATE")
+                    self.begun = True
+        except sqlite3.Error as error:
+            return not schema.is_busy(error)
+        return True
+
+    def take(self) -> None:
+        """Wait for the turn, without a timeout; closing the connection ends the wait."""
+        while not self.try_take():
+            time.sleep(random.uniform(*_PAUSE))  # noqa: S311  not for secrets
+
+    def release(self) -> None:
+        """Release the turn, unless the end of its transaction has."""
+        if self.begun:
+            self.begun = False
+            assert self._connection is not None
+            with self._guard:
+                self._connection.execute("ROLLBACK")
+
+    def record(self, progress: Progress) -> None:
+        """Do nothing: there is no file in which to record it."""
+
+    def close(self) -> None:
+        """Do nothing: the connection is closed by its owner."""
+
+
 def _checksum(content: bytes) -> bytes:
     return zlib.crc32(content).to_bytes(4, "little")
 
@@ -188,6 +258,7 @@ class Transaction:
         quarantined_until: the end of the quarantine; 0 once `participants.end_quarantine` has run.
         ready: whether the tables are known to exist.
         messages: the messages of the latest transaction, valid once it is committed.
+        clock: reads the clock of `now`, which may be later by now.
         wall: reads the wall clock.
         affected: queues that requests have left: (node, name) to (released count, whether the
             owners have changed); `requests.settle` empties it.
@@ -195,8 +266,8 @@ class Transaction:
     """
 
     __slots__ = (  # used so often that slots are measurably faster
-        "_checkpointer _counters _files _inside _checked_at _now _path _recorded _turn affected "
-        "committed identity joined "
+        "_checkpointer _counters _files _inside _checked_at _path _recorded _turn affected "
+        "clock committed identity joined "
         "connection durable events_read execute guard last_news_id last_order_id last_session_id "
         "life lives longest_window messages now participant place quarantined quarantined_until "
         "ready seen wall watches"
@@ -210,7 +281,7 @@ class Transaction:
         files: OpenFiles,
         lives: LivenessFiles,
         checkpointer: Checkpointer,
-        turn: Turn,
+        turn: Turn | DatabaseTurn,
         *,
         durable: bool,
     ) -> None:
@@ -236,7 +307,7 @@ class Transaction:
         self._inside = False
         self.committed = False
         self.wall = clock.wall
-        self._now = clock.now
+        self.clock = clock.now
         self._path = place.path
         self._files = files
         self._checked_at = float("-inf")
@@ -258,14 +329,18 @@ class Transaction:
         if not self._inside:  # as `_enter`, with one call less
             self.guard.acquire()
             self._inside = True
-        if self.connection.in_transaction:  # an error has interrupted the end of the last one
+        begun = self._turn.begun
+        if begun:
+            self._turn.begun = False
+        elif self.connection.in_transaction:  # an error has interrupted the end of the last one
             self.rollback()
             self._enter()
-        self.now = now = self._now()
+        self.now = now = self.clock()
         self._check_recently_in_place()
-        self.execute("BEGIN IMMEDIATE")
+        if not begun:
+            self.execute("BEGIN IMMEDIATE")
         if not self.ready:
-            schema.create(self.connection, self._path)
+            schema.create(self.connection, self._path, portable=self.place.portable)
         counters = self.execute(
             "SELECT last_order_id, last_session_id, last_news_id, watches, longest_window, "
             "quarantined_until, durable, identity FROM meta"
@@ -290,6 +365,8 @@ class Transaction:
         self.quarantined = now < self.quarantined_until
         if durable and not self.durable:
             self._become_durable()
+            self.begin()
+            return
         if self.events_read:
             self.execute(
                 "DELETE FROM news WHERE participant = ? AND id <= ? AND kind <> ?",
@@ -297,11 +374,10 @@ class Transaction:
             )
 
     def _become_durable(self) -> None:
-        """Switch to durable commits. In the turn, so that no other writer can intervene."""
+        """Switch to durable commits, which is not possible inside a transaction."""
         self.execute("ROLLBACK")
-        self.execute(f"PRAGMA synchronous = {schema.DURABLE}")  # not possible inside a transaction
+        self.execute(f"PRAGMA synchronous = {schema.DURABLE}")
         self.durable = True
-        self.execute("BEGIN IMMEDIATE")
 
     def check_progress(self, found: Progress, recorded: Progress | None) -> None:
         """Raise if programs have committed more than the store contains.
@@ -390,10 +466,10 @@ class Transaction:
         if self.connection.in_transaction:  # an error has interrupted the end of the last one
             self.rollback()
             self._enter()
-        self.now = self._now()
+        self.now = self.clock()
         self._check_recently_in_place()
         self.execute("BEGIN")
-        self.now = self._now()
+        self.now = self.clock()
 
     def end_reading(self) -> None:
         """End the reading, or the attempt."""

@@ -1,4 +1,9 @@
-"""URLs of an SQLite store: its file, its permissions, and the durability of its commits."""
+"""URLs of an SQLite store: its file, its permissions, its mode, and the durability of its commits.
+
+A store is used in one of two modes. The *native* mode relies on the kernel's locks, sockets and
+process ids; the *portable* mode on SQLite and plain files alone (``?portable=true``). It is the
+only one where the kernel's locks are missing, as on Windows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
-from tenure.engines._kit.url import Parameter, StoreUrl, choice
+from tenure.engines._kit.url import Parameter, StoreUrl, choice, flag
+from tenure.errors import Unsupported
 
 Durability: TypeAlias = Literal["process", "full"]
 
@@ -30,7 +36,8 @@ def _mode(value: str) -> int:
 _MODE = Parameter("mode", PRIVATE, _mode)
 _DURABILITIES: dict[str, Durability] = {"process": "process", "full": "full"}
 _DURABILITY: Parameter[Durability] = choice("durability", "process", _DURABILITIES)
-PARAMETERS: tuple[Parameter[Any], ...] = (_MODE, _DURABILITY)
+_PORTABLE = flag("portable")
+PARAMETERS: tuple[Parameter[Any], ...] = (_MODE, _DURABILITY, _PORTABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +50,14 @@ class SqliteUrl:
         mode: the permissions of every file of the store.
         durability: ``"process"``: a commit survives the death of every process; ``"full"``: it also
             survives the death of the machine.
+        portable: whether the store is used in portable mode.
     """
 
     url: str
     path: str
     mode: int
     durability: Durability
+    portable: bool = False
 
     @property
     def shared(self) -> bool:
@@ -57,7 +66,12 @@ class SqliteUrl:
 
 
 def parse(url: str) -> SqliteUrl:
-    """Parse a URL; a relative path counts from the current folder. Raises `InvalidArgument`."""
+    """Parse a URL; a relative path counts from the current folder.
+
+    Raises:
+        InvalidArgument: it is malformed.
+        Unsupported: it requests the native mode on a system without the kernel's locks.
+    """
     given = StoreUrl(url, ("sqlite",), PARAMETERS)
     host, path = given.hosts, given.path[1:]
     if ":memory:" in {host, path}:
@@ -79,5 +93,21 @@ def parse(url: str) -> SqliteUrl:
     absolute = os.path.abspath(decoded)
     if absolute != decoded:
         query = url.partition("?")[2]
-        url = f"sqlite:///{quote(os.fsencode(absolute))}{'?' if query else ''}{query}"
-    return SqliteUrl(url, absolute, given[_MODE], given[_DURABILITY])
+        shown = absolute.replace(os.sep, "/")
+        url = f"sqlite:///{quote(os.fsencode(shown), '/:')}{'?' if query else ''}{query}"
+    portable = given[_PORTABLE]
+    if not portable and not _has_kernel_locks():
+        if _PORTABLE in given:
+            raise Unsupported(
+                f"{given.shown!r}: this system has only the portable mode. Remove portable=false"
+            )
+        portable = True
+    return SqliteUrl(url, absolute, given[_MODE], given[_DURABILITY], portable)
+
+
+def _has_kernel_locks() -> bool:
+    try:
+        import fcntl  # noqa: F401  only to check that this system has it
+    except ImportError:  # Windows
+        return False
+    return True

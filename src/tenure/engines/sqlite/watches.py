@@ -109,6 +109,25 @@ class DatagramNotifier:
             self._directory = -1
 
 
+class NoNotifier:
+    """Stand-in for `DatagramNotifier` in portable mode, whose participants poll."""
+
+    def bind(
+        self, participant: int, loop: asyncio.AbstractEventLoop, notified: Callable[[], None]
+    ) -> None:
+        """Do nothing."""
+
+    def notify(self, participants: Iterable[int]) -> list[int]:  # noqa: ARG002
+        """Notify nobody, and find nobody dead."""
+        return []
+
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do nothing."""
+
+    def abandon(self) -> None:
+        """Do nothing."""
+
+
 class ProcessWatch:
     """Watch of other processes through pidfds, if the kernel has them.
 
