@@ -255,11 +255,7 @@ def _locker(path: str, kind: str, area: tuple[str, str] | None = None) -> int:
         for line in locks:
             # POSIX ADVISORY WRITE pid major:minor:inode first last
             what, _, mode, pid, file, first, _ = line.split()[1:8]
-            if (
-                what == kind
-                and file.rpartition(":")[2] == inode
-                and area in {None, (mode, first)}
-            ):
+            if what == kind and file.rpartition(":")[2] == inode and area in {None, (mode, first)}:
                 return int(pid)
     return 0
 

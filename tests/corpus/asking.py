@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from tenure._client import acquire
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
 from tenure.engines.sqlite.store import Committer
-from tenure.engines.sqlite.transaction import Turn
 from tests.corpus.rows import does_nothing, replacing, row
 from tests.corpus.subjects import Scene
 from tests.primitives.helpers import is_held, this_task, turns
@@ -92,10 +93,8 @@ async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scen
     async with scene.client() as client, client.session() as session:
         for limit, name in enumerate("abc", start=1):
             await session.semaphore(name).create(limit=limit)
-        others = Turn(f"{file}.tenure/turn.lock", 0o600)
-        # Between two commits of ours: the thread gives the turn back before it is taken here.
-        await asyncio.to_thread(others.take)
-        try:
+        with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as others:
+            others.execute("BEGIN IMMEDIATE")  # waits for a commit of ours to end
             commands = [
                 asyncio.create_task(session.semaphore("a").update(b"new")),
                 asyncio.create_task(session.semaphore("b").describe()),
@@ -104,8 +103,7 @@ async def after_a_cancelled_command_the_others_get_their_own_answers(scene: Scen
             await turns()
             commands[0].cancel()
             await turns()
-        finally:
-            others.close()
+            others.execute("ROLLBACK")
         await scene.soon(asyncio.wait(commands))
         answers = [None if each.exception() else each.result() for each in commands[1:]]
         assert [getattr(answer, "name", None) for answer in answers] == ["b", "c"]

@@ -1,7 +1,5 @@
 """The portable mode: no kernel locks, no sockets, no process ids."""
 
-# ruff: noqa: ASYNC240  nothing else runs on the loop meanwhile
-
 from __future__ import annotations
 
 import asyncio
@@ -30,7 +28,7 @@ from tests.engines.sqlite.test_life import Hands
 from tests.engines.sqlite.worker import now
 from tests.guarantees import PORTABLE_SQLITE, guarantee
 
-pytestmark = pytest.mark.parametrize("url", ["?portable=true"], ids=[""], indirect=True)
+pytestmark = pytest.mark.parametrize("url", ["?portable=true"], ids=["portable"], indirect=True)
 
 
 @pytest.fixture
@@ -261,12 +259,11 @@ async def test_the_files_of_the_dead_are_removed_after_a_day(url: str, path: Pat
     await one.enqueue(1, "x")
     engine._release(EngineError("its process was killed"), left=False)
     clock.time += 31
-    async with program(url, clock) as two:
+    async with opened(url, clock) as other:
+        two = await attached(other)
         assert files(path) == {"1.live", "2.live"}
         assert await two.enqueue(1, "x", timeout=0) is Place.GRANTED
-        assert [each.id for each in await two.session._engine.list_sessions("/default")] == [
-            two.session.id
-        ]
+        assert [each.id for each in await other.list_sessions("/default")] == [two.session.id]
     clock.time += liveness._LEFT_BEHIND
     async with program(url, clock):
         assert files(path) == {"3.live"}
@@ -406,8 +403,9 @@ async def test_a_forked_child_does_not_keep_its_parents_leases(workers: Workers)
 
 
 async def test_a_command_has_no_descriptor_to_inherit(url: str) -> None:
-    async with program(url) as one:
-        assert one.session._engine.liveness_fd() is None
+    async with opened(url) as engine:
+        await attached(engine)
+        assert engine.liveness_fd() is None
 
 
 # Polling
@@ -417,14 +415,14 @@ async def test_only_waiting_polls(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(monitor, "POLL", 0.001)
     async with opened(url) as engine:
         one, two = await attached(engine), await attached(engine)
-        assert not engine.monitor._polling.armed
+        polling = engine.monitor._polling
         await one.enqueue(1, "x")
-        assert not engine.monitor._polling.armed
+        assert [polling.armed] == [False]
         assert await two.enqueue(1, "x") is Place.WAITING
-        assert engine.monitor._polling.armed
+        assert [polling.armed] == [True]
         await one.withdraw(1)
         await two.granted(1)
-        while engine.monitor._polling.armed:  # noqa: ASYNC110  the timer tells nobody
+        while polling.armed:  # noqa: ASYNC110  the timer tells nobody
             await asyncio.sleep(0.001)
 
 

@@ -219,7 +219,9 @@ class LivenessFile:
             return "truncated"
         found = array("d", raw[_HEADER.size :])
         # Another thread may just be writing a heartbeat, which only makes it newer.
-        if not raw.startswith(self._header) or (found != known and any(map(float.__lt__, found, known))):
+        if not raw.startswith(self._header) or (
+            found != known and any(map(float.__lt__, found, known))
+        ):
             return "overwritten"
         return ""
 
@@ -232,7 +234,9 @@ class LivenessFile:
             return "removed"
         if (status.st_dev, status.st_ino) != self._identity[:2]:
             return "replaced"
-        if (UNIX and self._mode & ~stat.S_IMODE(status.st_mode)) or status.st_uid != self._identity[2]:
+        if (UNIX and self._mode & ~stat.S_IMODE(status.st_mode)) or status.st_uid != self._identity[
+            2
+        ]:
             return "made inaccessible"
         return "truncated" if status.st_size < _offset(len(self._beats)) else ""
 

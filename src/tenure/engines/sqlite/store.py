@@ -452,9 +452,7 @@ class Store:
             self.turn: Turn | DatabaseTurn
             self.notifier: DatagramNotifier | NoNotifier
             with system_error(f"cannot use the files in {self.place.folder}"):
-                self.turn = (
-                    DatabaseTurn() if portable else Turn(self.place.turn, self.place.mode)
-                )
+                self.turn = DatabaseTurn() if portable else Turn(self.place.turn, self.place.mode)
                 undo.callback(self.turn.close)
                 self.marks = FileMarks(self.place)
                 undo.callback(self.marks.close)

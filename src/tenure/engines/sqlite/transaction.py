@@ -31,7 +31,7 @@ import struct
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from tenure.clock import Clock
 from tenure.engines.sqlite import schema
@@ -72,12 +72,11 @@ class Turn:
         mode: the permissions.
 
     Attributes:
-        begun: whether the turn includes a transaction that has begun.
+        begun: false: the turn does not begin a transaction, as `DatabaseTurn` does.
     """
 
-    begun: ClassVar[bool] = False
-
     def __init__(self, path: str, mode: int) -> None:
+        self.begun = False
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | OPENING, mode)
         try:
             status = os.fstat(self._fd)
@@ -194,7 +193,7 @@ class DatabaseTurn:
     def take(self) -> None:
         """Wait for the turn, without a timeout; closing the connection ends the wait."""
         while not self.try_take():
-            time.sleep(random.uniform(*_PAUSE))  # noqa: S311  not for secrets
+            time.sleep(random.uniform(*_PAUSE))
 
     def release(self) -> None:
         """Release the turn, unless the end of its transaction has."""
