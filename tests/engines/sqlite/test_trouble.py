@@ -327,7 +327,7 @@ async def test_descriptors_that_have_run_out_are_a_clear_error(
 ) -> None:
     async with opened(url) as engine:
 
-        def none_left(*_: object) -> None:
+        def none_left(*_: object, **__: object) -> None:
             raise OSError(24, os.strerror(24))
 
         with monkeypatch.context() as patch:

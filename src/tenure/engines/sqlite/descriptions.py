@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,7 +114,7 @@ def _semaphore(
 def _requests(
     tx: Transaction, statement: str, where: tuple[int, str]
 ) -> tuple[RequestDescription, ...]:
-    host = os.uname().nodename
+    host = socket.gethostname()
     return tuple(_request(tx, host, *row) for row in tx.execute(statement, where).fetchall())
 
 
@@ -164,7 +164,7 @@ def _sessions(
         "WHERE s.node = ? AND s.id > ? ORDER BY s.id LIMIT ?",
         (node, after, most),
     ).fetchall()
-    host = os.uname().nodename
+    host = socket.gethostname()
     return [
         SessionDescription(
             session,
