@@ -13,7 +13,7 @@ Engine: TypeAlias = str
 """The name of a variant that has a title, or "simulated"."""
 
 MEMORY, SQLITE, DURABLE_SQLITE, REDIS, ETCD = "memory", "sqlite", "sqlite-full", "redis", "etcd"
-POSTGRESQL, PORTABLE_SQLITE = "postgresql", "sqlite-portable"
+POSTGRESQL = "postgresql"
 DFLOCKD, SERVED, YDB, SIMULATED = "dflockd", "tenure", "ydb", "simulated"
 
 ENGINES: dict[Engine, str] = {

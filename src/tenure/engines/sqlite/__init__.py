@@ -45,7 +45,7 @@ needs nothing but SQLite and plain files. What replaces the kernel's means:
   store (`liveness.clock_id`), and by a comparison: a reading in the store that is later than the
   clock shows that the machine was restarted (`participants.was_restarted`). A restart that it does
   not show has made no reading later than the clock. Then sessions from before it expire by their
-  windows as if there had been no restart.
+  windows, counted from those readings.
 
 States of a participant: *present* (its own heartbeat is recent), *absent*, and *left behind* (no
 session, and no heartbeat for a day: it is removed). States of a session that is attached: *proven*

@@ -118,7 +118,7 @@ class NoNotifier:
         """Do nothing."""
 
     def notify(self, participants: Iterable[int]) -> list[int]:  # noqa: ARG002
-        """Notify nobody, and find nobody dead."""
+        """Do nothing: no participant is found without a receiver."""
         return []
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
