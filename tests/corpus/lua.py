@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.engines.redis.commands import SCRIPTS, Script
+from tenure.engines.redis.lua import SCRIPTS, Script
 from tests.corpus.rows import Plant
 
 

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 import tenure
-from tenure.engines.redis.commands import SCRIPTS, Command, ScriptCall, keys_of
+from tenure.engines.redis.commands import Command, ScriptCall, keys_of
 from tenure.engines.redis.connection import RedisConnection
+from tenure.engines.redis.lua import SCRIPTS
 from tests.engines.redis.helpers import PATIENCE, is_waited_for, until
 from tests.engines.redis.proxy import Proxy
 from tests.engines.redis.servers import Server, a_server

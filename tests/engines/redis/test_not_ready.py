@@ -15,7 +15,8 @@ import pytest
 import redis
 
 import tenure
-from tenure.engines.redis.commands import SCRIPTS, UNSERVED, code_of
+from tenure.engines.redis.commands import UNSERVED, code_of
+from tenure.engines.redis.lua import SCRIPTS
 from tests.engines.redis.helpers import PATIENCE, queue_of, replicates, until
 from tests.engines.redis.proxy import Proxy
 from tests.engines.redis.servers import Server, a_folder, a_server, free_port

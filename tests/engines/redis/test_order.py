@@ -11,8 +11,8 @@ import tenure
 from tenure.clock import SystemClock
 from tenure.engines.contract import Answer, Attach, Place
 from tenure.engines.redis import connect
-from tenure.engines.redis.commands import SCRIPTS
 from tenure.engines.redis.engine import RedisEngine
+from tenure.engines.redis.lua import SCRIPTS
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.recorder import Detached, Recorder
 from tests.engines.redis.helpers import PATIENCE, queue_of

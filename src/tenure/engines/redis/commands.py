@@ -4,25 +4,19 @@ A `ScriptCall` runs one script. Concurrent operations of a session (see the kit)
 call, a batch (`tenure.engines.redis.connection`). When a connection breaks before the reply, these
 commands are sent again on the next connection. A `PlainCommand` and a `Subscription` belong to one
 connection and fail with it.
-
-A script is composed of the files in ``lua/``: ``head.lua`` is the beginning of all; ``body.lua``
-and ``rest.lua`` have the functions for rare cases. A script includes the required parts only where
-they are needed, so that the common case does not pay for them: in Lua, creating a function costs
-about as much as looking up a key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Callable, Iterable
-from importlib import resources
 from typing import Any, Protocol, cast
 
 import hiredis
 
 from tenure.engines._kit.commands.pipeline import OrderIds
+from tenure.engines.redis.lua import Script
 
 Word = str | bytes | int
 
@@ -75,40 +69,6 @@ _DENIED = re.compile(
 _DENIED_COMMAND = re.compile(r"run the '([^']+)' command")
 _UNKNOWN_COMMAND = re.compile(r"ERR unknown command,? ['`]?([^'`, ]+)")
 _MOST_BREAKS = 5
-
-_NAMES = (
-    *("acknowledge", "admin", "attach", "begin", "change", "describe", "hello"),
-    *("leave", "look", "operate", "reattach", "remaining", "renew", "takeover", "tick", "watch"),
-)
-
-
-class Script:
-    """Text of a script, and the digest by which Redis identifies it."""
-
-    __slots__ = ("digest", "name", "text")
-
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self.text = text
-        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _load() -> dict[str, Script]:
-    folder = resources.files(__package__) / "lua"
-    parts = {
-        f"--#{part}\n": (folder / f"{part}.lua").read_text("utf-8")
-        for part in ("head", "body", "rest", "alone", "usual", "save")
-    }
-    scripts = {}
-    for name in _NAMES:
-        text = (folder / f"{name}.lua").read_text("utf-8")
-        for mark, part in parts.items():
-            text = text.replace(mark, part)
-        scripts[name] = Script(name, text)
-    return scripts
-
-
-SCRIPTS = _load()
 
 
 def keys_of(prefix: str) -> Keys:

@@ -28,7 +28,6 @@ import hiredis
 from tenure.busy_poll import BusyPoll
 from tenure.engines._kit.commands.pipeline import Operation
 from tenure.engines.redis.commands import (
-    SCRIPTS,
     UNSERVED,
     AttachedSession,
     Command,
@@ -42,6 +41,7 @@ from tenure.engines.redis.commands import (
     is_denied,
     pack,
 )
+from tenure.engines.redis.lua import SCRIPTS
 
 _log = logging.getLogger("tenure")
 

@@ -24,11 +24,9 @@ from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.contract import Attach, Finding
 from tenure.engines.redis import values
 from tenure.engines.redis.commands import (
-    SCRIPTS,
     AttachedSession,
     Keys,
     LargeRead,
-    Script,
     ScriptCall,
     Word,
     keys_of,
@@ -37,6 +35,7 @@ from tenure.engines.redis.commands import (
 from tenure.engines.redis.confirming import Confirmer
 from tenure.engines.redis.connecting import Server, moved_to
 from tenure.engines.redis.connection import RedisConnection
+from tenure.engines.redis.lua import SCRIPTS, Script
 from tenure.engines.redis.namespace import NamespaceQuarantine, Witnesses, greet_namespace
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import ConfirmedSession, RedisSession

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 from tenure.clock import Clock
 from tenure.core.rules import MAX_WINDOW
 from tenure.engines._kit.quarantine import Quarantine
-from tenure.engines.redis.commands import SCRIPTS, Refusal, keys_of
+from tenure.engines.redis.commands import Refusal, keys_of
 from tenure.engines.redis.connecting import Info, parse_info
 from tenure.engines.redis.connection import RedisConnection
+from tenure.engines.redis.lua import SCRIPTS
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import InvalidArgument
 

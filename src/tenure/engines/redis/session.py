@@ -21,8 +21,9 @@ from tenure.engines._kit.commands.session import (
     SessionParameters,
 )
 from tenure.engines.contract import LastWords, Removal
-from tenure.engines.redis.commands import SCRIPTS, LargeRead, ScriptCall, Word
+from tenure.engines.redis.commands import LargeRead, ScriptCall, Word
 from tenure.engines.redis.confirming import Confirmer
+from tenure.engines.redis.lua import SCRIPTS
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.errors import EngineError
 

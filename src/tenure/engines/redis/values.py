@@ -14,7 +14,7 @@ from tenure.model import (
 
 
 def semaphore(reply: list[Any], *, owners: bool, waiters: bool) -> SemaphoreDescription:
-    """Decode a semaphore; `reply` is in the form of ``describe`` in body.lua."""
+    """Decode a semaphore; `reply` is in the form of ``describe`` in lua/parts/descriptions.lua."""
     name, data, limit, lasting, held, waiting, now, requests = reply
     owning, queued, total = [], [], 0
     for each in sorted(requests, key=lambda each: int(each[0])):

@@ -1,10 +1,9 @@
 -- ARGV: session, tokens of an attachment that was taken over and no longer considers leases held.
---#head
---#body
---#rest
-for at = 2, #ARGV do
-  if call('HDEL', P .. 's:' .. ARGV[1], 'B' .. ARGV[at]) == 1 then
-    tell(ARGV[1], 'A', '')
+--#include parts/sessions.lua
+local id = ARGV[1]
+for _, token in ipairs({unpack(ARGV, 2)}) do
+  if call('HDEL', P .. 's:' .. id, 'B' .. token) == 1 then
+    push(id, 'A', '')
   end
 end
 return 0

@@ -5,9 +5,8 @@
 --   drop_node, node, force
 --   end_session, node, session
 --   evict, node, semaphore, order id
---#head
---#body
---#rest
+--#include parts/sessions.lua
+--#include parts/descriptions.lua
 local what, path = ARGV[1], ARGV[2]
 local nodes = P .. 'nodes'
 if what == 'list_nodes' then
@@ -15,8 +14,9 @@ if what == 'list_nodes' then
 elseif what == 'store_time' then
   return {'ok', instant}
 elseif what == 'create_node' then
-  local token = P .. 'a:' .. ARGV[4]
-  if call('HSETNX', nodes, path, ARGV[3]) == 1 then
+  local new_config, number = ARGV[3], ARGV[4]
+  local token = P .. 'a:' .. number
+  if call('HSETNX', nodes, path, new_config) == 1 then
     call('SET', token, 1, 'PX', 60000)
   elseif call('EXISTS', token) == 0 then
     return {'exists'}
@@ -28,10 +28,11 @@ if not config then
   return {'no node'}
 end
 if what == 'alter_node' then
-  if config ~= ARGV[3] and config ~= ARGV[4] then
+  local former, new_config = ARGV[3], ARGV[4]
+  if config ~= former and config ~= new_config then
     return {'changed'}
   end
-  call('HSET', nodes, path, ARGV[4])
+  call('HSET', nodes, path, new_config)
   return {'ok'}
 end
 expire()
@@ -41,20 +42,21 @@ if what == 'describe_node' then
 elseif what == 'list_sessions' then
   local found = {}
   for _, id in ipairs(ids) do
-    local s = call('HMGET', P .. 's:' .. id, 'd', 'w', 't', 'u')
-    if s[1] then
-      found[#found + 1] = {id, s[1], s[2], s[3], int(now - (s[4] - s[2]))}
+    local description, window, attached, till =
+      unpack(call('HMGET', P .. 's:' .. id, 'd', 'w', 't', 'u'))
+    if description then
+      found[#found + 1] = {id, description, window, attached, int(now - (till - window))}
     end
   end
   return {'ok', found}
 elseif what == 'drop_node' then
-  local attached = 0
+  local force, attached = ARGV[3] == '1', 0
   for _, id in ipairs(ids) do
     if call('HGET', P .. 's:' .. id, 't') == '1' then
       attached = attached + 1
     end
   end
-  if attached > 0 and ARGV[3] ~= '1' then
+  if attached > 0 and not force then
     return {'busy', attached}
   end
   for _, id in ipairs(ids) do
@@ -69,21 +71,23 @@ elseif what == 'drop_node' then
   call('HDEL', nodes, path)
   return {'ok'}
 elseif what == 'end_session' then
-  if call('HGET', P .. 's:' .. ARGV[3], 'n') ~= path then
+  local id = ARGV[3]
+  if call('HGET', P .. 's:' .. id, 'n') ~= path then
     return {'ok', 0}
   end
-  end_session(ARGV[3], 'an administrator ended it')
+  end_session(id, 'an administrator ended it')
   settle()
   return {'ok', 1}
 end
-local m = load(path, ARGV[3])
+local name, order = ARGV[3], ARGV[4]
+local m = load(path, name)
 if not m then
   return {'missing'}
 end
-local r = string.find(ARGV[4], '^%d') and request_in(m, ARGV[4])
+local r = string.find(order, '^%d') and request_in(m, order)
 if not r then
   return {'ok', 0}
 end
-remove(m, ARGV[4], r, 'e')
+remove(m, order, r, 'e')
 settle()
 return {'ok', 1}

@@ -1,16 +1,15 @@
 -- ARGV: session, token, new description. A take-over is complete: what the session has in queues,
--- each {hold, name, order id, count, data, lasting, granted}.
---#head
---#body
---#rest
-local id = ARGV[1]
-if not is_current(id, ARGV[2]) then
+-- each {request id, name, order id, count, data, lasting, granted}.
+--#include parts/sessions.lua
+--#include parts/descriptions.lua
+local id, token, description = unpack(ARGV)
+if not is_current(id, token) then
   return over(id)
 end
 expire()
 touch(id)
 local key = P .. 's:' .. id
-call('HSET', key, 'd', ARGV[3])
+call('HSET', key, 'd', description)
 local path = call('HGET', key, 'n')
 local found = {}
 local fields = call('HGETALL', key)

@@ -2,67 +2,65 @@
 --   create, name, limit, data, exist_ok, most semaphores
 --   update, name, data
 --   delete, name, force
---   alter, hold, count ("" as it is, "0" none that could be right), "1" if data, data, timeout ("-" as it
---     is, "" for ever, microseconds otherwise)
+--   alter, request id, count ("" as it is, "0" none that could be right), "1" if data, data, timeout
+--     ("-" as it is, "" for ever, microseconds otherwise)
 -- The answer is kept until it has been seen, so that a change sent again is not made again.
---#head
---#body
---#rest
-local id, number, what = ARGV[1], '=' .. ARGV[3], ARGV[5]
-if not is_current(id, ARGV[2]) then
+--#include parts/sessions.lua
+--#include parts/descriptions.lua
+local id, token, number, seen_numbers, what = unpack(ARGV, 1, 5)
+if not is_current(id, token) then
   return over(id)
 end
 local session = P .. 's:' .. id
 local path = call('HGET', session, 'n')
-for seen in string.gmatch(ARGV[4], '%d+') do
+for seen in string.gmatch(seen_numbers, '%d+') do
   call('HDEL', session, '=' .. seen)
 end
-local before = call('HGET', session, number)
+local before = call('HGET', session, '=' .. number)
 if before then
   return cjson.decode(before)
 end
 expire()
 
-local function create()
-  local name, limit = ARGV[6], ARGV[7]
+local function create(name, limit, data, exist_ok, most)
   local m = load(path, name)
   if m then
     if not m.lasting then
       return {'kind', 0}
-    elseif ARGV[9] == '1' and m.limit == limit then
+    elseif exist_ok == '1' and m.limit == limit then
       return {'ok'}
     end
     return {'exists', m.limit}
-  elseif call('SCARD', P .. 'M:' .. path) >= tonumber(ARGV[10]) then
+  elseif call('SCARD', P .. 'M:' .. path) >= tonumber(most) then
     return {'full'}
   end
   call('HSET', P .. 'm:' .. path .. ':' .. name, 'l', limit, 'h', 0, 'o', 0, 'w', 0, 'n', 0)
-  if ARGV[8] ~= '' then
-    call('HSET', P .. 'm:' .. path .. ':' .. name, 'd', ARGV[8])
+  if data ~= '' then
+    call('HSET', P .. 'm:' .. path .. ':' .. name, 'd', data)
   end
   call('SADD', P .. 'M:' .. path, name)
   changed(path, name, 'b')
   return {'ok'}
 end
 
-local function update()
-  local m = load(path, ARGV[6])
+local function update(name, data)
+  local m = load(path, name)
   if not m then
     return {'missing'}
   end
   lengthen(m)
-  if (call('HGET', m.key, 'd') or '') ~= ARGV[7] then
-    call('HSET', m.key, 'd', ARGV[7])
-    changed(path, ARGV[6], 'd')
+  if (call('HGET', m.key, 'd') or '') ~= data then
+    call('HSET', m.key, 'd', data)
+    changed(path, name, 'd')
   end
   return {'ok'}
 end
 
-local function delete()
-  local m = load(path, ARGV[6])
+local function delete(name, force)
+  local m = load(path, name)
   if not m then
     return {'missing'}
-  elseif m.owners + m.waiting > 0 and ARGV[7] ~= '1' then
+  elseif m.owners + m.waiting > 0 and force ~= '1' then
     return {'busy'}
   end
   for _, each in ipairs(requests_of(m)) do
@@ -75,9 +73,8 @@ local function delete()
   return {'ok'}
 end
 
-local function alter()
-  local hold, count, data = ARGV[6], ARGV[7], ARGV[8] == '1' and ARGV[9]
-  local order, name = string.match(call('HGET', session, hold) or '', PLACE)
+local function alter(request_id, count, has_data, data, timeout)
+  local order, name = string.match(call('HGET', session, request_id) or '', PLACE)
   if not order then
     return {'released'}
   end
@@ -92,7 +89,7 @@ local function alter()
     return {'shrink', name, r.count, m.limit}
   end
   lengthen(m)
-  if data and data ~= data_of(m, order) then
+  if has_data == '1' and data ~= data_of(m, order) then
     if data == '' then
       call('HDEL', m.key, 'D' .. order)
     else
@@ -109,7 +106,6 @@ local function alter()
     r.count = count
     write_record(m, order, r)
   end
-  local timeout = ARGV[10]
   if not owns and timeout ~= '-' then
     if r.deadline ~= '0' then
       call('ZREM', P .. 'd', due_member(order, r))
@@ -135,6 +131,6 @@ local function alter()
   return {'ok', due()}
 end
 
-local answer = ({create = create, update = update, delete = delete, alter = alter})[what]()
-call('HSET', session, number, cjson.encode(answer))
+local answer = ({create = create, update = update, delete = delete, alter = alter})[what](unpack(ARGV, 6))
+call('HSET', session, '=' .. number, cjson.encode(answer))
 return answer

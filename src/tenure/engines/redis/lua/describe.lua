@@ -1,27 +1,26 @@
 -- ARGV: session and token, or "" and a node's path; which requests ("all", "owners", "none"); a name.
 -- Answers {"ok", descriptions}: of that name, or of all if none is given.
---#head
---#body
---#rest
-local path = ARGV[2]
-if ARGV[1] ~= '' then
-  if not is_current(ARGV[1], ARGV[2]) then
-    return over(ARGV[1])
+--#include parts/sessions.lua
+--#include parts/descriptions.lua
+local id, path, wanted, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+if id ~= '' then
+  local token = path
+  if not is_current(id, token) then
+    return over(id)
   end
-  path = call('HGET', P .. 's:' .. ARGV[1], 'n')
+  path = call('HGET', P .. 's:' .. id, 'n')
 elseif call('HEXISTS', P .. 'nodes', path) == 0 then
   return {'no node'}
 end
 expire()
-local wanted = ARGV[3]
-if ARGV[4] then
-  local m = load(path, ARGV[4])
+if name then
+  local m = load(path, name)
   return m and {'ok', {describe(m, wanted)}} or {'missing'}
 end
 local found = {}
 for _, names in ipairs({call('SMEMBERS', P .. 'M:' .. path), ephemeral_names(path)}) do
-  for _, name in ipairs(names) do
-    found[#found + 1] = describe(load(path, name), wanted)
+  for _, each in ipairs(names) do
+    found[#found + 1] = describe(load(path, each), wanted)
   end
 end
 return {'ok', found}

@@ -1,7 +1,7 @@
--- ARGV: this Redis's run id ("" if it does not tell), fresh, an id for a new epoch, the epoch that the client knows ("" for
--- none), the namespace's longest recovery window in microseconds, the database, and for a namespace
--- without an epoch: for how many microseconds nothing is granted ("" if the client has yet to find
--- out), and why.
+-- ARGV: this Redis's run id ("" if it does not tell), fresh, an id for a new epoch, the epoch that the
+-- client knows ("" for none), the namespace's longest recovery window in microseconds, the database,
+-- and for a namespace without an epoch: for how many microseconds nothing is granted ("" if the client
+-- has yet to find out), and why.
 -- Answers {"ok", epoch, quarantine that is left, why, whether "fresh" would end it}; or {"absent"},
 -- or {"window", the longest recovery window here}, and then nothing was changed.
 --
@@ -13,64 +13,66 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -5)
 local clock = call('TIME')
 local started = clock[1] * 1000000 + clock[2]
--- Of "meta", besides what `head` names: b when the epoch began, g the longest window of any session, r
--- the server's run id, n whether the namespace may be new, w the longest recovery window, d the
--- database, h why nothing is granted, i the last session.
-local m = call('HMGET', KEYS[1], 'e', 'b', 'q', 'r', 'n', 'v', 'w', 'd', 'h')
-local window, is_new, why = tonumber(ARGV[5]), not m[1], m[9] or 'lost'
-local fresh = ARGV[2] == '1' and ARGV[4] == ''
-if is_new and ARGV[7] == '' then
+-- Of "meta", besides what parts/namespace.lua names: b when the epoch began, g the longest window of
+-- any session, r the server's run id, n whether the namespace may be new, w the longest recovery
+-- window, d the database, h why nothing is granted, i the last session.
+local run_id, fresh, new_epoch, known_epoch, window, database, wait, reason = unpack(ARGV)
+local here_epoch, began, till_before, former_run_id, may_be_new, published_before, window_before,
+  former_database, why =
+  unpack(call('HMGET', KEYS[1], 'e', 'b', 'q', 'r', 'n', 'v', 'w', 'd', 'h'))
+local is_new = not here_epoch
+why = why or 'lost'
+if is_new and wait == '' then
   return {'absent'}
-elseif not is_new and m[7] ~= ARGV[5] then
+elseif not is_new and window_before ~= window then
   -- It may change as long as no session lives that relies on it, nor one from before a loss of data.
-  local longest = m[7] and tonumber(m[3]) > started and window + 1 or 0
+  local longest = window_before and tonumber(till_before) > started and window + 1 or 0
   for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'x', string.format('(%.0f', started), '+inf')) do
     longest = math.max(longest, tonumber(call('HGET', P .. 's:' .. id, 'w') or '0'))
   end
-  if longest > (m[7] and 0 or window) then -- an earlier version of tenure kept none
-    return {'window', m[7] or string.format('%.0f', longest)}
+  if longest > (window_before and 0 or tonumber(window)) then -- an earlier version of tenure kept none
+    return {'window', window_before or string.format('%.0f', longest)}
   end
 end
-local unknown, ended = m[5] == '1', false
+local unknown, ended = may_be_new == '1', false
 local function quarantine(till) -- until then, and more than the usual case as long as changes are watched
-  local q, p = string.format('%.0f', till), string.format('%.0f', math.max(till, m[6] or 0))
+  local q, p = string.format('%.0f', till), string.format('%.0f', math.max(till, published_before or 0))
   call('HSET', KEYS[1], 'p', p, 'q', q, 'n', unknown and '1' or '0', 'h', why)
 end
 if is_new then
-  why = ARGV[8]
-  unknown = ARGV[4] == '' and why ~= 'lost'
-  local wait = tonumber(ARGV[7])
-  quarantine(wait > 0 and started + wait or 0)
-  call('HSET', KEYS[1], 'o', '0', 'e', ARGV[3], 'b', string.format('%.0f', started),
-    'i', string.format('%.0f', math.floor(started / 1000)), 'r', ARGV[1], 'g', '0',
+  why = reason
+  unknown = known_epoch == '' and why ~= 'lost'
+  quarantine(tonumber(wait) > 0 and started + wait or 0)
+  call('HSET', KEYS[1], 'o', '0', 'e', new_epoch, 'b', string.format('%.0f', started),
+    'i', string.format('%.0f', math.floor(started / 1000)), 'r', run_id, 'g', '0',
     't', string.format('%.0f', started))
-elseif m[8] and m[8] ~= ARGV[6] then
+elseif former_database and former_database ~= database then
   unknown, why = false, 'moved'
-  quarantine(math.max(tonumber(m[3]), started + window))
-elseif ARGV[4] ~= '' and ARGV[4] ~= m[1] then
+  quarantine(math.max(tonumber(till_before), started + window))
+elseif known_epoch ~= '' and known_epoch ~= here_epoch then
   unknown, why = false, 'lost'
-  quarantine(math.max(tonumber(m[3]), math.min(tonumber(m[2]), started) + window))
-elseif fresh and unknown and tonumber(m[3]) > started then
+  quarantine(math.max(tonumber(till_before), math.min(tonumber(began), started) + window))
+elseif fresh == '1' and known_epoch == '' and unknown and tonumber(till_before) > started then
   quarantine(started)
   ended = true
 end
-if m[7] ~= ARGV[5] or m[8] ~= ARGV[6] then
-  call('HSET', KEYS[1], 'w', ARGV[5], 'd', ARGV[6])
+if window_before ~= window or former_database ~= database then
+  call('HSET', KEYS[1], 'w', window, 'd', database)
 end
 if call('HEXISTS', P .. 'nodes', '/default') == 0 then -- or else a full memory refuses the script
   call('HSET', P .. 'nodes', '/default', '{}')
 end
---#head
---#body
---#rest
-if not is_new and ARGV[1] ~= '' and m[4] ~= ARGV[1] then -- another server, or the same one started again
+--#include parts/sessions.lua
+--#include parts/descriptions.lua
+-- Another server, or the same one started again.
+if not is_new and run_id ~= '' and former_run_id ~= run_id then
   whatever_memory()
-  call('HSET', KEYS[1], 'r', ARGV[1])
+  call('HSET', KEYS[1], 'r', run_id)
   for _, id in ipairs(call('ZRANGE', P .. 'x', 0, -1)) do
     local session = P .. 's:' .. id
-    local s = call('HMGET', session, 'l', 'n', 'u', 'y')
-    if s[1] == 'window' and s[3] ~= s[4] then -- once, until it is renewed
-      touch(id, grace_of(s[2]))
+    local liveness, path, till, with_grace = unpack(call('HMGET', session, 'l', 'n', 'u', 'y'))
+    if liveness == 'window' and till ~= with_grace then -- once, until it is renewed
+      touch(id, grace_of(path))
       call('HSET', session, 'y', call('HGET', session, 'u'))
     end
   end
@@ -92,4 +94,4 @@ if no_sessions or ended then
   settle()
 end
 expire()
-return {'ok', meta[1], quarantined and meta[3] - now or 0, why, unknown and 1 or 0}
+return {'ok', epoch, quarantined and quarantine_end - now or 0, why, unknown and 1 or 0}

@@ -1,21 +1,19 @@
 -- ARGV: session, token, "close" or "detach", the tokens that the session may have by now.
---#head
---#body
---#rest
-local id = ARGV[1]
+--#include parts/sessions.lua
+local id, how, tokens = ARGV[1], ARGV[3], {unpack(ARGV, 4)}
 local key, mine = P .. 's:' .. id, false
-for at = 4, #ARGV do
-  mine = mine or is_current(id, ARGV[at])
+for _, token in ipairs(tokens) do
+  mine = mine or is_current(id, token)
 end
 if not mine then
-  for at = 4, #ARGV do
-    if call('HDEL', key, 'B' .. ARGV[at]) == 1 then -- it was taken over, and gives up
-      tell(id, 'A', '')
+  for _, token in ipairs(tokens) do
+    if call('HDEL', key, 'B' .. token) == 1 then -- it was taken over, and gives up
+      push(id, 'A', '')
     end
   end
   return over(id)
 end
-if ARGV[3] == 'detach' then
+if how == 'detach' then
   touch(id)
   call('HSET', key, 't', '0', 'c', '')
   return 0

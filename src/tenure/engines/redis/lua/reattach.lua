@@ -1,20 +1,18 @@
 -- ARGV: session, the new token, the channel, "1" if it is renewed, too, and every token that the
 -- session may have by now. The same program after a gap: whatever is under way under another token is
 -- refused from now on.
---#head
---#body
---#rest
-local id = ARGV[1]
+--#include parts/sessions.lua
+local id, token, channel, renewed = unpack(ARGV, 1, 4)
 local key = P .. 's:' .. id
-local s = call('HMGET', key, 'a', 'u')
-if not s[1] or tonumber(s[2]) <= now then
+local current, till = unpack(call('HMGET', key, 'a', 'u'))
+if not current or tonumber(till) <= now then
   return over(id)
 end
-for at = 1, #ARGV do
-  if (at == 2 or at > 4) and ARGV[at] == s[1] then
+for _, possible in ipairs({token, unpack(ARGV, 5)}) do
+  if possible == current then
     whatever_memory()
-    call('HSET', key, 'a', ARGV[2], 'c', ARGV[3], 't', '1')
-    if ARGV[4] == '1' then
+    call('HSET', key, 'a', token, 'c', channel, 't', '1')
+    if renewed == '1' then
       touch(id)
     end
     return {'ok'}

@@ -1,10 +1,8 @@
 -- ARGV: session, token. Renews the session, and answers the microseconds for which a former attachment
 -- may consider leases held.
---#head
---#body
---#rest
-local id = ARGV[1]
-if not is_current(id, ARGV[2]) then
+--#include parts/sessions.lua
+local id, token = unpack(ARGV)
+if not is_current(id, token) then
   return over(id)
 end
 touch(id)

@@ -1,40 +1,39 @@
 -- ARGV: node, session, the new token's secret half, channel, key, its new window in microseconds
 -- (empty: the one that it has), epoch.
 -- Answers {"ok", token, window in microseconds, description}; or why not.
---#head
---#body
---#rest
-local path, id = ARGV[1], ARGV[2]
-if ARGV[7] ~= meta[1] then
+--#include parts/sessions.lua
+local path, id, secret, channel, key, new_window, known_epoch = unpack(ARGV)
+if known_epoch ~= epoch then
   return {'lost'}
 elseif call('HEXISTS', P .. 'nodes', path) == 0 then
   return {'no node'}
 end
 expire()
-local key = P .. 's:' .. id
-local s = call('HMGET', key, 'a', 'n', 'w', 'l', 'k', 'c', 't', 'u', 'd')
-if s[2] ~= path then
+local session = P .. 's:' .. id
+local former, node, window, liveness, its_key, former_channel, attached, till, description =
+  unpack(call('HMGET', session, 'a', 'n', 'w', 'l', 'k', 'c', 't', 'u', 'd'))
+if node ~= path then
   return {'gone'}
-elseif s[5] ~= ARGV[5] or s[4] ~= 'window' then
-  return {'refused', s[4], s[5]}
+elseif its_key ~= key or liveness ~= 'window' then
+  return {'refused', liveness, its_key}
 end
 whatever_memory()
-local number, secret = string.match(s[1], '^(%d+)%.(.*)$')
-if secret ~= ARGV[3] then -- or else sent before
+local number, former_secret = string.match(former, '^(%d+)%.(.*)$')
+if former_secret ~= secret then -- or else sent before
   number = int(number + 1)
-  if s[7] == '1' then
-    call('HSET', key, 'B' .. s[1], s[8]) -- until then the former attachment may hold leases
-    call('PUBLISH', s[6], 'T ' .. s[1] .. ' ')
+  if attached == '1' then
+    call('HSET', session, 'B' .. former, till) -- until then the former attachment may hold leases
+    call('PUBLISH', former_channel, 'T ' .. former .. ' ')
   end
 end
-local token = number .. '.' .. ARGV[3]
-call('HSET', key, 'a', token, 'c', ARGV[4], 't', '1')
-if ARGV[6] ~= '' then
-  s[3] = ARGV[6]
-  call('HSET', key, 'w', s[3])
-  if tonumber(s[3]) > tonumber(call('HGET', KEYS[1], 'g') or '0') then
-    call('HSET', KEYS[1], 'g', s[3])
+local token = number .. '.' .. secret
+call('HSET', session, 'a', token, 'c', channel, 't', '1')
+if new_window ~= '' then
+  window = new_window
+  call('HSET', session, 'w', window)
+  if tonumber(window) > tonumber(call('HGET', KEYS[1], 'g') or '0') then
+    call('HSET', KEYS[1], 'g', window)
   end
 end
 touch(id)
-return {'ok', token, tonumber(s[3]), s[9]}
+return {'ok', token, tonumber(window), description}

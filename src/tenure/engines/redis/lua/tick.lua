@@ -2,12 +2,11 @@
 -- with waiters; before them "1" if the client watches anything.
 -- Answers {"ok", epoch, due, quarantine that is left, what `be_watched` says, if it does, and why there
 -- is a quarantine}.
---#head
---#body
---#rest
+--#include parts/sessions.lua
+local watches = ARGV[1] == '1'
 whatever_memory()
 note_time()
-local published = ARGV[1] == '1' and be_watched() or {}
+local published = watches and be_watched() or {}
 expire()
 for at = 2, #ARGV do
   local path, name = string.match(ARGV[at], '^([^:]*):(.*)$')
@@ -17,5 +16,5 @@ for at = 2, #ARGV do
   end
 end
 settle()
-return {'ok', meta[1], due(), quarantined and meta[3] - now or 0, published,
+return {'ok', epoch, due(), quarantined and quarantine_end - now or 0, published,
   quarantined and call('HGET', KEYS[1], 'h') or 'lost'}

@@ -1,0 +1,78 @@
+"""Scripts that Redis runs: one for each file of this folder.
+
+The files in ``parts/`` are what scripts have in common. A script or a part names the parts that it
+needs, in lines such as::
+
+    --#include parts/queues.lua
+
+The text of the part takes the place of the line, with the parts that it includes itself. A part is
+included once in a script, at its first mention. What it declares is local to the block of that
+line.
+
+======================  =========================================================================
+part                    contents
+======================  =========================================================================
+``namespace.lua``       the beginning: key prefix, clock, and the state of the namespace
+``queues.lua``          semaphores in their two forms, and the requests in their queues
+``expiry.lua``          the end of sessions and of requests that have timed out
+``mending.lua``         queues of which records were deleted
+``sessions.lua``        recovery windows, and the clock; every script but ``operate`` includes it
+``descriptions.lua``    descriptions of semaphores
+``operations.lua``      operations on any queue, for ``operate``
+======================  =========================================================================
+
+In Lua, creating a function costs about as much as looking up a key. So ``operate`` includes the
+functions for rare cases in a function that is called when one of those occurs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+_INCLUDE = re.compile(r"^ *--#include (\S+)\n", re.MULTILINE)
+
+
+class Script:
+    """Text of a script, and the digest by which Redis identifies it."""
+
+    __slots__ = ("digest", "name", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def assemble(folder: Traversable, name: str) -> str:
+    """Return the text of a file, with the parts that it includes.
+
+    Raises:
+        FileNotFoundError: there is no such file or part.
+    """
+    included: set[str] = set()
+
+    def read(name: str) -> str:
+        return _INCLUDE.sub(part, (folder / name).read_text("utf-8"))
+
+    def part(line: re.Match[str]) -> str:
+        if line[1] in included:
+            return ""
+        included.add(line[1])
+        return read(line[1])
+
+    return read(name)
+
+
+def _load() -> dict[str, Script]:
+    folder = resources.files(__name__)
+    names = [each.name for each in folder.iterdir() if each.name.endswith(".lua")]
+    return {
+        stem: Script(stem, assemble(folder, name))
+        for stem, name in sorted((each.removesuffix(".lua"), each) for each in names)
+    }
+
+
+SCRIPTS = _load()
