@@ -6,7 +6,8 @@ a release that has been called would not have begun, and a `finally` of the prog
 would leave the lock held. The value that a function returns has left its ``try``, too.
 
 `covered` extends the ``try`` over the whole function, in the exception table of its code. No other
-means of Python does so in a plain function.
+means of Python does so in a plain function. While a trace function is set, as by a debugger, Python
+3.11 still finds a signal at the beginning of a function outside of it.
 """
 
 from __future__ import annotations
