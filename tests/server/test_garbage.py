@@ -59,13 +59,13 @@ async def test_a_lost_connection_leaves_nothing_to_the_collector(
         port = urlsplit(listener.address).port
         pairs = [await asyncio.open_connection("127.0.0.1", port, ssl=trusting) for _ in range(3)]
         async with asyncio.timeout(15):
-            while len(listener._connections) < len(pairs):  # noqa: ASYNC110  nobody tells
+            while len(listener.connections) < len(pairs):  # noqa: ASYNC110  nobody tells
                 await asyncio.sleep(0.005)
-        alive = [weakref.ref(_of_its_own(each)) for each in listener._connections]
+        alive = [weakref.ref(_of_its_own(each)) for each in listener.connections]
         if tls:
             alive += [
                 weakref.ref(each._transport.get_extra_info("ssl_object"))
-                for each in listener._connections
+                for each in listener.connections
             ]
         for _, writer in pairs:
             writer.close()

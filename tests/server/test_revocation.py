@@ -349,6 +349,9 @@ class Endless:
             self._ended.append(self._turns[0])
         return why is not None
 
+    def cut_off(self) -> None:
+        raise AssertionError("it is ended in order")
+
 
 async def test_many_connections_are_ended_a_few_at_a_time() -> None:
     turns, ended = [0], list[int]()

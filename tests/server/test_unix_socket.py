@@ -73,7 +73,7 @@ async def test_a_deleted_file_is_made_anew_and_connections_stay(
             async with called(path):
                 pass
         await before.attach(2)
-        assert listener.connections == 1
+        assert len(listener.connections) == 1
     assert not path.exists()
 
 
@@ -150,7 +150,7 @@ async def test_a_client_that_waits_to_be_accepted_is_when_the_socket_is_replaced
             assert listener._door is not None
             listener._door.replace([made])
             async with asyncio.timeout(PATIENCE):
-                while listener.connections < 1:  # noqa: ASYNC110  the listener notifies nobody
+                while len(listener.connections) < 1:  # noqa: ASYNC110  the listener notifies nobody
                     await asyncio.sleep(0.005)
         async with called(path.with_name("other.sock")):
             pass

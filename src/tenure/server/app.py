@@ -77,7 +77,7 @@ class Server:
         self._apply(self._files)
         self.audit = Audit(LOGGER, settings.audit_log)
         self._engine = connect_engine(settings.store, SystemClock())
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener[Any]] = []
 
     @property
     def store(self) -> str:
@@ -242,14 +242,14 @@ class Server:
         self._await_expiry()
 
     def _start_ending(
-        self, verdicts: list[tuple[Listener, Verdict]], *, reloaded: bool = False
+        self, verdicts: list[tuple[Listener[Any], Verdict]], *, reloaded: bool = False
     ) -> None:
         """Start to end connections, after those of a former call."""
         task = asyncio.get_running_loop().create_task(self._end(verdicts, reloaded))
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 
-    async def _end(self, verdicts: list[tuple[Listener, Verdict]], reloaded: bool) -> None:
+    async def _end(self, verdicts: list[tuple[Listener[Any], Verdict]], reloaded: bool) -> None:
         async with self._ending:
             ended = 0
             for listener, verdict in verdicts:
@@ -277,7 +277,7 @@ def make_listener(
     address: Address,
     tls: ssl.SSLContext | None,
     sockets: Sequence[socket.socket] = (),
-) -> Listener:
+) -> Listener[Any]:
     """Return the listener of an address; it is not open.
 
     Raises:
@@ -290,7 +290,7 @@ def make_listener(
     elif address.protocol == "dflockd":
         more = {"options": settings.dflockd}
     factory = _factory(address)
-    listener: Listener = factory(context, address.given, tls=tls, sockets=sockets, **more)
+    listener: Listener[Any] = factory(context, address.given, tls=tls, sockets=sockets, **more)
     return listener
 
 

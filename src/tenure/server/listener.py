@@ -1,4 +1,4 @@
-"""Listener of one address: the interface of each protocol's listener, and its acceptance.
+"""Listener of one address: the base class of each protocol's listener, and its acceptance.
 
 A listener is created without I/O; then the server opens, drains and closes it. It binds the address
 in its URL, where port 0 means any free port, or serves given sockets that are already bound (socket
@@ -22,12 +22,14 @@ import errno
 import logging
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tenure.background import Failures
+from tenure.server.addresses import parse
 from tenure.server.admission import Source, local_source, source_at
 from tenure.server.auth import Verdict
 from tenure.server.auth.identity import ANONYMOUS, Identity
@@ -39,15 +41,21 @@ from tenure.server.tls import slice_tls
 _ENDED, _SEEN = 16, 1024  # connections that are checked and ended in one iteration of the loop
 
 
-class Endable(Protocol):
-    """A connection that can be ended."""
+class ServerConnection(Protocol):
+    """A connection, as its listener ends it."""
 
     def end_unless_valid(self, verdict: Verdict) -> bool:
         """End it if it may not continue, and return whether it was ended."""
         ...
 
+    def cut_off(self) -> None:
+        """End it at once. Safe to call twice."""
 
-async def end_in_slices(connections: Iterable[Endable], verdict: Verdict) -> int:
+
+C = TypeVar("C", bound=ServerConnection)
+
+
+async def end_in_slices(connections: Iterable[ServerConnection], verdict: Verdict) -> int:
     """End the connections that may not continue, a few in each iteration of the loop."""
     total = ended = 0
     for seen, connection in enumerate(list(connections), start=1):
@@ -58,14 +66,45 @@ async def end_in_slices(connections: Iterable[Endable], verdict: Verdict) -> int
     return total + ended
 
 
-class Listener(Protocol):
-    """One address of the server."""
+class Listener(ABC, Generic[C]):
+    """One address of the server; each protocol has a class of its own.
+
+    Args:
+        context: the state shared by the server's listeners.
+        url: the URL given to ``--listen``.
+        tls: the TLS context if the URL's scheme requires it, else ``None``.
+        sockets: bound sockets, perhaps already listening; the listener owns them.
+
+    Raises:
+        InvalidArgument: the URL is wrong; the message says why.
+
+    Attributes:
+        context: the state shared by the server's listeners.
+        connections: the open connections, silent greetings included.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
+        """Check the URL; nothing is bound before `open`."""
+        self.context = context
+        self.connections: set[C] = set()
+        self._address = parse(url)
+        self._tls = tls
+        self._given = list(sockets)
+        self._door: Door | None = None  # while it is open
 
     @property
+    @abstractmethod
     def address(self) -> str:
         """URL with the host and port at which it can be reached, once it is open."""
-        ...
 
+    @abstractmethod
     async def open(self) -> None:
         """Bind and begin to serve.
 
@@ -74,30 +113,14 @@ class Listener(Protocol):
             InvalidArgument: the address is invalid for this kind of listener.
         """
 
-    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
-        """Use other certificates for new connections.
-
-        Args:
-            tls: the context with the new certificates.
-            cut_handshakes: whether to end handshakes in progress, whose clients may no longer be
-                trusted.
-        """
-
-    async def end_connections(self, verdict: Verdict) -> int:
-        """End every connection that may not continue, and return their number.
-
-        Their sessions are detached, and survive for their recovery windows. Other connections are
-        served in between; new ones are checked by their greetings. A cancelled call may have ended
-        some.
-        """
-        ...
-
+    @abstractmethod
     async def drain(self) -> None:
         """Stop accepting, and send connected clients to other servers.
 
         It does not wait until they have disconnected, and ends no session.
         """
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Disconnect all clients; their sessions survive in the store. Safe to call twice.
 
@@ -109,30 +132,46 @@ class Listener(Protocol):
             EngineError: sessions could not be detached in the store.
         """
 
-
-class ListenerFactory(Protocol):
-    """Factory of listeners for URLs of one scheme."""
-
-    def __call__(
-        self,
-        context: Context,
-        url: str,
-        *,
-        tls: ssl.SSLContext | None = None,
-        sockets: Sequence[socket.socket] = (),
-    ) -> Listener:
-        """Create one, without I/O.
+    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
+        """Use other certificates for new connections.
 
         Args:
-            context: the state shared by the server's listeners.
-            url: the URL given to ``--listen``.
-            tls: the TLS context if the URL's scheme requires it, else ``None``.
-            sockets: bound sockets, perhaps already listening; the listener owns them.
-
-        Raises:
-            InvalidArgument: the URL is wrong; the message says why.
+            tls: the context with the new certificates.
+            cut_handshakes: whether to end handshakes in progress, whose clients may no longer be
+                trusted.
         """
-        ...
+        self._tls = tls
+        if self._door is not None:
+            self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
+
+    async def end_connections(self, verdict: Verdict) -> int:
+        """End every connection that may not continue, and return their number.
+
+        Their sessions are detached, and survive for their recovery windows. Other connections are
+        served in between; new ones are checked by their greetings. A cancelled call may have ended
+        some.
+        """
+        return await end_in_slices(self.connections, verdict)
+
+    def joined(self, connection: C) -> None:
+        """Add a connection; end it at once if the listener is closed."""
+        self.connections.add(connection)
+        if self._door is None:
+            connection.cut_off()
+
+    def left(self, connection: C) -> None:
+        """Remove a lost connection."""
+        self.connections.discard(connection)
+
+    def _cut_off_all(self) -> None:
+        for connection in list(self.connections):
+            connection.cut_off()
+
+    def _close_given(self) -> None:
+        """Close the sockets that were given and never used."""
+        for each in self._given:
+            each.close()
+        self._given.clear()
 
 
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}

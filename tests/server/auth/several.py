@@ -48,7 +48,7 @@ class Several:
         self.set(identities)
         logger = logging.getLogger("tests.server.auth")
         self.context = Context(self.store, limits or Limits(), self._tokens, logger)
-        self.listeners: dict[str, Listener] = {
+        self.listeners: dict[str, Listener[Any]] = {
             "tenure": NativeListener(self.context, "tenure://127.0.0.1:0"),
             "ydb": YdbListener(self.context, "ydb://127.0.0.1:0"),
             "dflockd": DflockdListener(self.context, "dflockd://127.0.0.1:0"),

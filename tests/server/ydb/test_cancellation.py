@@ -94,7 +94,7 @@ async def either(fired: asyncio.Event, work: Awaitable[Any]) -> bool:
 
 async def all_is_well(server: Server, over: Over) -> None:
     """Check that nothing is left, and that the connection is served."""
-    (connection,) = server.listener._connections
+    (connection,) = server.listener.connections
 
     async def quiet() -> bool:
         return not connection._operations and not server.context.reads.waiting

@@ -142,8 +142,8 @@ async def test_a_session_outlives_its_connection(server: Server, made: Any) -> N
         mine = session.semaphore("s", 1)
         await mine.acquire()
         (before,) = await server.context.engine.list_sessions("/default")
-        for connection in list(server.listener._connections):
-            connection.abort()
+        for connection in list(server.listener.connections):
+            connection.cut_off()
 
         async def back() -> bool:
             with contextlib.suppress(asyncio.TimeoutError, sdk.Error):
@@ -173,16 +173,16 @@ async def test_the_sdk_stays_connected_and_attached_without_anything_to_do() -> 
             (stream,) = server.listener._streams
 
             async def only_one_is_left() -> bool:  # the SDK closes that of its discovery
-                return len(server.listener._connections) == 1
+                return len(server.listener.connections) == 1
 
             await eventually(only_one_is_left)
-            connections = set(server.listener._connections)
+            connections = set(server.listener.connections)
 
             async def pinged_six_times() -> bool:
                 return all(each.pings >= 6 for each in connections)
 
             await eventually(pinged_six_times)
-            assert set(server.listener._connections) == connections
+            assert set(server.listener.connections) == connections
             assert set(server.listener._streams) == {stream}
     await settled()
 

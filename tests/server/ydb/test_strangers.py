@@ -152,7 +152,7 @@ async def test_a_closed_connection_leaves_no_cycle_to_the_collector() -> None:
                 seen: list[weakref.ref[GrpcConnection]] = []
 
                 async def begun() -> bool:
-                    seen.extend(weakref.ref(each) for each in server.listener._connections)
+                    seen.extend(weakref.ref(each) for each in server.listener.connections)
                     return bool(seen)
 
                 await eventually(begun)

@@ -264,7 +264,7 @@ async def test_small_messages_that_wait_are_handled_in_turns_of_their_connection
         await client.flush()
 
         async def half_closed() -> bool:
-            calls = [call for each in server.listener._connections for call in each._calls]
+            calls = [call for each in server.listener.connections for call in each._calls]
             return len(calls) == CALLS and all(call.left for call in calls)
 
         await eventually(half_closed)
@@ -603,7 +603,7 @@ async def test_of_operations_without_end_so_many_are_under_way() -> None:
     async with serving(limits=limits) as server, channel(server.target) as over:
         client = await session(over)
         most = 0
-        (connection,) = server.listener._connections
+        (connection,) = server.listener.connections
         counting = connection.operations
 
         def count(more: int) -> None:
@@ -641,19 +641,19 @@ async def test_a_connection_that_is_lost_with_much_unread_takes_all_of_it_along(
                 await client.describe("none")
 
             async def all_have_come() -> bool:
-                (connection,) = server.listener._connections
+                (connection,) = server.listener.connections
                 return connection.overloaded and len(connection.choked) == 3
 
             await eventually(all_have_come)
-            for connection in list(server.listener._connections):
-                connection.abort()
+            for connection in list(server.listener.connections):
+                connection.cut_off()
             await eventually_empty(server)
         await serves_others(server)
 
 
 async def eventually_empty(server: Server, *, connections: bool = True) -> None:
     async def empty() -> bool:
-        left = connections and server.listener._connections
+        left = connections and server.listener.connections
         return not (left or server.listener._tasks)
 
     await eventually(empty)

@@ -255,7 +255,7 @@ def _renew(conn: DflockdServerConnection, name: str, argument: str, now: float) 
 
 
 def _stats(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001
-    return conn.put_off(stats(conn.locks, conn.home.connections, conn.reader))
+    return conn.put_off(stats(conn.locks, len(conn.home.connections), conn.reader))
 
 
 def _ping(conn: DflockdServerConnection, name: str, argument: str, now: float) -> bytes | None:  # noqa: ARG001

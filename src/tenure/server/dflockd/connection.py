@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -48,8 +48,8 @@ class ConnectionHome(Protocol):
     """Listener of a connection."""
 
     @property
-    def connections(self) -> int:
-        """Number of its connections."""
+    def connections(self) -> Collection[DflockdServerConnection]:
+        """Its open connections."""
 
     @property
     def remote(self) -> RemoteTokens:

@@ -37,8 +37,7 @@ from tenure.errors import (
 )
 from tenure.identity import seen_from
 from tenure.model import NodeConfig, Recovered
-from tenure.server.addresses import bind_ports, parse
-from tenure.server.auth import Verdict
+from tenure.server.addresses import bind_ports
 from tenure.server.context import Context
 from tenure.server.dflockd.claims import LAPSED, MARK, key_of
 from tenure.server.dflockd.commands import COMMANDS
@@ -46,7 +45,7 @@ from tenure.server.dflockd.connection import DflockdServerConnection
 from tenure.server.dflockd.locks import Locks
 from tenure.server.dflockd.options import DflockdOptions
 from tenure.server.dflockd.remote import Orphans, RemoteTokens, session_text
-from tenure.server.listener import Door, Greeting, end_in_slices, peer_host
+from tenure.server.listener import Door, Greeting, Listener, peer_host
 from tenure.server.reads import Reader, pages_of_semaphores
 
 _WINDOW = 30.0
@@ -133,11 +132,11 @@ _LETTERS_EVERY = 0.9  # seconds between two looks for renewals that other listen
 _ORPHANS_EVERY = 15.0  # seconds between two looks for sessions whose server has died
 
 
-class DflockdListener:
+class DflockdListener(Listener[DflockdServerConnection]):
     """Serves dflockd's clients.
 
     Args:
-        context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
+        context, url, tls, sockets: see `Listener`.
         options: the further options of a dflockd server.
 
     Raises:
@@ -157,20 +156,14 @@ class DflockdListener:
         sockets: Sequence[socket.socket] = (),
         options: DflockdOptions | None = None,
     ) -> None:
-        """Check the options; nothing is bound before `open`."""
-        self.context = context
+        super().__init__(context, url, tls=tls, sockets=sockets)
         self.options = options or DflockdOptions()
         rules.check_path(self.options.node)
-        self._address = parse(url)
         if self._address.protocol != "dflockd":
             raise InvalidArgument(
                 f"dflockd's clients are listened to at dflockd://host:port, not {url!r}"
             )
-        self._tls = tls
         self._port = self._address.port
-        self._given = list(sockets)
-        self._door: Door | None = None
-        self._connections: set[DflockdServerConnection] = set()
         self._accepted = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keeping: asyncio.Task[None] | None = None
@@ -197,11 +190,6 @@ class DflockdListener:
     def _place(self) -> str:
         host = self._address.host
         return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
-
-    @property
-    def connections(self) -> int:
-        """Number of connections."""
-        return len(self._connections)
 
     def describe(self, peer: str) -> str:
         """Return the description of the session of a connection."""
@@ -242,30 +230,18 @@ class DflockdListener:
         )
         self._sweeps.soon()
 
-    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
-        """Use other certificates from now on."""
-        self._tls = tls
-        if self._door is not None:
-            self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
-
-    async def end_connections(self, verdict: Verdict) -> int:
-        """End the connections that `verdict` rejects; return their number."""
-        return await end_in_slices(self._connections, verdict)
-
     async def drain(self) -> None:
         """Accept no more connections, and end each after its last reply."""
         if self._door is None:
             return
         self._door.close()
         self.locks.draining = True
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drain()
 
     async def aclose(self) -> None:
         """Close all connections within the shutdown time."""
-        for each in self._given:
-            each.close()
-        self._given.clear()
+        self._close_given()
         door = self._door
         if door is None:
             return
@@ -274,7 +250,7 @@ class DflockdListener:
             await door.aclose()
             await self._wait_for_connections(self.options.shutdown_time)
             self.locks.leaving = True
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 connection.leave(b"")
             await self._wait_for_connections(_FLUSHED_IN)
         finally:
@@ -288,8 +264,7 @@ class DflockdListener:
             for task in (self._keeping, self._answering):
                 if task is not None:
                     task.cancel()
-            for connection in list(self._connections):
-                connection.cut_off()
+            self._cut_off_all()
         try:
             await self._wait_for_connections(None)
             while self._tasks:
@@ -301,7 +276,7 @@ class DflockdListener:
 
     async def _wait_for_connections(self, seconds: float | None) -> None:
         """Wait until every connection is lost, or the time has passed."""
-        lost = [connection.gone for connection in self._connections]
+        lost = [connection.gone for connection in self.connections]
         if lost:
             await asyncio.wait(lost, timeout=seconds)
 
@@ -318,21 +293,9 @@ class DflockdListener:
                 "closed in order now, since that would end them; the log says why"
             )
 
-    # Reports of connections
-
     def _connection(self, greeting: Greeting) -> DflockdServerConnection:
         self._accepted += 1
         return DflockdServerConnection(self, self.locks, greeting, self._accepted, COMMANDS)
-
-    def joined(self, connection: DflockdServerConnection) -> None:
-        """Add a connection."""
-        self._connections.add(connection)
-        if self._door is None:
-            connection.cut_off()
-
-    def left(self, connection: DflockdServerConnection) -> None:
-        """Remove a connection."""
-        self._connections.discard(connection)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run something in the background."""
@@ -363,7 +326,7 @@ class DflockdListener:
                 holder.tick(now)
                 if holder.lapsed(now):
                     self.locks.lose(holder, LAPSED)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             with self._failures.contained():
                 connection.tick(now)
         idle = self._answering is None or self._answering.done()

@@ -25,11 +25,10 @@ from collections.abc import Sequence
 
 from tenure.background import Failures
 from tenure.errors import EngineUnavailable
-from tenure.server.addresses import Address, SocketFile, bind_ports, parse
-from tenure.server.auth import Verdict
+from tenure.server.addresses import Address, SocketFile, bind_ports
 from tenure.server.context import Context
 from tenure.server.limits import LimitReached
-from tenure.server.listener import Door, end_in_slices
+from tenure.server.listener import Door, Listener
 from tenure.server.native.connection import NativeServerConnection
 from tenure.server.sessions.registry import SessionRegistry
 from tenure.wire.errors import to_wire
@@ -40,11 +39,8 @@ from tenure.wire.places import shown
 _TICK = 1.0  # seconds between two checks of the connections' deadlines
 
 
-class NativeListener:
+class NativeListener(Listener[NativeServerConnection]):
     """``tenure://``, ``tenures://`` and ``tenure+unix://``.
-
-    Args:
-        context, url, tls, sockets: see `tenure.server.listener.ListenerFactory`.
 
     Attributes:
         farewell: the message that clients get when the listener drains.
@@ -60,16 +56,10 @@ class NativeListener:
         tls: ssl.SSLContext | None = None,
         sockets: Sequence[socket.socket] = (),
     ) -> None:
-        """Check the URL; nothing is bound before `open`."""
-        self.context = context
-        self._address = parse(url)
+        super().__init__(context, url, tls=tls, sockets=sockets)
         self._url = self._address.url
-        self._tls = tls
-        self._given = list(sockets)
-        self._door: Door | None = None
         self._socket_file: SocketFile | None = None  # of a Unix socket, until the listener drains
         self._unreachable = False  # whether the loss of its file is logged
-        self._connections: set[NativeServerConnection] = set()
         self.farewell: EngineUnavailable | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failures = Failures("looking after connections", self.context.logger)
@@ -78,11 +68,6 @@ class NativeListener:
     def address(self) -> str:
         """URL at which the listener accepts."""
         return self._url
-
-    @property
-    def connections(self) -> int:
-        """Number of connections, silent greetings included."""
-        return len(self._connections)
 
     async def open(self) -> None:
         """Bind and accept."""
@@ -108,16 +93,6 @@ class NativeListener:
             return [self._socket_file.bind()]
         return await bind_ports(address)
 
-    def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
-        """Use other certificates from now on."""
-        self._tls = tls
-        if self._door is not None:
-            self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
-
-    async def end_connections(self, verdict: Verdict) -> int:
-        """End the connections that `verdict` rejects; return their number."""
-        return await end_in_slices(self._connections, verdict)
-
     async def drain(self) -> None:
         """Accept no more connections, and make each client reconnect."""
         if self._door is None:
@@ -127,49 +102,34 @@ class NativeListener:
         if file is not None:
             file.remove()
         self.farewell = EngineUnavailable(f"the server at {self._url} is going to be stopped")
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.send_bye(self.farewell, again=True)
 
     async def aclose(self) -> None:
         """Close all connections, and with the last listener the sessions."""
         door, self._door = self._door, None
-        for each in self._given:
-            each.close()
-        self._given.clear()
+        self._close_given()
         if door is None:
             return
         if self._timer is not None:
             self._timer.cancel()
-        lost = [connection.gone for connection in self._connections]
+        lost = [connection.gone for connection in self.connections]
         try:
             await door.aclose()
         finally:
             if self._socket_file is not None:
                 self._socket_file.remove()
-            for connection in list(self._connections):
-                connection.cut_off()
+            self._cut_off_all()
             last = self.registry.unshare()
         if lost:
             await asyncio.wait(lost)
         if last:
             await self.registry.aclose()
 
-    # Reports of connections
-
-    def joined(self, connection: NativeServerConnection) -> None:
-        """Add a connection."""
-        self._connections.add(connection)
-        if self._door is None:
-            connection.cut_off()
-
-    def left(self, connection: NativeServerConnection) -> None:
-        """Remove a connection."""
-        self._connections.discard(connection)
-
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK, self._tick)
         now = self.context.clock.now()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             with self._failures.contained():
                 connection.tick(now)
         with self._failures.contained():

@@ -99,7 +99,7 @@ class CallConnection(Protocol):
         """Return true if so many bytes can be sent on a stream at once."""
         ...
 
-    def cut_off(self, limit: str) -> None:
+    def end_slow(self, limit: str) -> None:
         """End the connection, because its client does not read."""
 
 
@@ -345,7 +345,7 @@ class GrpcCall:
             async with asyncio.timeout(self.connection.context.limits.output_time):
                 await sending
         except TimeoutError:
-            self.connection.cut_off("output_time")
+            self.connection.end_slow("output_time")
             raise StreamTerminatedError("the client does not read") from None
 
     def closed(self) -> None:

@@ -18,10 +18,9 @@ from tenure.core import rules
 from tenure.engines.contract import Engine
 from tenure.errors import AuthenticationFailed, InvalidArgument, NodeNotFound, TenureError
 from tenure.model import Consistency, CountersMode, NodeConfig
-from tenure.server.addresses import bind_ports, parse
-from tenure.server.auth import Verdict
+from tenure.server.addresses import bind_ports
 from tenure.server.auth.guarded import GuardedEngine
-from tenure.server.listener import Door, Greeting, end_in_slices
+from tenure.server.listener import Door, Greeting, Listener
 from tenure.server.reads import Reader
 from tenure.server.ydb.calls import GrpcCall, GrpcError, decoded, frame
 from tenure.server.ydb.calls import Status as GrpcStatus
@@ -181,7 +180,7 @@ _AUDITED = {
 Unary = Callable[[Any, GrpcCall, GrpcConnection], Awaitable[Any]]
 
 
-class YdbListener:
+class YdbListener(Listener[GrpcConnection]):
     """Serves YDB's coordination API.
 
     Args:
@@ -208,9 +207,7 @@ class YdbListener:
         database: str = DATABASE,
         advertise: str | None = None,
     ) -> None:
-        """Check the options; nothing is bound before `open`."""
-        self._context = context
-        self._address = parse(url)
+        super().__init__(context, url, tls=tls, sockets=sockets)
         if self._address.protocol != "ydb":
             raise InvalidArgument(f"YDB's clients are listened to at ydb://host:port, not {url!r}")
         self._port = self._address.port
@@ -218,12 +215,8 @@ class YdbListener:
         if advertise and self._advertise is None:
             raise InvalidArgument(f"an address to advertise is host:port, not {advertise!r}")
         self._database = Database(database)
-        self._tls = tls
         if tls is not None:
             tls.set_alpn_protocols(_ALPN)
-        self._given = list(sockets)
-        self._door: Door | None = None
-        self._connections: set[GrpcConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._registry = YdbSessionRegistry(context)
         self._streams: set[SessionStream] = set()
@@ -252,19 +245,13 @@ class YdbListener:
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self._context, sockets, self._connection, self._tls, refusal)
+        self._door = Door(self.context, sockets, self._connection, self._tls, refusal)
         self._door.open()
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
         """Use other certificates from now on."""
         tls.set_alpn_protocols(_ALPN)
-        self._tls = tls
-        if self._door is not None:
-            self._door.renew_tls(tls, cut_handshakes=cut_handshakes)
-
-    async def end_connections(self, verdict: Verdict) -> int:
-        """End the connections that `verdict` rejects; return their number."""
-        return await end_in_slices(self._connections, verdict)
+        super().renew_tls(tls, cut_handshakes=cut_handshakes)
 
     async def drain(self) -> None:
         """Accept no more connections, and send the clients to another server."""
@@ -272,21 +259,18 @@ class YdbListener:
             self._door.close()
         for stream in list(self._streams):
             stream.redirect()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drain()
 
     async def aclose(self) -> None:
         """End all streams and connections."""
-        for each in self._given:
-            each.close()
-        self._given.clear()
+        self._close_given()
         if self._door is None:
             return
         try:
             await self._close_down(self._door)
         finally:
-            for connection in list(self._connections):
-                connection.abort()
+            self._cut_off_all()
             for task in list(self._tasks):
                 task.cancel()
             self._registry.forget()
@@ -296,9 +280,9 @@ class YdbListener:
         await door.aclose()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_FLUSHED_IN)
-        connections = list(self._connections)
+        connections = list(self.connections)
         for connection in connections:
-            connection.abort()
+            connection.cut_off()
         for connection in connections:
             await connection.lost.wait()
         if self._tasks:
@@ -307,20 +291,20 @@ class YdbListener:
 
     def _connection(self, greeting: Greeting) -> GrpcConnection:
         returning = self._registry.returning
-        connections, tasks = self._connections, self._tasks
-        return GrpcConnection(self._context, greeting, self._methods, returning, connections, tasks)
+        connections, tasks = self.connections, self._tasks
+        return GrpcConnection(self.context, greeting, self._methods, returning, connections, tasks)
 
     # Authentication
 
     def _authenticate(self, call: GrpcCall, connection: GrpcConnection) -> None:
         """Determine the identity of a call. Raises `AuthenticationFailed` and `GrpcError`."""
         try:
-            call.identity = self._context.authenticator.authenticate(
+            call.identity = self.context.authenticator.authenticate(
                 call.metadata.get("x-ydb-auth-ticket", ""), connection.shown
             )
         except AuthenticationFailed as error:
             connection.log(logging.WARNING, "access denied", call=call.path)
-            self._context.audit.refused_login(connection.peer, error, listener="ydb")
+            self.context.audit.refused_login(connection.peer, error, listener="ydb")
             connection.refused()
             raise
         call.authenticated = True
@@ -380,7 +364,7 @@ class YdbListener:
     async def _audited(
         self, event: str, answer: Unary, request: Any, call: GrpcCall, connection: GrpcConnection
     ) -> Any:
-        with self._context.audit.action(
+        with self.context.audit.action(
             event, call.identity, connection.peer, node=request.path
         ) as entry:
             done = await answer(request, call, connection)
@@ -391,13 +375,13 @@ class YdbListener:
 
     def _on_nodes(self, method: Callable[[Any, Engine], Awaitable[Any]]) -> Unary:
         async def answer(request: Any, call: GrpcCall, _: GrpcConnection) -> Any:
-            return await method(request, GuardedEngine(self._context.guard, call.identity))
+            return await method(request, GuardedEngine(self.context.guard, call.identity))
 
         return answer
 
     def _drop(self, nodes: NodeCalls) -> Unary:
         async def answer(request: Any, call: GrpcCall, connection: GrpcConnection) -> Any:
-            engine = GuardedEngine(self._context.guard, call.identity)
+            engine = GuardedEngine(self.context.guard, call.identity)
             done = await nodes.drop(request, engine)
             is_busy = done.status == Status.PRECONDITION_FAILED
             if is_busy and await connection.departures.expected(_CANCELLED_IN):
@@ -408,7 +392,7 @@ class YdbListener:
 
     def _read(self, method: Callable[[Any, Engine, Reader], Awaitable[Any]]) -> Unary:
         async def answer(request: Any, call: GrpcCall, connection: GrpcConnection) -> Any:
-            engine = GuardedEngine(self._context.guard, call.identity)
+            engine = GuardedEngine(self.context.guard, call.identity)
             return await method(request, engine, connection.reader(call.identity))
 
         return answer

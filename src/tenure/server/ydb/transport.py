@@ -214,7 +214,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         """Limit the time for which the client may not read."""
         super().pause_writing()
         self._stalled = asyncio.get_running_loop().call_later(
-            self.context.limits.output_time, self.cut_off, "output_time"
+            self.context.limits.output_time, self.end_slow, "output_time"
         )
 
     def resume_writing(self) -> None:
@@ -453,14 +453,14 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         """Change the number of bytes that wait for the client to read them."""
         self._output += more
         if more > 0 and self._output > self.context.limits.output_bytes:
-            self.cut_off("output_bytes")
+            self.end_slow("output_bytes")
 
     def takes(self, stream_id: int, size: int) -> bool:
         """Return true if so many bytes can be sent on a stream at once."""
         ready = self.http2.write_ready.is_set()
         return ready and self.h2.local_flow_control_window(stream_id) >= size
 
-    def cut_off(self, limit: str) -> None:
+    def end_slow(self, limit: str) -> None:
         """End the connection of a client that does not read."""
         if self._made and not self._cut_off:
             self._cut_off = True
@@ -494,7 +494,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self._draining = True
         self._close_if_drained()
 
-    def abort(self) -> None:
+    def cut_off(self) -> None:
         """Close at once."""
         self._transport.abort()
 
