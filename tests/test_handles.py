@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import pickle
+import queue
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import tenure
 from tenure import Misuse, blocking
+from tenure._client import handles as internals
 
 
 async def handles(client: tenure.Client) -> list[Any]:
@@ -80,3 +83,12 @@ async def test_data_that_is_not_bytes_is_refused_with_the_remedy(data: Any, reme
         if data is not None:
             with pytest.raises(tenure.InvalidArgument, match=remedy):
                 await lease.update(data)
+
+
+def test_a_call_without_a_line_of_the_program_on_its_stack_has_an_unknown_site() -> None:
+    source = "def run(tell):\n    tell(look())\ndef look():\n    return call_site()\n"
+    inside = dict(vars(internals))
+    exec(compile(source, internals.__file__, "exec"), inside)
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    _thread.start_new_thread(inside["run"], (told.put,))  # threading's own lines would be on it
+    assert told.get(timeout=30) == internals.UNKNOWN

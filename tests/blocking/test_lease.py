@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -323,3 +324,18 @@ def test_closing_the_client_ends_a_campaign_of_another_thread(
         client.close()
         with pytest.raises(SessionClosed):
             candidate.result()
+
+
+def test_a_thread_waits_for_a_lease_that_another_one_may_release(
+    client: blocking.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tenure")
+    lease = client.mutex("a").lock()
+
+    def release() -> None:
+        until(lambda: "waiting for a lease that this program holds" in caplog.text)
+        lease.release()
+
+    thread = Thread(release)
+    client.mutex("a").lock().release()
+    thread.result()

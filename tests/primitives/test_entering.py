@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 import tenure
-from tenure._client.internals import source_of
+from tenure._client.internals import abandon_entered, source_of
 from tenure.errors import (
     AcquireTimeout,
     InvalidArgument,
@@ -233,3 +233,17 @@ async def test_what_is_not_awaited_has_no_attributes_but_those_of_coroutines(wor
         with pytest.raises(AttributeError, match="write 'await' before the call"):
             _ = locking.fencing_token  # type: ignore[attr-defined]
         locking.close()
+
+
+async def test_an_entering_is_undone_at_any_time_and_more_than_once(world: World) -> None:
+    async with world.client() as client:
+        mutex = client.mutex("m")
+        lease = await mutex.__aenter__()
+        for _ in range(2):  # an interrupted thread does so, and perhaps is interrupted again
+            abandon_entered(mutex, lease)
+        await turns(2)
+        assert not lease.held
+        async with mutex as lease:
+            pass
+        abandon_entered(mutex, lease)
+        assert not await mutex.locked()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tenure import greenlets
 from tenure._client.internals import client_core
 from tenure._client.session_core import MOST_READINGS
 from tenure.background import Failures, supervise
@@ -210,6 +211,21 @@ async def test_another_task_may_release_it_and_so_it_is_logged(
         pass
     line = r"waiting for a lease that this program holds: node=/default name='m' task=none "
     assert len(re.findall(rf"{line}acquired={HERE}:\d+", lines.text)) == 1
+    await store.close()
+
+
+async def test_another_greenlet_may_release_it_and_so_it_is_logged(
+    store: World, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store.client() as client:
+        lease = await client.mutex("m").lock()
+        with monkeypatch.context() as patched:
+            patched.setattr(greenlets, "are_used", lambda: True)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await client.mutex("m").lock()
+        await lease.release()
+    assert lines.text.count("waiting for a lease that this program holds") == 1
     await store.close()
 
 

@@ -38,7 +38,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tenure._client.habits import missing_attribute, not_a_block
@@ -194,14 +194,14 @@ def call_site(*, debug: bool = False, otherwise: CallSite | None = None) -> Call
         otherwise: the result if no such line is on the stack: a task may run the call itself, or
             the portal of `tenure.blocking`.
     """
-    frame = sys._getframe(2)  # noqa: SLF001  the public functions for this take much longer
-    code = frame.f_code
-    while (owner := _owners.get(code.co_filename) or _classify(code.co_filename)) is _TENURE:
-        if frame.f_back is None:
-            return otherwise or UNKNOWN
-        frame = frame.f_back
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  the public functions take longer
+    owner = _TENURE
+    while frame is not None and owner is _TENURE:
         code = frame.f_code
-    if owner is _LOOP:  # a task runs the call itself
+        owner = _owners.get(code.co_filename) or _classify(code.co_filename)
+        if owner is _TENURE:
+            frame = frame.f_back
+    if frame is None or owner is _LOOP:  # a task runs the call itself
         return otherwise or UNKNOWN
     if debug:
         stack = traceback.extract_stack(frame, _STACK_DEPTH)
