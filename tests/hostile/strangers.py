@@ -106,6 +106,12 @@ class _Stranger:
         self._selector.modify(self._sock, selectors.EVENT_READ | sends, self)
 
 
+class _Slow(_Stranger):
+    """Sends one byte in each packet."""
+
+    piece = 1
+
+
 _HELLO = client_hello()
 
 
@@ -128,7 +134,7 @@ class _Unfinished(_Stranger):
         raise ConnectionResetError("the server has paid for its half")
 
 
-class _Slow(_Unfinished):
+class _SlowHello(_Unfinished):
     """Begins a handshake, one byte in each packet."""
 
     piece = 1
@@ -181,6 +187,12 @@ class _Secured(_Stranger):
             self._tls.write(piece)
 
 
+class _SlowSecured(_Secured):
+    """Does so with one byte in each packet, the handshake included."""
+
+    piece = 1
+
+
 def change_keys(client: Any, count: int) -> None:
     """Change the keys of a client's connection (TLS 1.3), which `ssl` has no call for."""
     library = ctypes.CDLL(ssl._ssl.__file__)  # type: ignore[attr-defined]
@@ -198,19 +210,22 @@ class _KeyUpdates(_Secured):
         change_keys(self._tls, _UPDATES)
 
 
-TLS_KINDS: dict[str, type[_Stranger]] = {
-    "input": _Secured,
-    "key-updates": _KeyUpdates,
-    "unfinished": _Unfinished,
-    "slow": _Slow,
-    "garbage": _Garbage,
+KINDS: dict[str, type[_Stranger]] = {
+    "": _Stranger,
+    "-slow": _Slow,
+    "-tls-input": _Secured,
+    "-tls-slow-input": _SlowSecured,
+    "-tls-key-updates": _KeyUpdates,
+    "-tls-unfinished": _Unfinished,
+    "-tls-slow": _SlowHello,
+    "-tls-garbage": _Garbage,
 }
-"""What strangers do at a listener with TLS."""
+"""What strangers do at a listener, with TLS or without."""
 
 
-def strangers(target: Target, listener: Listener, count: int, kind: str = "") -> None:
+def strangers(target: Target, listener: Listener, count: int, kind: str) -> None:
     """Keep so many connections at one listener, none of which shows a token that is valid."""
-    what = TLS_KINDS[kind] if kind else _Stranger
+    what = KINDS[kind]
     with selectors.DefaultSelector() as selector:
         everyone = [what(target, listener, selector) for _ in range(count)]
         try:

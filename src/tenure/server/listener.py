@@ -36,7 +36,7 @@ from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.budget import FORGOTTEN, Share, UnreadInput
 from tenure.server.context import Context, explain, foreign
 from tenure.server.limits import LimitReached
-from tenure.server.tls import slice_tls
+from tenure.server.tls import LEAST_RECORD, LONGEST_RECORD, RECORD_HEADER, record_length, slice_tls
 
 _ENDED, _SEEN = 16, 1024  # connections that are checked and ended in one iteration of the loop
 
@@ -184,6 +184,7 @@ _TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
 _LINGERING = 32  # refused connections that wait for that
 _FIRST = 16  # bytes that show whether a client begins a TLS handshake
+_FLIGHT = 32  # bytes of a handshake that a client sends at once, at the least
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x50"  # of TLS, fatal: internal_error
 
 
@@ -201,6 +202,7 @@ class Greeting:
         deadline: time by which the client must have identified itself.
         unread: the connection's input that is not carried out.
         refused: whether the client is refused, so that nothing more is carried out.
+        admitted: called when the client is admitted.
         abort: ends the connection at once, if it has a transport.
         displaced: scheduled when the connection must yield its slot earlier; the protocol sets it
             in `connection_made`.
@@ -214,6 +216,7 @@ class Greeting:
         "_shares",
         "_stage",
         "abort",
+        "admitted",
         "deadline",
         "displaced",
         "peer",
@@ -236,6 +239,7 @@ class Greeting:
         self.deadline = context.clock.now() + context.limits.greeting_time
         self.displaced: Callable[[LimitReached], None] = _nothing
         self.abort: Callable[[], None] = _do_nothing
+        self.admitted: Callable[[], None] = _do_nothing
         context.admission.greet(self)
 
     def share(self, work: Callable[[], None], causes: float = 0.0) -> Share:
@@ -277,6 +281,7 @@ class Greeting:
             self._identity = identity
             for share in self._shares:
                 share.greeted()
+            self.admitted()
 
     def refuse(self, size: int) -> None:
         """Carry out nothing more, and drop the `size` bytes that wait."""
@@ -311,7 +316,8 @@ class Greeting:
     def over(self) -> None:
         """Stop counting the lost connection. Safe to call twice."""
         was, self._stage = self._stage, "over"
-        self.displaced, self.abort = _nothing, _do_nothing  # breaks reference cycles
+        self.displaced = _nothing  # which breaks reference cycles, like the next line
+        self.abort = self.admitted = _do_nothing
         for share in self._shares:  # their work refers to the transport, which refers to them
             share.close()
         self._shares.clear()
@@ -505,26 +511,42 @@ class Door:
                 ssl_handshake_timeout=self._time_left(greeting),
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
+            _wake_for(connection, LEAST_RECORD)
+            greeting.admitted = partial(_wake_for, connection, 1)
             greeting.abort = transport.abort
             slice_tls(transport, greeting.share, greeting.cut_off)
 
     async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
-        """Wait until the client has begun a handshake, and its source is next."""
-        ready = self._loop.create_future()
-        self._loop.add_reader(connection, _set, ready)
+        """Wait until the client's first message has come whole, and its source is next.
+
+        Until the client is admitted, the kernel wakes the server for so many bytes as the least
+        message has, so that single bytes cost nothing, and no handshake is calculated out of turn.
+        """
         try:
             async with asyncio.timeout(self._time_left(greeting)):
-                await ready
+                await self._received(connection, RECORD_HEADER)
+                first = connection.recv(_FIRST, socket.MSG_PEEK)
+                found = foreign(first)
+                if found is not None and found != "TLS":
+                    raise ConnectionAbortedError(explain(found))
+                await self._received(connection, min(record_length(first), LONGEST_RECORD))
         except TimeoutError:
             raise ConnectionAbortedError("no TLS handshake was begun in time") from None
-        finally:
-            self._loop.remove_reader(connection)
-        found = foreign(connection.recv(_FIRST, socket.MSG_PEEK))
-        if found is not None and found != "TLS":
-            raise ConnectionAbortedError(explain(found))
+        whole = len(connection.recv(_FLIGHT, socket.MSG_PEEK)) == _FLIGHT
+        _wake_for(connection, _FLIGHT if whole else 1)
         await greeting.turn(_HANDSHAKE)
         if asyncio.current_task() in self._cut:
             raise ConnectionAbortedError("the server has ended it")  # an answer would be useless
+
+    async def _received(self, connection: socket.socket, size: int) -> None:
+        """Return when so many bytes have come, or the client has ended the connection."""
+        _wake_for(connection, size)
+        ready = self._loop.create_future()
+        self._loop.add_reader(connection, _set, ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_reader(connection)
 
     def _time_left(self, greeting: Greeting) -> float:
         """Return the seconds left to identify itself; a late handshake gets a short extension."""
@@ -549,6 +571,12 @@ class Door:
             self._context.log(logging.WARNING, "handshake failed", peer=greeting.peer, reason=why)
             if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE" in why.upper():
                 self._context.audit.refused_login(greeting.peer, why)
+
+
+def _wake_for(connection: socket.socket, size: int) -> None:
+    """Let the kernel report input of so many bytes, and no less; where it cannot, any input."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def _set(future: asyncio.Future[None]) -> None:

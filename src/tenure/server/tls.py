@@ -33,12 +33,18 @@ from tenure.server.budget import FORGOTTEN, Share
 NewShare: TypeAlias = Callable[[Callable[[], None], float], Share]
 CutOff: TypeAlias = Callable[[], None]
 
-_HEADER = 5  # bytes of a record's header
-_LONGEST = _HEADER + 16384 + 2048  # bytes of a record
+RECORD_HEADER = 5  # bytes
+LEAST_RECORD = RECORD_HEADER + 1 + 16  # bytes, once the handshake is over (ChaCha20 of TLS 1.2)
+LONGEST_RECORD = RECORD_HEADER + 16384 + 2048  # bytes
 _KINDS = frozenset(range(20, 25))  # of records
 _SLICE = 256  # number of records, of which each counts once more for each KiB
 _SECONDS = 0.001  # that a slice takes
 _LAST = 256  # records that are searched for the end of a connection
+
+
+def record_length(header: bytes) -> int:
+    """Return the bytes of the record that begins so, with its header of five bytes."""
+    return RECORD_HEADER + int.from_bytes(header[3:RECORD_HEADER], "big")
 
 
 class SlicedTls(ssl.SSLObject):
@@ -67,11 +73,11 @@ class SlicedTls(ssl.SSLObject):
     def _give(self) -> bool:
         """Give the library the next record; false if there is none."""
         received, record = self._received, self._partial
-        if len(record) < _HEADER:
-            record += received.read(_HEADER - len(record))
-        if len(record) >= _HEADER:
-            length = _HEADER + int.from_bytes(record[3:_HEADER], "big")
-            valid = record[0] in _KINDS and record[1] == 3 and length <= _LONGEST
+        if len(record) < RECORD_HEADER:
+            record += received.read(RECORD_HEADER - len(record))
+        if len(record) >= RECORD_HEADER:
+            length = record_length(record)
+            valid = record[0] in _KINDS and record[1] == 3 and length <= LONGEST_RECORD
             if valid and len(record) < length:
                 record += received.read(length - len(record))
             if not valid or len(record) == length:  # the library refuses what is not valid

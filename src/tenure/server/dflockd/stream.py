@@ -109,6 +109,7 @@ class DflockdServerStream(asyncio.Protocol):
         "_replies",
         "_request",
         "_requests",
+        "_rests",
         "_share",
         "_special",
         "_transport",
@@ -135,6 +136,7 @@ class DflockdServerStream(asyncio.Protocol):
         self._requests: deque[RawRequest] = deque()  # read, and not carried out
         self._unread = bytearray()  # arrived behind them
         self._reading = True
+        self._rests = False  # a stranger, until its next turn
         self._special = True  # it is greeting or leaving
         self._fresh = True  # nothing has been received
         self._over = False  # its client says nothing more
@@ -208,6 +210,8 @@ class DflockdServerStream(asyncio.Protocol):
         """Carry out the requests, within the connection's share of the iteration."""
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
+        if self._share.stranger:
+            self._rest()
         try:
             if self._greeting.refused:
                 self._greeting.forget(len(data))
@@ -235,6 +239,12 @@ class DflockdServerStream(asyncio.Protocol):
                 self._transport.write(reply)
         except Exception as error:
             self._failed(error)
+
+    def _rest(self) -> None:
+        """Read no more of a stranger before its turn: uvloop reads on while anyone sends."""
+        self._rests = True
+        self._settle_reading()
+        self._share.queue()
 
     def _keep(self, data: bytes) -> None:
         """Queue input that cannot be carried out now."""
@@ -360,6 +370,7 @@ class DflockdServerStream(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Continue with the pending input, if possible."""
+        self._rests = False
         try:
             self._work_on()
         except Exception as error:
@@ -367,6 +378,7 @@ class DflockdServerStream(asyncio.Protocol):
 
     def _work_on(self) -> None:
         if self._busy or self._blocked_at is not None or self._transport is None:
+            self._settle_reading()
             return
         now = self._received_at = self._now()
         if self._requests or not self._unread:
@@ -401,7 +413,8 @@ class DflockdServerStream(asyncio.Protocol):
 
     def _settle_reading(self) -> None:
         full = len(self._unread) >= _MUCH and self._awaited is None
-        reading = not full and self._blocked_at is None and self._greeting.may_read
+        able = not full and not self._rests and self._blocked_at is None
+        reading = able and self._greeting.may_read
         if reading is not self._reading and self._transport is not None and not self._over:
             self._reading = reading
             if reading:

@@ -1,0 +1,113 @@
+"""TLS handshakes that come in pieces: the server wakes for whole messages, and calculates once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.server.tls import SlicedTls, TlsFiles, server_context
+from tenure.wire.frames import FrameReader, FrameWriter
+from tenure.wire.messages import GREETING_BYTES, Hello, Welcome, server_message
+from tests.hostile.connecting import client_hello
+from tests.server.certificates import Authority
+from tests.server.talking import port_of, serving
+
+URL = "tenures://127.0.0.1:0"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+class Counted(SlicedTls):
+    """Counts the handshakes that the server has begun to calculate."""
+
+    begun = 0
+
+    @classmethod
+    def _create(cls, *args: Any, **more: Any) -> Counted:
+        cls.begun += 1
+        made = super()._create(*args, **more)
+        assert isinstance(made, Counted)
+        return made
+
+
+def server_tls(authority: Authority) -> ssl.SSLContext:
+    pair = authority.signs("server")
+    return server_context(TlsFiles(pair.cert, pair.key))
+
+
+async def test_a_handshake_is_calculated_once_its_first_message_is_whole(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counted, "begun", 0)
+    context = server_tls(authority)
+    context.sslobject_class = Counted
+    hello = client_hello()
+    async with asyncio.timeout(30), serving(url=URL, tls=context) as listener:
+        reader, slow = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        for each in hello[:-1]:
+            slow.write(bytes([each]))
+            await asyncio.sleep(0)
+        other, whole = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        whole.write(hello)
+        await other.readexactly(5)  # the answer: so all that came before has been seen
+        assert Counted.begun == 1
+        slow.write(hello[-1:])
+        await reader.readexactly(5)
+        assert Counted.begun == 2
+        for writer in (slow, whole):
+            writer.close()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_that_sends_single_bytes_comes_in(
+    authority: Authority, version: ssl.TLSVersion
+) -> None:
+    context = ssl.create_default_context(cafile=authority.cert)
+    context.minimum_version = context.maximum_version = version
+    async with asyncio.timeout(30), serving(url=URL, tls=server_tls(authority)) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(received, sent, server_hostname="localhost")
+
+        async def exchange(step: Any) -> Any:
+            while True:
+                result = None
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    result = step() or True
+                for each in sent.read():
+                    writer.write(bytes([each]))
+                    await asyncio.sleep(0)
+                if result is not None:
+                    return result
+                received.write(await reader.read(4096))
+
+        await exchange(tls.do_handshake)
+        frames = FrameWriter(GREETING_BYTES)
+        frames.add(Hello(1, 1, [], "", b"program"))
+        hello = bytes(frames.take())
+        await exchange(lambda: tls.write(hello))
+        answers, found = FrameReader(65_536), list[bytes]()
+        while not found:
+            found = [bytes(each) for each in answers.feed(await exchange(lambda: tls.read(4096)))]
+        assert isinstance(server_message().decode(found[0]), Welcome)
+        writer.close()
+
+
+async def test_what_is_no_handshake_ends_without_one(authority: Authority) -> None:
+    async with asyncio.timeout(30), serving(url=URL, tls=server_tls(authority)) as listener:
+        for sent in (b"", b"\x16", b"\x16\x03\x01", b"\x16\x03\x01\xff\xff" + bytes(100)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+            writer.write(sent)
+            writer.write_eof()
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+        assert listener.context.counts.greetings.taken == 0
