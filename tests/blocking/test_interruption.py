@@ -28,7 +28,6 @@ from tests.blocking.interrupting import OPERATIONS, interrupt_everywhere
 from tests.engines.stores import BY_NAME
 from tests.guarantees import MEMORY, guarantee
 
-
 untraced = pytest.mark.skipif(
     sys.version_info < (3, 12) and sys.gettrace() is not None,
     reason="a trace function, as of coverage, is set: Python 3.11 then places an exception that "
