@@ -1,4 +1,4 @@
-"""TLS handshakes that come in pieces: the server wakes for whole messages, and calculates once."""
+"""TLS handshakes that come in pieces: the server starts one when its first message is complete."""
 
 from __future__ import annotations
 

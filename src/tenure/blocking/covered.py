@@ -6,8 +6,9 @@ a release that has been called would not have begun, and a `finally` of the prog
 would leave the lock held. The value that a function returns has left its ``try``, too.
 
 `covered` extends the ``try`` over the whole function, in the exception table of its code. No other
-means of Python does so in a plain function. While a trace function is set, as by a debugger, Python
-3.11 still finds a signal at the beginning of a function outside of it.
+means of Python does so in a plain function. Python 3.11 does not
+apply that to a signal at the beginning of a function while a trace function is set, as by a
+debugger.
 """
 
 from __future__ import annotations
