@@ -138,6 +138,22 @@ async def test_after_a_wrong_token_nothing_is_read(clock: VirtualClock) -> None:
         assert listener.context.input.total == 0
 
 
+async def test_a_refused_client_is_read_in_its_turns_until_it_is_sent_away(
+    clock: VirtualClock,
+) -> None:
+    authenticator = Authenticator({"a token that nobody guesses": "someone"})
+    async with serving(clock=clock, authenticator=authenticator) as listener:
+        client = Direct(listener)
+        client.say(Hello(VERSION, VERSION, [], "a guess", b"program"))
+        for _ in range(3):
+            client.write(b"\x00")
+            assert not client.is_read()
+            await asyncio.sleep(0.01)
+            assert client.is_read()
+        assert "token" in (await client.hear(Bye)).error.message
+        assert client.way.closed
+
+
 # dflockd's protocol
 
 

@@ -91,6 +91,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._size = 0  # bytes of the input that `_frames` are in
         self._begun_at = self._now()  # when the unfinished message began
         self._reading = True
+        self._rests = False
         self._in_flight = 0
         self._share = greeting.share(self._go_on)
         # Writing
@@ -156,7 +157,9 @@ class NativeServerStream(asyncio.Protocol, ABC):
         try:
             if self._greeting.refused:
                 self._greeting.forget(len(data))
+                self._rests = True  # until its turn: uvloop polls again while many clients send
                 self._settle_reading()
+                self._share.queue()
                 return
             if self._frames is not None:
                 self._behind += data
@@ -201,6 +204,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
 
     def _go_on(self) -> None:
         """Carry out the input, as far as allowed, and send the answers."""
+        self._rests = False
         self._flushing = True  # at the end of this, with all messages
         if self._frames is not None and self._may_go_on:
             try:
@@ -250,7 +254,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
     def _settle_reading(self) -> None:
         """Resume reading if no input is pending and the client reads."""
         reading = self._frames is None and self._blocked_at is None
-        reading = reading and self._greeting.may_read
+        reading = reading and not self._rests and self._greeting.may_read
         if reading is self._reading or self.stage > ConnectionStage.OPEN:
             return
         self._reading = reading
