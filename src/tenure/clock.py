@@ -35,15 +35,23 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks: the boot-time clock, and the wall clock."""
+    """The machine's clocks: one that counts suspensions, and the wall clock.
+
+    Attributes:
+        name: the name of the first one on this system.
+    """
 
     virtual = False
 
-    # Linux has CLOCK_BOOTTIME. On macOS and Windows, `time.monotonic` advances during a suspension.
+    # Linux has CLOCK_BOOTTIME. On macOS, CLOCK_MONOTONIC advances during a suspension, and
+    # `time.monotonic` is another clock, which does not. On Windows, `time.monotonic` advances.
+    name = next(
+        (each for each in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC") if hasattr(time, each)),
+        time.get_clock_info("monotonic").implementation,
+    )
+
     # Every lease reads the clocks several times, so they are not wrapped in Python functions.
     now = staticmethod(
-        partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-        if hasattr(time, "CLOCK_BOOTTIME")
-        else time.monotonic
+        partial(time.clock_gettime, getattr(time, name)) if hasattr(time, name) else time.monotonic
     )
     wall = staticmethod(time.time)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import pytest
 
-from tests.guarantees.vocabulary import DURABLE_SQLITE, SQLITE, Claim
+from tests.guarantees.vocabulary import DURABLE_SQLITE, PORTABLE_SQLITE, SQLITE, Claim
 
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
 Shown: TypeAlias = dict[Claim, dict[str, Outcome]]
@@ -63,6 +63,8 @@ def _chosen_by_url(item: pytest.Item) -> str | None:
     chosen = parameters.get("url", parameters.get("query"))
     if chosen is None:
         return None
+    if "portable=true" in chosen:
+        return PORTABLE_SQLITE
     return DURABLE_SQLITE if "durability=full" in chosen else SQLITE
 
 

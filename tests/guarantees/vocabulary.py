@@ -13,7 +13,7 @@ Engine: TypeAlias = str
 """The name of a variant that has a title, or "simulated"."""
 
 MEMORY, SQLITE, DURABLE_SQLITE, REDIS, ETCD = "memory", "sqlite", "sqlite-full", "redis", "etcd"
-POSTGRESQL = "postgresql"
+PORTABLE_SQLITE, POSTGRESQL = "sqlite-portable", "postgresql"
 DFLOCKD, SERVED, YDB, SIMULATED = "dflockd", "tenure", "ydb", "simulated"
 
 ENGINES: dict[Engine, str] = {
@@ -141,8 +141,8 @@ def guarantee(
     """Mark a test as showing that these promises hold.
 
     Args:
-        on: the engines. Of a test whose parameter ``url`` or ``query`` chooses between the two
-            kinds of SQLite, both are named, and each run counts for its own.
+        on: the engines. Of a test whose parameter ``url`` or ``query`` chooses between
+            kinds of SQLite, each is named, and each run counts for its own.
         place: where the test is, for people; what pytest says, when left out.
     """
     return _mark(fault, promises, on, place, holds=True)

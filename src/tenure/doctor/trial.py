@@ -53,16 +53,14 @@ def _versions() -> Finding:
 
 def _clocks() -> Iterator[Finding]:
     clock = SystemClock()
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        yield Finding("ok", "clock", f"CLOCK_BOOTTIME, up for {clock.now():,.0f} s")
+    if clock.name != "CLOCK_MONOTONIC" or sys.platform == "darwin":
+        yield Finding("ok", "clock", f"{clock.name}, up for {clock.now():,.0f} s")
     else:
         yield Finding(
-            "ok" if sys.platform == "darwin" else "warning",
+            "warning",
             "clock",
             "no CLOCK_BOOTTIME here; CLOCK_MONOTONIC is used",
-            ""
-            if sys.platform == "darwin"
-            else "if it stands still during a suspension, leases are considered held for too long "
+            "if it stands still during a suspension, leases are considered held for too long "
             "after one: do not suspend this machine",
         )
     wall = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.wall()))

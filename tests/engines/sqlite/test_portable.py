@@ -26,6 +26,7 @@ from tests.engines.sqlite.conftest import Holders, Workers
 from tests.engines.sqlite.helpers import Program, attached, engine_of, opened, program, result
 from tests.engines.sqlite.test_life import Hands
 from tests.engines.sqlite.worker import now
+from tests.guarantees import PORTABLE_SQLITE, guarantee
 
 pytestmark = pytest.mark.parametrize("url", ["?portable=true"], ids=["portable"], indirect=True)
 
@@ -43,6 +44,7 @@ def files(path: Path) -> set[str]:
 # Hand-off, death and silence
 
 
+@guarantee("none", "in order", "tokens rise", "others proceed", on=PORTABLE_SQLITE)
 async def test_a_release_in_one_process_grants_in_the_next_in_order(workers: Workers) -> None:
     async with workers(3) as (a, b, c):
         assert (await a.do("enqueue", hold=1, name="x"))[0] == "GRANTED"
@@ -64,6 +66,7 @@ async def test_a_watch_in_another_process_sees_a_change(workers: Workers) -> Non
         await other.hear("changed", name="x")
 
 
+@guarantee("killed", "one owner", "others proceed", on=PORTABLE_SQLITE)
 async def test_a_killed_holder_is_followed_after_its_window(workers: Workers) -> None:
     async with workers(1, window=1.5) as (holder,), workers(1) as (waiter,):
         await holder.do("enqueue", hold=1, name="x")
@@ -75,6 +78,7 @@ async def test_a_killed_holder_is_followed_after_its_window(workers: Workers) ->
         assert granted["at"] - killed > 0.9
 
 
+@guarantee("killed", "nothing leaks", on=PORTABLE_SQLITE)
 async def test_a_killed_waiter_is_passed_over(workers: Workers) -> None:
     async with workers(1, window=1.5) as (dead,), workers(2) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -85,6 +89,7 @@ async def test_a_killed_waiter_is_passed_over(workers: Workers) -> None:
         await waiter.hear("granted", hold=1)
 
 
+@guarantee("stopped", "one owner", "loss reported", "others proceed", on=PORTABLE_SQLITE)
 async def test_a_stopped_holder_believes_no_more_when_the_next_one_holds(holders: Holders) -> None:
     async with holders(2) as (stopped, other):
         await stopped.do("begin", window=1.5, resumable=False)
@@ -100,6 +105,7 @@ async def test_a_stopped_holder_believes_no_more_when_the_next_one_holds(holders
         assert granted["token"] > token
 
 
+@guarantee("stopped", "kept", on=PORTABLE_SQLITE)
 async def test_a_stop_shorter_than_the_window_costs_nothing(workers: Workers) -> None:
     async with workers(2, window=5) as (holder, waiter):
         await holder.do("enqueue", hold=1, name="x")
@@ -126,6 +132,7 @@ async def test_processes_that_create_the_store_together_exclude_each_other(
         assert end <= begin
 
 
+@guarantee("stuck peer", "kept", "others proceed", on=PORTABLE_SQLITE)
 async def test_a_locked_database_delays_writers_and_costs_no_lease(url: str, path: Path) -> None:
     async with opened(url) as engine:
         one = await attached(engine, window=1)
@@ -292,6 +299,7 @@ async def leave(url: str, clock: Hands, *attachments: Attach) -> list[Program]:
     return left
 
 
+@guarantee("power cut", "nothing leaks", "kept", on=PORTABLE_SQLITE)
 async def test_a_restart_of_the_machine_ends_what_does_not_outlive_its_process(url: str) -> None:
     clock = Hands()
     clock.time = 50_000.0
@@ -340,6 +348,7 @@ async def test_a_grace_period_is_not_taken_for_a_restart(url: str) -> None:
             assert tx.execute("SELECT contact FROM sessions").fetchone()[0] <= 10 + 30 * 60
 
 
+@guarantee("restarted", "kept", on=PORTABLE_SQLITE)
 async def test_a_silent_session_is_resumed_after_a_pause_once(url: str) -> None:
     clock = Hands()
     how = Attach("/default", 30, liveness="window", key=b"k")
@@ -378,6 +387,7 @@ async def test_a_program_that_continues_after_that_has_lost_its_session(url: str
 # Forks
 
 
+@guarantee("fork", "one owner", "others proceed", on=PORTABLE_SQLITE)
 async def test_a_forked_child_does_not_keep_its_parents_leases(workers: Workers) -> None:
     async with workers(1, window=1.5) as (holder,), workers(1) as (waiter,):
         await holder.do("enqueue", hold=1, name="x")

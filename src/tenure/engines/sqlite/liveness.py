@@ -63,12 +63,9 @@ Longer than every recovery window."""
 def clock_id() -> str:
     """Name the clock, which all programs of a store in portable mode must have in common.
 
-    `SystemClock` is CLOCK_BOOTTIME on Linux and otherwise `time.monotonic`, which is system-wide.
-    On Windows it is another one since Python 3.13.
+    It is system-wide. On Windows, Python 3.13 has another one than the versions before.
     """
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return "CLOCK_BOOTTIME"
-    return time.get_clock_info("monotonic").implementation
+    return SystemClock.name
 
 
 def boot_id() -> str:
@@ -97,7 +94,7 @@ def _boot_id_of_macos() -> str:
     value = ctypes.create_string_buffer(size.value)
     libc = ctypes.CDLL(None)
     if libc.sysctlbyname(b"kern.bootsessionuuid", value, ctypes.byref(size), None, 0) != 0:
-        return f"{time.time() - time.monotonic():.0f}"
+        return f"{time.time() - SystemClock.now():.0f}"
     return value.value.decode("ascii")
 
 
