@@ -14,7 +14,13 @@ from tenure import blocking
 from tests.engines.stores import stores
 from tests.first_contact.table import TABLE, Typed
 
-ENGINES = ("memory", "sqlite", "redis")
+ENGINES = (
+    *("memory", "sqlite", "redis"),
+    *(
+        pytest.param(each, marks=pytest.mark.exhaustive)
+        for each in ("sqlite-portable", "postgresql", "etcd", "tenure", "ydb", "dflockd")
+    ),
+)
 RIVALS = {
     *("asyncio", "threading", "filelock", "portalocker", "redis-py"),
     *("python-redis-lock", "tooz", "kazoo", "etcd3"),
