@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from tests.engines.dflockd.servers import InThread
 from tests.engines.etcd import servers as etcd
+from tests.engines.postgresql import servers as postgresql
 from tests.engines.redis import servers as redis
 from tests.engines.ydb.behind import Server as YdbServer
 from tests.server.network import Network
@@ -52,6 +53,23 @@ def _redis() -> Iterator[Afar]:
 
 
 @contextmanager
+def _postgresql() -> Iterator[Afar]:
+    """The shared server, which has a Unix socket alone."""
+    with postgresql.a_schema() as url:
+        folder = postgresql.shared().folder
+        through = url.replace(f"host={folder}", "host=127.0.0.1").replace(
+            "@/", "@127.0.0.1:{port}/"
+        )
+        door = Network(lambda: f"{folder}/.s.PGSQL.5432")
+        door.start()
+        try:
+            with _behind_a_network(through, door.port) as afar:
+                yield afar
+        finally:
+            door.stop()
+
+
+@contextmanager
 def _etcd() -> Iterator[Afar]:
     with etcd.a_prefix() as url:
         parts = urlsplit(url)
@@ -89,6 +107,7 @@ def _dflockd() -> Iterator[Afar]:
 
 NETWORKED: dict[str, Callable[[], AbstractContextManager[Afar]]] = {
     "redis": _redis,
+    "postgresql": _postgresql,
     "etcd": _etcd,
     "native": _native,
     "ydb": _ydb,

@@ -29,7 +29,13 @@ STALLED = pytest.param("stalled", marks=pytest.mark.exhaustive)
 """Of a test whose other case of an outage shows the same rule sooner."""
 
 
-@pytest.fixture(params=sorted(NETWORKED))
+ENGINES = [
+    *sorted({*NETWORKED} - {"postgresql"}),
+    pytest.param("postgresql", marks=pytest.mark.exhaustive),  # waits for its pipeline as redis
+]
+
+
+@pytest.fixture(params=ENGINES)
 def afar(request: pytest.FixtureRequest) -> Iterator[Afar]:
     with NETWORKED[request.param]() as found:
         yield found
@@ -311,7 +317,7 @@ async def objects_after(election: tenure.Election) -> int:
     return len(gc.get_objects())
 
 
-@pytest.mark.parametrize("afar", sorted({*NETWORKED} - {"dflockd"}), indirect=True)
+@pytest.mark.parametrize("afar", [each for each in ENGINES if each != "dflockd"], indirect=True)
 async def test_candidates_that_time_out_during_an_outage_leave_nothing_in_memory(
     afar: Afar, url: str
 ) -> None:

@@ -26,6 +26,7 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Orphan
 from tenure.reaper import program
 from tenure.reaper.program import WAITER
+from tests.engines.outages import NETWORKED
 from tests.engines.stores import stores
 from tests.reaper.programs import Program, ends, reapers_of
 
@@ -124,6 +125,26 @@ async def test_many_deaths_hand_over_at_once(
             f"{url.partition(':')[0]} {kind}: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s\n"
         )
     assert cuts[98] < AT_ONCE
+
+
+@pytest.mark.parametrize("how", ["refuse", pytest.param("stall", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("store", ["redis", "postgresql", "etcd", "native"])
+async def test_a_store_that_is_out_of_reach_at_the_death_is_tried_again(
+    store: str, how: str
+) -> None:
+    with NETWORKED[store]() as afar:
+        async with tenure.connect(afar.direct) as client:
+            with Program.holding(afar.url) as program:
+                getattr(afar.network, how)()
+                program.kill()
+                await another_death(afar.direct)
+                assert not await is_free(client)
+                afar.network.flow()
+                afar.network.cut()
+                afar.network.start()
+                async with client.mutex("a").lock(timeout=AT_ONCE):
+                    pass
+                await ends(program.reaper)
 
 
 async def test_a_stopped_program_keeps_its_lease(redis: str) -> None:

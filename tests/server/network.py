@@ -54,10 +54,10 @@ class Network:
     Everything may be called from any thread but its own; what is safe to call once is so twice.
 
     Args:
-        target: the server's port, asked for each connection.
+        target: the server's port, or the path of its socket, asked for each connection.
     """
 
-    def __init__(self, target: Callable[[], int]) -> None:
+    def __init__(self, target: Callable[[], int | str]) -> None:
         self.port = free_port()
         self._target = target
         self._listening: asyncio.Server | None = None
@@ -131,7 +131,12 @@ class Network:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            back, there = await asyncio.open_connection("127.0.0.1", self._target())
+            target = self._target()
+            back, there = await (
+                asyncio.open_connection("127.0.0.1", target)
+                if isinstance(target, int)
+                else asyncio.open_unix_connection(target)
+            )
         except OSError:
             writer.transport.abort()
             return
