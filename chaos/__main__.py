@@ -18,6 +18,7 @@ from chaos.dflockd import Dflockd
 from chaos.etcd import Etcd
 from chaos.postgresql import PooledPostgresql, Postgresql
 from chaos.redis import Redis, RedisInMemory, RedisLossy
+from chaos.redis_cluster import RedisCluster
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.served import OverYdb, Served, in_front_of
@@ -31,6 +32,7 @@ _ALL: tuple[type[Engine], ...] = (
     *_STORES,
     RedisInMemory,
     RedisLossy,
+    RedisCluster,
     PooledPostgresql,
     *_SERVERS,
     *(in_front_of(store, server) for server in _SERVERS for store in _STORES),

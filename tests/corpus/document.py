@@ -27,9 +27,9 @@ Each row is a defect of a released project: the numbers are those of its issue t
 other defects were found by running it. Tenure has a test for each, on every engine that the row
 concerns. The test is known to detect the defect: with the defect planted into tenure, an assertion
 of the test must fail. The engines are `memory`, `sqlite`, `sqlite` with `durability=full`, `sqlite`
-with `portable=true`, `redis`, `postgresql`, `etcd`, and the server with `memory` behind it: as `tenure` over its native protocol,
-as `ydb` over YDB's, as `dflockd` over dflockd's, where a check sees the queues in the store behind
-the server.
+with `portable=true`, `redis`, `postgresql`, `etcd`, and the server with `memory` behind it: as
+`tenure` over its native protocol, as `ydb` over YDB's, as `dflockd` over dflockd's, where a check
+sees the queues in the store behind the server.
 `make test ARGS='-k corpus'` runs all of them, `ARGS='-k NAME'` a single one.
 
 | # | the defect | found in | tenure's answer | our test |

@@ -10,7 +10,7 @@ import atexit
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import redis
@@ -47,6 +47,19 @@ class Cluster:
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in nodes or self.nodes)
         name = prefix or f"test-{next(_numbers)}"
         return f"redis+cluster://{hosts}?fresh=true&prefix={name}{parameters}"
+
+    def join(self, masters: int, buses: Sequence[str]) -> None:
+        """Make a cluster of nodes that do not know each other, given their ports for it."""
+        for number, node in enumerate(self.nodes[:masters]):
+            first, last = (_SLOTS * each // masters for each in (number, number + 1))
+            node.tell("CLUSTER", "ADDSLOTSRANGE", str(first), str(last - 1))
+            node.tell("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+        for node, bus in zip(self.nodes[1:], buses[1:], strict=True):
+            self.nodes[0].tell("CLUSTER", "MEET", "127.0.0.1", str(self.port_of(node)), bus)
+        _await(lambda: all(_knows(each, len(self.nodes)) for each in self.nodes))
+        for master, replica in zip(self.nodes, self.nodes[masters:], strict=False):
+            replica.tell("CLUSTER", "REPLICATE", self.id_of(master))
+        _await(lambda: all(_serves(each) for each in self.nodes))
 
     def port_of(self, node: Server) -> int:
         """The port for other nodes."""
@@ -137,18 +150,8 @@ def a_cluster(
             stack.enter_context(clean_up_with(node.kill))
             node.start()
             nodes.append(node)
-        for number, node in enumerate(nodes[:masters]):
-            first, last = (_SLOTS * each // masters for each in (number, number + 1))
-            node.tell("CLUSTER", "ADDSLOTSRANGE", str(first), str(last - 1))
-            node.tell("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
         cluster = Cluster(nodes, tls_ports)
-        for node in nodes[1:]:
-            bus = node.options[3]
-            nodes[0].tell("CLUSTER", "MEET", "127.0.0.1", str(cluster.port_of(node)), bus)
-        _await(lambda: all(_knows(each, len(nodes)) for each in nodes))
-        for master, replica in zip(nodes, nodes[masters:], strict=False):
-            replica.tell("CLUSTER", "REPLICATE", cluster.id_of(master))
-        _await(lambda: all(_serves(each) for each in nodes))
+        cluster.join(masters, [node.options[3] for node in nodes])
         yield cluster
 
 

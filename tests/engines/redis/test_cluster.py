@@ -19,6 +19,7 @@ from tenure.engines.redis.url import parse
 from tests.engines.redis.clusters import Cluster, a_cluster, shared, slot_of
 from tests.engines.redis.helpers import PATIENCE, is_waited_for, queue_of, until
 from tests.engines.redis.servers import Server, a_server, free_port
+from tests.guarantees import REDIS, guarantee
 from tests.server.certificates import Authority
 
 
@@ -319,6 +320,7 @@ def keys_of(node: Server) -> set[str]:
 
 
 @pytest.mark.exhaustive
+@guarantee("restarted", "kept", "tokens rise", on=REDIS)
 async def test_a_failover_keeps_what_the_replica_has(replicated: Cluster) -> None:
     url = replicated.url("jobs")
     master = replicated.master_of(url)
