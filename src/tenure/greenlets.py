@@ -9,13 +9,15 @@ Rules:
 * gevent's locks work between threads. Its events, conditions and queues do not. So a thread of
   tenure waits with those of this module, which block that thread alone.
 * A greenlet waits in its hub (`wait_readable`), so that the other greenlets go on.
-* Each such thread destroys the hub that gevent has made for it, if any, when it ends.
+* Each such thread destroys the hub that gevent has made for it, if any, when it ends. The hub never
+  runs, so descriptors are closed with `close_descriptor`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import selectors
 import sys
@@ -111,6 +113,16 @@ def new_queue() -> queue.SimpleQueue[Any]:
         return queue.SimpleQueue()
     original: type[queue.SimpleQueue[Any]] = _original("queue", "SimpleQueue")
     return original()
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Close a descriptor at once.
+
+    `os.close` of gevent does that for regular files alone. It closes others when the thread's hub
+    runs, and the hubs of tenure's threads do not.
+    """
+    close = _original("os", "close") if are_used() else os.close
+    close(descriptor)
 
 
 def original(module: str, name: str) -> Any:

@@ -179,6 +179,23 @@ def app(environ, start_response):
         return [str(lease.fencing_token).encode()]
 """
 
+
+def test_a_client_that_is_closed_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from tenure import blocking
+
+        def count():
+            with blocking.connect(f"sqlite:///{sys.argv[1]}/jobs.db") as client:
+                with client.mutex("m"), client.mutex("n"):
+                    pass
+            return len(os.listdir("/proc/self/fd"))
+
+        print(len({count() for _ in range(5)}))
+        """
+    assert output_of(program, str(tmp_path)) == "1\n"
+
+
 JOBS = """
 import os
 from celery import Celery

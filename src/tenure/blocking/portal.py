@@ -163,7 +163,8 @@ class Loop(asyncio.SelectorEventLoop):
     def forget(self) -> None:
         """Close the sockets in a forked child, where they would warn that they are open."""
         for name in ("_ssock", "_csock"):
-            getattr(self, name).close()
+            if (each := getattr(self, name)) is not None:  # else it was closed
+                each.close()
 
 
 class LoopThread:

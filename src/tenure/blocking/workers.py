@@ -50,7 +50,7 @@ from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
 from tenure.background import BackgroundTimer, Failures
 from tenure.errors import SessionClosed
-from tenure.greenlets import are_used, wait_readable
+from tenure.greenlets import are_used, close_descriptor, wait_readable
 
 _ONE = (1).to_bytes(8, sys.byteorder)
 
@@ -94,7 +94,7 @@ class Notifier:
     def close(self) -> None:
         """Close the descriptors, after the last notification and the last wait."""
         if not self._sockets:
-            os.close(self._read)
+            close_descriptor(self._read)
         for each in self._sockets:
             each.close()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tenure.background import BackgroundThread
 from tenure.engines.contract import LastWords, Orphan
-from tenure.greenlets import original
+from tenure.greenlets import close_descriptor, original
 
 WAITER = Path(__file__).with_name("waiter.py")
 SHELL = "/bin/sh"
@@ -60,7 +60,7 @@ def missing() -> str | None:
         return f"there is no {SHELL}"
     if hasattr(os, "pidfd_open"):
         try:
-            os.close(os.pidfd_open(os.getpid()))
+            close_descriptor(os.pidfd_open(os.getpid()))
         except OSError as error:
             return f"the kernel has no pidfd_open ({error.strerror})"
     return None
@@ -171,7 +171,7 @@ class _Program:
 
     def _disconnect(self) -> None:
         if self._is_ours() and self._control is not None:
-            os.close(self._control)
+            close_descriptor(self._control)
         self._control = None
 
     # The thread
@@ -280,7 +280,7 @@ def _start() -> int:
             setsigmask=[],
         )
         while opened:
-            os.close(opened.pop())
+            close_descriptor(opened.pop())
         with contextlib.suppress(ChildProcessError):  # the program has waited for all children
             original("os", "waitpid")(shell, 0)
         with _socket_of(ours) as control:
@@ -290,7 +290,7 @@ def _start() -> int:
             control.settimeout(None)
     except BaseException:
         for each in (ours, *opened):
-            os.close(each)
+            close_descriptor(each)
         raise
     return ours
 

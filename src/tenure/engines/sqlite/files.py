@@ -60,6 +60,7 @@ from typing import TypeAlias
 
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import AuthenticationFailed, EngineError, TenureError, Unsupported
+from tenure.greenlets import close_descriptor
 
 UNIX = hasattr(os, "geteuid")
 """Whether files have an owner and a mode. On Windows, a store has the access list of its folder."""
@@ -586,7 +587,7 @@ def _sync_folder(folder: str, address: SqliteUrl) -> None:
         try:
             os.fsync(fd)
         finally:
-            os.close(fd)
+            close_descriptor(fd)
     except OSError:
         if address.durability == "full":
             raise
@@ -761,7 +762,7 @@ def _create(path: str, address: SqliteUrl) -> None:
         if UNIX:
             os.fchmod(fd, address.mode)  # regardless of the umask
     finally:
-        os.close(fd)
+        close_descriptor(fd)
     _sync_folder(os.path.dirname(path), address)
     log.info("created the store: url=%s", address.url)
     layer = describe_layer(os.path.dirname(path))

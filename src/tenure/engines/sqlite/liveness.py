@@ -41,6 +41,7 @@ from pathlib import Path
 from tenure.clock import SystemClock
 from tenure.engines.sqlite.files import OPENING, UNIX, read_at, write_at
 from tenure.errors import EngineError
+from tenure.greenlets import close_descriptor
 
 with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
     import fcntl
@@ -253,7 +254,7 @@ class LivenessFile:
         """
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
-            os.close(fd)
+            close_descriptor(fd)
 
 
 def _header(fd: int) -> bytes:
@@ -365,10 +366,10 @@ class LivenessFiles:
                 return None
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
+            close_descriptor(fd)
             return None
         if len(self._files) >= _OPEN_FILES:
-            os.close(self._files.popitem(last=False)[1])
+            close_descriptor(self._files.popitem(last=False)[1])
         self._files[participant] = fd
         return fd
 
@@ -377,7 +378,7 @@ class LivenessFiles:
         self._missing.pop(participant, None)
         fd = self._files.pop(participant, None)
         if fd is not None:
-            os.close(fd)
+            close_descriptor(fd)
 
     def remove(self, participant: int) -> None:
         """Remove the files of a dead participant."""

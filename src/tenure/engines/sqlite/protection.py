@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from tenure.engines.sqlite.files import Identity, OpenFiles, StoreFiles
 from tenure.engines.sqlite.forking import Guard
+from tenure.greenlets import close_descriptor
 
 with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
     import fcntl
@@ -71,7 +72,7 @@ class FileMarks:
             self.supported = self.supported and self._is_free(0, _NUMBERS) in {True, False}
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
-                os.close(self._fd)
+                close_descriptor(self._fd)
                 raise
             self.supported = False
 
@@ -114,7 +115,7 @@ class FileMarks:
     def close(self) -> None:
         """Close the folder, which clears the mark. In a forked child the parent keeps it."""
         if self._fd >= 0:
-            os.close(self._fd)
+            close_descriptor(self._fd)
 
 
 def _number(value: bytes) -> int:
@@ -202,7 +203,7 @@ class LogLocks:
             except FileNotFoundError:  # no /proc: unknown, so they stay open
                 return
             for identity in set(unused) - used:
-                os.close(_descriptors.pop(identity).fd)
+                close_descriptor(_descriptors.pop(identity).fd)
 
 
 def _open_files(but: set[int]) -> list[Identity]:
@@ -263,5 +264,5 @@ def _program(pid: int) -> str:
 def abandon() -> None:
     """Close the descriptors in a forked child; the parent keeps its locks."""
     for descriptor in _descriptors.values():
-        os.close(descriptor.fd)
+        close_descriptor(descriptor.fd)
     _descriptors.clear()

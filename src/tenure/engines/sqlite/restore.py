@@ -56,6 +56,7 @@ from tenure.engines.sqlite.liveness import LivenessFiles, boot_id
 from tenure.engines.sqlite.protection import FileMarks
 from tenure.engines.sqlite.url import SqliteUrl, parse
 from tenure.errors import EngineError, InvalidArgument
+from tenure.greenlets import close_descriptor
 
 with contextlib.suppress(ImportError):  # Windows, whose open files cannot be removed anyway
     import fcntl
@@ -128,14 +129,14 @@ def _partial(target: str) -> Iterator[str]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.fchmod(fd, 0o600)
             else:  # no open file can be renamed
-                os.close(fd)
+                close_descriptor(fd)
             yield path
         finally:
             for each in (path, f"{path}-journal", f"{path}-wal"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(each)
             if UNIX:
-                os.close(fd)
+                close_descriptor(fd)
 
 
 def _remove_abandoned(target: str) -> None:
@@ -153,7 +154,7 @@ def _remove_abandoned(target: str) -> None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(entry.path)
             finally:
-                os.close(fd)
+                close_descriptor(fd)
 
 
 def _write(source: sqlite3.Connection, path: str, progress: Progress | None) -> None:
@@ -226,7 +227,7 @@ def sync_folder(folder: str) -> None:
         with contextlib.suppress(OSError):
             os.fsync(fd)
     finally:
-        os.close(fd)
+        close_descriptor(fd)
 
 
 _TOKENS_PER_SECOND = 1_000_000  # an order id is at least the wall clock's microseconds

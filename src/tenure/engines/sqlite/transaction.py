@@ -40,6 +40,7 @@ from tenure.engines.sqlite.files import OPENING, OpenFiles, StoreFiles, explain,
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles
 from tenure.errors import EngineError
+from tenure.greenlets import close_descriptor
 
 with contextlib.suppress(ImportError):  # Windows, which has the portable mode only
     from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
@@ -83,7 +84,7 @@ class Turn:
             if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
                 os.fchmod(self._fd, mode)
         except BaseException:
-            os.close(self._fd)
+            close_descriptor(self._fd)
             raise
         self._trouble = f"cannot take the turn at {path}"
         self._me = _HOLDER.pack(os.getpid())
@@ -147,7 +148,7 @@ class Turn:
 
     def close(self) -> None:
         """Close the file; in a forked child the parent keeps its turn."""
-        os.close(self._fd)
+        close_descriptor(self._fd)
 
 
 class DatabaseTurn:

@@ -32,6 +32,7 @@ from tenure.engines.sqlite import sessions
 from tenure.engines.sqlite.liveness import started
 from tenure.engines.sqlite.transaction import DATA, OWNERS
 from tenure.errors import TenureError
+from tenure.greenlets import close_descriptor
 
 _DATAGRAM = b"!"
 _LONGEST = 100  # bytes of a socket path that every system accepts
@@ -105,7 +106,7 @@ class DatagramNotifier:
         """Close the socket without removing its file. For a forked child: the parent has it."""
         self._socket.close()
         if self._directory >= 0:
-            os.close(self._directory)
+            close_descriptor(self._directory)
             self._directory = -1
 
 
@@ -161,7 +162,7 @@ class ProcessWatch:
         # The pidfd refers to one process. Comparing the start time after it was opened excludes
         # another process that has reused the pid.
         if started(pid) != start:
-            os.close(fd)
+            close_descriptor(fd)
             return
         self._watched[participant] = fd
         self._loop.add_reader(fd, self._end, participant)
@@ -175,7 +176,7 @@ class ProcessWatch:
         fd = self._watched.pop(participant, None)
         if fd is not None:
             self._loop.remove_reader(fd)
-            os.close(fd)
+            close_descriptor(fd)
 
     def clear(self) -> None:
         """Stop watching all participants."""
