@@ -67,7 +67,8 @@ class Meetings:
         for end in self._ends[: len(urls)]:
             assert end.poll(3 * PATIENCE), f"a process is stuck in {urls[0]}"
             seen.append(end.recv())
-        assert not [each.failure for each in seen if each.failure]
+        failures = [each.failure for each in seen if each.failure]
+        assert not failures, failures
         grants = sorted(grant for each in seen for grant in each.grants)
         tokens = [token for _, token in grants]
         assert len(grants) == len(urls) * visits

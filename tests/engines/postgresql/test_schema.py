@@ -11,7 +11,13 @@ import pytest
 import tenure
 from tenure.engines.contract import Attach, Withdrawn
 from tenure.testing.recorder import Recorder
-from tests.engines.postgresql.helpers import PATIENCE, an_engine, is_waited_for, queue_of
+from tests.engines.postgresql.helpers import (
+    PATIENCE,
+    a_transaction,
+    an_engine,
+    is_waited_for,
+    queue_of,
+)
 from tests.engines.postgresql.servers import PostgresServer
 
 _PROGRAM = """
@@ -62,6 +68,19 @@ async def test_clients_that_create_the_store_at_the_same_time_all_use_it(
 
     tokens = await asyncio.gather(*(lock() for _ in range(10)))
     assert len(set(tokens)) == 10
+
+
+async def test_a_program_that_is_also_creating_the_store_is_not_taken_for_a_user_of_a_former_one(
+    server: PostgresServer,
+) -> None:
+    async with a_transaction(server) as other:
+        # As a program looked for users of a dropped store before it read `pg_locks`.
+        looks = "hashtext('tenure: programs'), hashtext('tenure')"
+        await other.execute(f"SELECT pg_advisory_xact_lock({looks})")
+        async with tenure.connect(server.url) as client:
+            lease = await client.mutex("m").try_lock()
+            assert lease is not None
+            await lease.release()
 
 
 async def test_a_dropped_schema_costs_its_leases_and_a_new_program_creates_a_store(

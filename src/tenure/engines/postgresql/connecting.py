@@ -356,9 +356,15 @@ async def note_use(opened: OpenedConnections, schema: str) -> None:
 
 
 async def _is_used(connection: _Psycopg, schema: str) -> bool:
-    """Return whether a program is connected that has used a schema of this name."""
+    """Return whether a program is connected that has used a schema of this name.
+
+    It takes no lock, with which two programs that meet at a new store would find each other.
+    """
     cursor = await connection.execute(
-        f"SELECT NOT pg_try_advisory_xact_lock({_USE}, hashtext('{schema}'))".encode()
+        "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' "  # noqa: S608
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+        f"AND classid::bigint = {_USE} & 4294967295 AND mode = 'ShareLock' AND granted "
+        f"AND objid::bigint = hashtext('{schema}') & 4294967295)".encode()
     )
     row = await cursor.fetchone()
     return row == (True,)
