@@ -26,7 +26,12 @@ def far(url: str, clock: Clock) -> Engine:
     )
 
 
+def lagging(url: str, clock: Clock) -> Engine:
+    return FaultyEngine(connect_engine(url, clock), Way(lag=lambda: 0.02))
+
+
 # In virtual time nothing may take a while: it is checked what happens at the very moment.
 TestNear = conformance_tests(Stores(MEMORY.empty, near, virtual=True))
+TestLagging = conformance_tests(Stores(MEMORY_IN_REAL_TIME.empty, lagging))
 TestFar = conformance_tests(Stores(MEMORY_IN_REAL_TIME.empty, far))
 pytest.mark.exhaustive(TestFar)

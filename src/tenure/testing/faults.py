@@ -7,7 +7,7 @@ determined by its `Way`:
 * Each message is delayed, and messages wait while the way is cut.
 * Messages in transit are lost with the connection, and sent again over the next one.
 * The answers of an hour may arrive at once.
-* A grant may be reported twice.
+* A grant may be reported twice, and events of a request may arrive before the answer to it.
 
 A program that holds leases must tolerate all of these::
 
@@ -123,14 +123,20 @@ class Way:
     Args:
         delay: called for each message; returns its delay in seconds.
         repeats: called for each grant; returns true if the grant is reported twice.
+        lag: called for each request; returns by how many seconds the answer to it is later than
+            other messages, so that its events may overtake it.
     """
 
     def __init__(
-        self, delay: Callable[[], float] = lambda: 0.0, repeats: Callable[[], bool] = lambda: False
+        self,
+        delay: Callable[[], float] = lambda: 0.0,
+        repeats: Callable[[], bool] = lambda: False,
+        lag: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.there = _Line(delay)
         self.back = _Line(delay)
         self.repeats = repeats
+        self.lag = lag
         self.lost = False
         self.changed: Callable[[bool], None] = lambda _: None
 
@@ -433,9 +439,26 @@ class FaultySession(SessionDefaults):
     ) -> Answer[Enqueued]:
         """Add a request to a queue, over the way."""
         enqueue = self.store.enqueue
-        return self._operate(
+        answer = self._operate(
             partial(enqueue, request_id, name, count, data, timeout=timeout, ephemeral=ephemeral)
         )
+        lag = self.way.lag()
+        return self._delayed(answer, lag) if lag else answer
+
+    def _delayed(self, answer: asyncio.Future[Enqueued], lag: float) -> asyncio.Future[Enqueued]:
+        loop = answer.get_loop()
+        late: asyncio.Future[Enqueued] = loop.create_future()
+        self._pending[late] = None
+        late.add_done_callback(self._pending.pop)
+
+        def arrived(answer: asyncio.Future[Enqueued]) -> None:
+            if not answer.cancelled():
+                error = answer.exception()
+                result = None if error else answer.result()
+                loop.call_later(lag, settle, late, result, error)
+
+        answer.add_done_callback(arrived)
+        return late
 
     def alter(
         self,

@@ -39,6 +39,7 @@ _FENCE = "a fence of the test"
 class Standing(Enum):
     """State of a request, according to the answers and events that its program received."""
 
+    SENT = "sent"
     OWNS = "owns"
     WAITS = "waits"
     GONE = "gone"
@@ -99,7 +100,14 @@ class ProgramRequest:
             return Standing.GONE
         if self.request_id in recorder.grants or self._place is Place.GRANTED:
             return Standing.OWNS
+        if self._place is None:
+            return Standing.SENT
         return Standing.WAITS if self._place is Place.WAITING else Standing.GONE
+
+    @property
+    def queued(self) -> bool:
+        """True if it is known to be in its queue."""
+        return self.standing in (Standing.OWNS, Standing.WAITS)
 
     @property
     def removal(self) -> Removal | None:
@@ -213,7 +221,6 @@ class Program:
         answer = self.session.enqueue(
             number, name, count, data, timeout=timeout, ephemeral=ephemeral
         )
-        self.recorder.answered(number, answer)
         request = ProgramRequest(self, number, name, answer)
         self.requests.append(request)
         return request

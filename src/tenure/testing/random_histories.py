@@ -48,7 +48,7 @@ from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import TenureError
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, UNCHANGED, Liveness, NodeConfig, Unchanged
 from tenure.testing.clock import VirtualClock
-from tenure.testing.program import Program, ProgramRequest, Standing, Watching, answer_of
+from tenure.testing.program import Program, ProgramRequest, Watching, answer_of
 from tenure.testing.sides import (
     CONNECTIONS,
     Side,
@@ -140,7 +140,7 @@ class Sessions(RuleBasedStateMachine):
     def _request(self, chosen: int) -> TwinRequest:
         """Return a request; four times in five one that is in its queue, if there is any."""
         candidates = [request_of for request_of in self._requests if request_of.session.usable]
-        queued = [each for each in candidates if each.sides[0].standing is not Standing.GONE]
+        queued = [each for each in candidates if each.sides[0].queued]
         return choose(queued if queued and chosen % 5 else candidates, chosen // 5)
 
     def resumable(self) -> bool:

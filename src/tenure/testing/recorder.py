@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from tenure.engines.contract import Answer, Enqueued, Place, Removal
+from tenure.engines.contract import Removal
 from tenure.errors import SessionExpired
 from tenure.model import Recovered
 
@@ -84,18 +84,14 @@ class Recorder:
         self.found: tuple[Recovered, ...] = ()
         self.end: SessionExpired | None = None
         self.broken: list[str] = []
-        self._answers: dict[int, Answer[Enqueued] | None] = {}
+        self._sent: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._changed = asyncio.Event()
 
     def sending(self, request_id: int) -> None:
         """Record that `enqueue` is about to be called for a request."""
-        self._answers[request_id] = None
-
-    def answered(self, request_id: int, answer: Answer[Enqueued]) -> None:
-        """Record the answer of `enqueue` for a request: a value, or the future of one."""
-        self._answers[request_id] = answer
+        self._sent.add(request_id)
 
     async def wait_for(
         self, condition: Callable[[Recorder], bool], what: str, *, within: float = TIMEOUT
@@ -138,14 +134,13 @@ class Recorder:
         self.found = tuple(requests)
         self._record(Resumed(self.found))
         for request in requests:
-            place = Place.GRANTED if request.granted else Place.WAITING
-            self._answers[request.request_id] = Enqueued(place, request.order_id)
+            self._sent.add(request.request_id)
         self._wake()
 
     def granted(self, request_id: int, order_id: int | None) -> None:
         """Record a grant; another order id or a grant after removal is a violation."""
         self._record(GrantedRequest(request_id, order_id))
-        self._check_answered(request_id, "granted")
+        self._check_sent(request_id, "granted")
         if request_id in self.removals:
             self.broken.append(f"request {request_id} was granted after it had been removed")
         known = self.grants.get(request_id)
@@ -159,7 +154,7 @@ class Recorder:
     def removed(self, request_id: int, why: Removal) -> None:
         """Record a removal."""
         self._record(Removed(request_id, why))
-        self._check_answered(request_id, "removed")
+        self._check_sent(request_id, "removed")
         self.removals[request_id] = why
         self._wake()
 
@@ -186,13 +181,9 @@ class Recorder:
             self.broken.append(f"{said} was reported on another thread than the loop's")
         self.said.append(said)
 
-    def _check_answered(self, request_id: int, what: str) -> None:
-        if request_id not in self._answers:
+    def _check_sent(self, request_id: int, what: str) -> None:
+        if request_id not in self._sent:
             self.broken.append(f"request {request_id} was {what}, and had never been sent")
-            return
-        answer = self._answers[request_id]
-        if answer is None or (isinstance(answer, asyncio.Future) and not answer.done()):
-            self.broken.append(f"request {request_id} was {what} before enqueue had answered")
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -16,7 +16,7 @@ from tenure.clock import Clock
 from tenure.engines.contract import Engine, Place, Removal
 from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
 from tenure.model import RequestDescription, SemaphoreDescription
-from tenure.testing.program import Program, ProgramRequest, Standing, Watching
+from tenure.testing.program import Program, ProgramRequest, Watching
 from tenure.testing.stage import Stage, Stores
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Side:
             for unplaced in self.unplaced:
                 request, label = unplaced
                 here = (request.program.id, request.name) == (each.session_id, found.name)
-                if here and request.standing is not Standing.GONE:
+                if here and request.queued:
                     request.order_id = each.order_id
                     self.requests[each.order_id] = label
                     self.unplaced.remove(unplaced)

@@ -235,7 +235,7 @@ def _considered(program: Program) -> Beliefs:
     return Counter(
         (request.name, _known(request), request.standing)
         for request in program.requests
-        if request.standing is not Standing.GONE
+        if request.queued
     )
 
 

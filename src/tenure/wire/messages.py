@@ -24,7 +24,7 @@ Rules:
   answered, or was never sent. The client sends at most `Welcome.kept_answers` operations of a
   session beyond it, which bounds the kept answers.
 * **Pushes** (`Granted`, `Removed`, `Changed`, `Contact`, `Ended`) have a channel and are not
-  answered. The answer to an `Enqueue` precedes every push for that request.
+  answered. One for a request may precede the answer to its `Enqueue`; the push counts then.
 * **Proof** does not use requests: `Renew` is answered by `Proven` or `Unproven` with its number,
   and a lost one is not sent again.
 * **Heartbeat.** An end that receives nothing for three times `Welcome.heartbeat` considers the

@@ -34,7 +34,6 @@ class Program:
         answer = self.session.enqueue(
             *(hold, "m", EPHEMERAL_LIMIT, data), timeout=timeout, ephemeral=True
         )
-        self.heard.answered(hold, answer)
         assert isinstance(answer, asyncio.Future)
         async with asyncio.timeout(PATIENCE):
             return await answer

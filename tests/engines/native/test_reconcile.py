@@ -124,6 +124,40 @@ async def test_what_was_given_up_meanwhile_is_only_withdrawn() -> None:
     assert plan.requests == {}
 
 
+@pytest.mark.parametrize("removed", [[], [(1, "deleted")]])
+async def test_a_grant_that_came_before_its_answer_is_not_asked_for_again(
+    removed: list[tuple[int, str]],
+) -> None:
+    asked = call(enqueue(5, 1))
+    plan = reconcile({1: OWNED}, [asked], attached(removed=removed), NOW)
+    assert plan.placed == [(asked, Enqueued(Place.WAITING, None))]
+    assert plan.removed == [(1, Removal.DELETED if removed else Removal.EVICTED)]
+    assert (plan.requests, plan.again) == ({}, [])
+
+
+async def test_a_grant_that_came_before_its_answer_is_still_there() -> None:
+    asked = call(enqueue(5, 1))
+    plan = reconcile({1: OWNED}, [asked], attached(found(1, granted=True)), NOW)
+    assert plan.placed == [(asked, Enqueued(Place.GRANTED, 1001))]
+    assert plan.requests == {1: OWNED}
+    assert (plan.granted, plan.removed, plan.again) == ([], [], [])
+
+
+async def test_a_grant_that_came_before_its_answer_and_waits_there_is_lost() -> None:
+    asked = call(enqueue(5, 1))
+    plan = reconcile({1: OWNED}, [asked], attached(found(1, granted=False)), NOW)
+    assert plan.removed == [(1, Removal.EVICTED)]
+    assert plan.orphans == [1]
+    assert (plan.requests, plan.again) == ({}, [])
+
+
+async def test_what_was_removed_before_its_answer_is_not_asked_for_again() -> None:
+    asked = call(enqueue(5, 1))
+    plan = reconcile({}, [asked], attached(), NOW)
+    assert plan.placed == [(asked, Enqueued(Place.WAITING, None))]
+    assert (plan.requests, plan.removed, plan.again) == ({}, [], [])
+
+
 async def test_everything_else_is_asked_again_in_its_order() -> None:
     calls = [
         call(Alter(5, 1, 1, 2, None)),

@@ -144,7 +144,6 @@ async def test_nothing_is_proven_after_a_loss_before_the_requests_have_been_comp
         rows.save()
         events.sending(1)
         answer = session.enqueue(1, "m", EPHEMERAL_LIMIT, b"", timeout=None, ephemeral=True)
-        events.answered(1, answer)
         assert isinstance(answer, asyncio.Future)
         assert (await answer).place is Place.GRANTED
         rows.lose()

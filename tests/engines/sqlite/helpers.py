@@ -71,9 +71,7 @@ class Program:
         self.heard.sending(hold)
         how = {"data": b"", "timeout": None, "ephemeral": True} | how
         data = how.pop("data")
-        answer = self.session.enqueue(hold, name, count, data, **how)
-        self.heard.answered(hold, answer)
-        return answer
+        return self.session.enqueue(hold, name, count, data, **how)
 
     async def enqueue(self, hold: int, name: str, **how: Any) -> Place:
         """Enqueue, and say where the request stands."""

@@ -359,10 +359,10 @@ class EtcdRequests(EtcdAttachment):
         if placed is None:
             self.requests.pop(request.request_id, None)
             return _REFUSED
-        if request.early is not None:
-            self.engine.loop.call_soon(self.taken_out, request.request_id, request.early)
         if not request.owns and timeout is not None:
             self._set_timer(request, timeout)
+        if request.early is not None:
+            self.taken_out(request.request_id, request.early)
         return Enqueued(Place.GRANTED if request.owns else Place.WAITING, self.order_id(request))
 
     async def _join(self, request: EtcdRequest, at_once: bool) -> EtcdRequest | None:

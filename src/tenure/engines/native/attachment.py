@@ -168,7 +168,8 @@ class NativeOperationQueue:
             call.succeed(REFUSED)
             return
         granted = answer.place == wire.GRANTED
-        if message.request_id in self.requests:  # otherwise it has been withdrawn meanwhile
+        # Otherwise it has been withdrawn or removed meanwhile, or granted.
+        if self.requests.get(message.request_id, OWNED) != OWNED:
             waits_until = inf if call.until is None else call.until
             self.requests[message.request_id] = OWNED if granted else waits_until
         call.succeed(Enqueued(_GRANTED if granted else _WAITING, answer.order_id))

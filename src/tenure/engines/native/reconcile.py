@@ -71,9 +71,9 @@ def reconcile(
         call.message.request_id for call in calls if isinstance(call.message, wire.Withdraw)
     }
     plan = Plan({}, [], [], [], [], [] if answer.kept else _made(calls, found), [])
-    unanswered = _compare_calls(plan, calls, found, why, withdrawn)
+    unplaced = _compare_calls(plan, requests, calls, found, why, withdrawn)
     for request_id, until in requests.items():
-        if request_id in unanswered:
+        if request_id in unplaced:
             continue
         here = found.get(request_id)
         if here is None or (until == OWNED and not here.granted):
@@ -114,33 +114,39 @@ def _made(calls: Collection[NativeCall], found: Mapping[int, Found]) -> list[Nat
 
 def _compare_calls(
     plan: Plan,
+    requests: Requests,
     calls: Collection[NativeCall],
     found: Mapping[int, Found],
     why: Mapping[int, Removal],
     withdrawn: Collection[int],
 ) -> Collection[int]:
-    """Assign the calls to the plan; return the ids of the requests without an answer."""
-    unanswered = set()
+    """Assign the calls to the plan; return the ids of the requests whose places are open.
+
+    An `Enqueue` is sent again unless the server's list, or a push before the interruption, shows
+    that the request was in its queue.
+    """
+    unplaced = set()
     for call in calls:
         message = call.message
         if not isinstance(message, wire.Enqueue):
             if call not in plan.made:
                 plan.again.append(call)
             continue
-        request_id, here = message.request_id, found.get(message.request_id)
-        unanswered.add(request_id)
-        waits_until = inf if call.until is None else call.until
+        request_id = message.request_id
+        here, until = found.get(request_id), requests.get(request_id)
         if here is not None:
             place = Place.GRANTED if here.granted else Place.WAITING
             plan.placed.append((call, Enqueued(place, here.order_id)))
-        elif call.sent and request_id in withdrawn:
-            plan.placed.append((call, REFUSED))
-        elif call.sent and request_id in why:
-            plan.placed.append((call, Enqueued(Place.WAITING, None)))
-            plan.removed.append((request_id, why[request_id]))
-            continue
-        else:
+            if until is not None and until != OWNED:
+                waits_until = inf if call.until is None else call.until
+                plan.requests[request_id] = OWNED if here.granted else waits_until
+                unplaced.add(request_id)
+        elif not call.sent or (until not in (None, OWNED) and request_id not in why):
             plan.again.append(call)
-        if request_id not in withdrawn:
-            plan.requests[request_id] = OWNED if here is not None and here.granted else waits_until
-    return unanswered
+            if until is not None:
+                plan.requests[request_id] = inf if call.until is None else call.until
+                unplaced.add(request_id)
+        else:
+            left = REFUSED if request_id in withdrawn else Enqueued(Place.WAITING, None)
+            plan.placed.append((call, left))
+    return unplaced

@@ -145,21 +145,22 @@ class RedisSession(CommandSession):
         found = tuple(requests)
         for start in range(0, len(found), _CHUNK):
             chunk = found[start : start + _CHUNK]
-            look = ScriptCall(SCRIPTS["look"], self, chunk, partial(self._found, chunk))
+            known = {each: requests[each] for each in chunk}
+            look = ScriptCall(SCRIPTS["look"], self, chunk, partial(self._found, known))
             self._reconnector.send(look)
 
-    def _found(self, requests: tuple[int, ...], reply: Any) -> None:
+    def _found(self, requests: dict[int, int], reply: Any) -> None:
         if self._wrong(reply) is not None or self.over:
             return
         _, *found, due = reply
         self._engine.expect(due)
-        for request_id, place in zip(requests, found, strict=True):
+        for (request_id, before), place in zip(requests.items(), found, strict=True):
             standing = self.requests.get(request_id)
             if standing is None or standing == SENT or self.over:
                 continue
             if isinstance(place, bytes) and place.startswith(b"!"):
                 self._removed(request_id, REMOVALS[place[1:2].decode()])
-            elif not isinstance(place, int) or (place < 0 and standing == OWNS):
+            elif not isinstance(place, int) or (place < 0 and before == OWNS):
                 self._report_loss()
             elif place > 0 and standing == WAITING:
                 self._granted(request_id, place)
@@ -189,10 +190,10 @@ class ConfirmedSession(RedisSession):
     def _confirmed_at_once(
         self, operation: EnqueueOperation, order_id: int, error: EngineError | None
     ) -> None:
-        if error is None:
+        request_id = operation.request_id
+        if error is None or self.requests.get(request_id) == OWNS:  # confirmed by an event
             super().placed(operation, order_id)
             return
-        request_id = operation.request_id
         if self.requests.pop(request_id, None) is not None:
             self._withdraw(request_id, operation.name)
         operation.fail(error)
@@ -202,7 +203,7 @@ class ConfirmedSession(RedisSession):
         self._confirm(partial(self._confirmed, request_id, order_id))
 
     def _confirmed(self, request_id: int, order_id: int, error: EngineError | None) -> None:
-        if self.over or self.requests.get(request_id) != WAITING:
+        if self.over or self.requests.get(request_id) not in (SENT, WAITING):
             return
         if error is None:
             super()._granted(request_id, order_id)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -58,7 +58,6 @@ class EventDelivery:
     """Delivery of events to the sessions of one engine.
 
     Args:
-        over: called with a session and a request's number when the request no longer waits.
         acknowledge: called with an attachment that was taken over, and has already ended here.
     """
 
@@ -66,13 +65,11 @@ class EventDelivery:
         self,
         store: Store,
         watches: SqliteWatches,
-        over: Callable[[int, int], None],
         acknowledge: Callable[[Attachment], None],
     ) -> None:
         self.sessions: dict[int, SqliteSession] = {}
         self._watches = watches
         self._store = store
-        self._request_ended = over
         self._acknowledge = acknowledge
         self._pushes: BackgroundQueue[Push] = BackgroundQueue(
             store.loop,
@@ -80,7 +77,6 @@ class EventDelivery:
             self._deliver,
             Failures(f"delivering events of {store.address.url}", log),
         )
-        self._early: list[Push] = []
         self._last = 0
 
     def read(self, tx: Transaction) -> None:
@@ -107,12 +103,6 @@ class EventDelivery:
         """Deliver events to the sessions, soon."""
         self._pushes.put(pushes)
 
-    def answered(self) -> None:
-        """Deliver the events that have waited for a place."""
-        if self._early:
-            early, self._early = self._early, []
-            self.pass_on(early)
-
     def _deliver(self, push: Push) -> None:
         kind, number, request_id, order_id, why = push
         if kind in _KINDS:
@@ -129,16 +119,12 @@ class EventDelivery:
             session.recheck.set()
         elif session.early is not None:
             session.early.append(partial(self.pass_on, [push]))
-        elif request_id in session.pending:
-            self._early.append(push)
-        elif session.known is None or request_id in session.known:
-            self._request_ended(number, request_id)
-            if kind == GRANTED:
-                session.owned.add(request_id)
-                session.events.granted(request_id, order_id)
-            else:
-                session.owned.discard(request_id)
-                session.events.removed(request_id, _REMOVALS[kind])
+        elif request_id not in session.requests:
+            return
+        elif kind == GRANTED:
+            session.granted(request_id, order_id)
+        else:
+            session.removed(request_id, _REMOVALS[kind])
 
     def _supersede(self, session: SqliteSession | None, former: Attachment) -> None:
         if session is not None and session.attach_number <= former[1]:
@@ -179,12 +165,11 @@ class Monitor:
     def __init__(
         self, store: Store, watches: SqliteWatches, acknowledge: Callable[[Attachment], None]
     ) -> None:
-        self.delivery = EventDelivery(store, watches, self.waits_no_more, acknowledge)
+        self.delivery = EventDelivery(store, watches, acknowledge)
         self._watches = watches
         self._store = store
         self._processes = ProcessWatch(store.loop, self._died)
         self._waiting: dict[_Waiter, tuple[Name, int]] = {}
-        self._waiting_of: dict[int, set[int]] = {}  # waiting requests of a session
         self._checks: dict[_Waiter, float] = {}  # when to check its deadline next
         self._deadlines: list[tuple[float, _Waiter]] = []
         self.takeovers: list[int] = []
@@ -207,7 +192,6 @@ class Monitor:
         self._reading.cancel()
         self._polling.cancel()
         self._waiting.clear()
-        self._waiting_of.clear()
         self._processes.clear()
 
     # Notifications
@@ -224,10 +208,6 @@ class Monitor:
             with self._failures.contained():
                 store.lives.remove(participant)
                 self._processes.forget(participant)
-
-    def answered(self) -> None:
-        """Deliver the messages that have waited for earlier answers."""
-        self.delivery.answered()
 
     def notified(self) -> None:
         """Read the events, after a notification."""
@@ -254,7 +234,6 @@ class Monitor:
             self.tick_by(self._store.clock.now() + _FIRST_LOOK)
         self._waiting[session, request_id] = (name, order_id)
         self.keep_polling()
-        self._waiting_of.setdefault(session, set()).add(request_id)
         if deadline is not None:
             self.waits_until(session, request_id, deadline)
 
@@ -273,19 +252,10 @@ class Monitor:
             heapify(self._deadlines)
         self.tick_by(deadline)
 
-    def waiting_of(self, session: int) -> Collection[int]:
-        """Return the waiting requests of a session."""
-        return tuple(self._waiting_of.get(session, ()))
-
     def waits_no_more(self, session: int, request_id: int) -> None:
         """Remove a request that no longer waits."""
         waited = self._waiting.pop((session, request_id), None) is not None
         self._checks.pop((session, request_id), None)
-        if waited:
-            holds = self._waiting_of[session]
-            holds.remove(request_id)
-            if not holds:
-                del self._waiting_of[session]
         if waited and not self._waiting:
             self._cursors.clear()
             self._deadlines.clear()
@@ -320,7 +290,7 @@ class Monitor:
         """Remove an attachment that has ended."""
         if self.delivery.sessions.get(session.id) is session:
             del self.delivery.sessions[session.id]
-            for request_id in self.waiting_of(session.id):
+            for request_id in session.requests:
                 self.waits_no_more(session.id, request_id)
 
     # The tick

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -52,8 +53,6 @@ class _Monitor(Protocol):
 
     def waits_no_more(self, session: int, request_id: int, /) -> None: ...
 
-    def waiting_of(self, session: int, /) -> Collection[int]: ...
-
 
 class _Engine(Protocol):
     """The engine, as seen by its sessions."""
@@ -81,17 +80,26 @@ class _Engine(Protocol):
     def descriptions(self) -> SqliteDescriptions: ...
 
 
+class Standing(Enum):
+    """Where a request stands, as far as known."""
+
+    SENT = 0
+    WAITING = 1
+    OWNED = 2
+
+
+SENT, WAITING, OWNED = Standing
+
+
 class SqliteSession(SessionBase):
     """Session of the SQLite engine: one attachment.
 
     Attributes:
         me: its id and attach number, which identify this attachment in the store.
         survives_process: whether the session outlives this program.
-        pending: the ids of requests whose places are not known yet.
-        owned: the ids of the requests that this program owns.
+        requests: its requests, and where they stand as far as known. Events of others are older:
+            of requests that were withdrawn, or removed before a takeover.
         looked_at: when the store was last read for them.
-        known: the ids of the requests at a takeover; events of other requests are older than the
-            takeover. ``None`` for a new session.
     """
 
     check_every = 0.5
@@ -110,10 +118,8 @@ class SqliteSession(SessionBase):
         self.me = (number, self.attach_number)
         self.slot = slot
         self.survives_process = how.liveness == "window"
-        self.pending: set[int] = set()
-        self.owned: set[int] = set()
+        self.requests: dict[int, Standing] = {}
         self.looked_at = engine.clock.now()
-        self.known: set[int] | None = set() if self.taken_over else None
         self._engine = engine
         self._do = engine.store.committer.do
         self._now = engine.clock.now
@@ -181,9 +187,8 @@ class SqliteSession(SessionBase):
         if found is None or self.over:
             return
         requests = [each.request for each in found]
-        self.known = {each.request_id for each in requests}
-        self.owned.update(each.request_id for each in requests if each.granted)
         for each, deadline in found:
+            self.requests[each.request_id] = OWNED if each.granted else WAITING
             if not each.granted:
                 where = (self.node, each.name)
                 self._monitor.waits(self.id, each.request_id, where, each.order_id, deadline)
@@ -240,20 +245,18 @@ class SqliteSession(SessionBase):
         Args:
             found: the requests of the session in the store, and whether it owns them.
         """
-        waiting = self._monitor.waiting_of(self.id)
-        return {
-            *(each for each in self.owned if not found.get(each)),
-            *(each for each in waiting if each not in found),
-        }
+        return [
+            each
+            for each, standing in self.requests.items()
+            if (standing is OWNED and not found.get(each))
+            or (standing is WAITING and each not in found)
+        ]
 
     def lapsed(self, requests: Collection[int]) -> None:
         """Report requests that were deleted by hand, unless events have had another reason."""
         for request_id in requests:
-            known = request_id in self.owned or request_id in self._monitor.waiting_of(self.id)
-            if known and not self.over:
-                self.owned.discard(request_id)
-                self._monitor.waits_no_more(self.id, request_id)
-                self.events.removed(request_id, Removal.LAPSED)
+            if request_id in self.requests and not self.over:
+                self.removed(request_id, Removal.LAPSED)
 
     def _forget(self) -> None:
         super()._forget()
@@ -314,9 +317,8 @@ class SqliteSession(SessionBase):
         """Add a request at the end of a queue."""
         if self.over:
             self.check()
-        if self.known is not None:
-            self.known.add(request_id)
-        answer = self._do(
+        self.requests[request_id] = SENT
+        return self._do(
             requests.enqueue,
             self.me,
             self.path,
@@ -328,18 +330,19 @@ class SqliteSession(SessionBase):
             ephemeral,
             note=partial(self._placed, request_id, name, timeout),
         )
-        if isinstance(answer, asyncio.Future):
-            self.pending.add(request_id)
-        return answer
 
     def _placed(
         self, request_id: int, name: str, timeout: float | None, answer: Enqueued | None
     ) -> None:
-        self.pending.discard(request_id)
-        if answer is not None and answer.place is Place.GRANTED:
-            self.owned.add(request_id)
-        if answer is not None and answer.place is Place.WAITING and not self.over:
+        if self.requests.get(request_id) is not SENT:
+            return  # withdrawn meanwhile, or an event has come before
+        if answer is None or answer.place is Place.REFUSED:
+            del self.requests[request_id]
+        elif answer.place is Place.GRANTED:
+            self.requests[request_id] = OWNED
+        elif not self.over:
             assert answer.order_id is not None
+            self.requests[request_id] = WAITING
             deadline = None if timeout is None else self._now() + timeout
             self._monitor.waits(self.id, request_id, (self.node, name), answer.order_id, deadline)
 
@@ -367,11 +370,25 @@ class SqliteSession(SessionBase):
         """Take a request out of its queue."""
         if self.over:
             self.check()
-        if self.known is not None:
-            self.known.discard(request_id)
-        self.owned.discard(request_id)
-        self._monitor.waits_no_more(self.id, request_id)
+        self._drop(request_id)
         return self._do(requests.withdraw, self.me, self.path, request_id)
+
+    def _drop(self, request_id: int) -> None:
+        self.requests.pop(request_id, None)
+        self._monitor.waits_no_more(self.id, request_id)
+
+    # Events of requests
+
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        """Report that a request is now an owner."""
+        self._monitor.waits_no_more(self.id, request_id)
+        self.requests[request_id] = OWNED
+        self.events.granted(request_id, order_id)
+
+    def removed(self, request_id: int, why: Removal) -> None:
+        """Report that a request has left its queue."""
+        self._drop(request_id)
+        self.events.removed(request_id, why)
 
     # Watches
 

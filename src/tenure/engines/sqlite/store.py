@@ -86,11 +86,9 @@ class _Operation:
 
 
 class _Listener(Protocol):
-    """The monitor, which the committer calls on the loop: after commits, answers, deferrals."""
+    """The monitor, which the committer calls on the loop: after commits, and deferrals."""
 
     def committed(self, messages: Messages, /) -> None: ...
-
-    def answered(self) -> None: ...
 
     def keep_ticking(self) -> None: ...
 
@@ -372,7 +370,6 @@ class Committer:
             while messages:
                 self._pass_on(messages[0])
                 messages.popleft()
-            self.listener.answered()
             self._finished.popleft()
 
     def _answer(self, operation: _Operation) -> None:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from tenure.engines.contract import EngineSession, Enqueued, Removal
+from tenure.engines.contract import EngineSession, Removal
 from tenure.errors import SessionExpired
 from tenure.model import Recovered
 from tenure.wire.lines import ERROR, ERROR_NOT_ENQUEUED, LINE_BYTES, TIMEOUT, is_key
@@ -184,7 +184,6 @@ class Claim:
         token: the token, once it is held and the salt is known; else empty.
         order_id: the fencing token, if another server granted it; else 0.
         deadline: end of the lease, once it is held.
-        answer: the pending answer of the store.
         verdict: after its end, the reply to a waiting client; empty if its semaphore did not exist,
             and it must be requested again.
     """
@@ -193,7 +192,6 @@ class Claim:
     verdict: bytes
 
     __slots__ = (
-        "answer",
         "deadline",
         "holder",
         "key",
@@ -219,7 +217,6 @@ class Claim:
         self.order_id = 0
         self.lease = lease
         self.stage = REQUESTED
-        self.answer: asyncio.Future[Enqueued] | None = None
 
 
 class ClaimTable(Protocol):
@@ -228,9 +225,6 @@ class ClaimTable(Protocol):
     @property
     def now(self) -> Callable[[], float]:
         """The clock."""
-
-    def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
-        """Handle the store's answer to a claim's request."""
 
     def give(self, claim: Claim, order_id: int, now: float) -> None:
         """Mark a claim as held after its grant."""
@@ -347,11 +341,10 @@ class Holder:
         claim = self.claims.get(request_id)
         if claim is None:
             return  # it is being withdrawn
-        self._see_answer(claim)
         now = self.locks.now()
         if self.lapsed(now):  # and so this may have ended, too
             self.locks.lose(self, LAPSED)
-        elif claim.stage is not WAITING or order_id is None:
+        elif claim.stage >= HELD or order_id is None:
             return
         elif self.doubts(now):
             self.doubt(request_id, order_id)
@@ -367,7 +360,6 @@ class Holder:
         claim = self.claims.get(request_id)
         if claim is None:
             return
-        self._see_answer(claim)
         if why is Removal.TIMED_OUT:
             verdict = TIMEOUT
         else:  # another listener evicted an owner whose client released it there
@@ -385,11 +377,6 @@ class Holder:
     def ended(self, error: SessionExpired) -> None:
         """Drop all claims."""
         self.locks.lose(self, str(error))
-
-    def _see_answer(self, claim: Claim) -> None:
-        """Handle the answer before the event, even if its callback has not been called yet."""
-        if claim.answer is not None and claim.answer.done():
-            self.locks.answered(claim, claim.answer)
 
     def _report(self, claim: Claim) -> None:
         if self.connection is not None:

@@ -6,8 +6,8 @@ request is next. Leases, limits and tokens are managed here.
 
 Rules:
 
-* Each operation is one step on the loop, unless it has to wait for the store; then the pending
-  answer is in `Claim.answer`, or a task of the listener waits for it.
+* Each operation is one step on the loop, unless it has to wait for the store; then a callback, or
+  a task of the listener, waits for the answer. An event that comes before it counts.
 * A claim leaves the tables here (`drop`) before or when it leaves the store's queue. Events of a
   claim that has left are ignored.
 * A dropped claim leaves the store as well: it is withdrawn, with retries, or its session has ended.
@@ -38,6 +38,7 @@ from tenure.server.dflockd.claims import (
     LAPSED,
     MARK,
     OVER,
+    REQUESTED,
     WAITING,
     Claim,
     Holder,
@@ -212,7 +213,6 @@ class Locks:
                 self._placed(claim, answer, now)
         else:
             assert isinstance(answer, asyncio.Future)
-            claim.answer = answer
             answer.add_done_callback(partial(self._late_answer, claim))
         return claim
 
@@ -222,17 +222,15 @@ class Locks:
         return self._salts
 
     def _late_answer(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
-        if claim.answer is None or claim.stage is OVER:
+        if claim.stage is not REQUESTED:
             if not answer.cancelled():
-                answer.exception()  # it has been handled, or no client needs it any more
+                answer.exception()  # an event has come before, or no client needs it any more
             return
-        self.answered(claim, answer)
+        self._answered(claim, answer)
         if claim.holder.connection is not None:
             claim.holder.connection.update(claim)
 
-    def answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
-        """Handle the store's answer to a claim's request."""
-        claim.answer = None
+    def _answered(self, claim: Claim, answer: asyncio.Future[Enqueued]) -> None:
         now = self.now()
         if answer.cancelled():
             self.drop(claim, ERROR, now)

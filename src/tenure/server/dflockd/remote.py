@@ -390,7 +390,7 @@ async def _answered(holder: Holder, order_id: int, lease: int) -> bool:
         placed = holder.session.enqueue(request_id, LETTERS, 1, letter, timeout=0, ephemeral=True)
         if isinstance(placed, asyncio.Future):
             placed = await placed
-        if placed.place is not Place.GRANTED:
+        if placed.place is not Place.GRANTED and not answer.done():
             return False
         async with asyncio.timeout(_TIMEOUT):
             return await answer

@@ -184,12 +184,11 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
         session.fail(rid, error)
         return
     if isinstance(answer, asyncio.Future):
-        request.placing = rid, answer
         session.answers.unanswered.add(rid)
         assert session.connection is not None
         session.connection.count_pending()
         answer.add_done_callback(
-            partial(_when_placed, session, session.connection, request_id, request)
+            partial(_when_placed, session, session.connection, rid, request_id, request)
         )
     else:
         session.answer(rid, session.requests.place(rid, request_id, request, answer))
@@ -198,14 +197,21 @@ def _enqueue(session: ServerSession, message: Enqueue) -> None:
 def _when_placed(
     session: ServerSession,
     connection: HolderConnection,
+    rid: int,
     request_id: int,
     request: ServerRequest,
     answer: asyncio.Future[Enqueued],
 ) -> None:
     connection.uncount_pending()
+    session.answers.unanswered.discard(rid)
     error = error_of(answer)
-    if request.placing is not None and session.error is None:
-        session.answer_placing(request_id, request, error)
+    if session.error is not None:
+        return  # the client has been notified of its end
+    if error is not None:
+        session.requests.drop(request_id, request)
+        session.fail(rid, error)
+    else:
+        session.answer(rid, session.requests.place(rid, request_id, request, answer.result()))
 
 
 def _withdraw(session: ServerSession, message: Withdraw) -> None:

@@ -269,10 +269,10 @@ class ServerRequest:
 
     Attributes:
         data: the data of a recovered request, until the holder is notified of it.
-        placing: the rid of the `Enqueue` and the pending answer of the store.
+        placed: whether the store has it in its queue, as far as known.
     """
 
-    __slots__ = ("count", "data", "ephemeral", "granted", "name", "order_id", "placing")
+    __slots__ = ("count", "data", "ephemeral", "granted", "name", "order_id", "placed")
 
     def __init__(self, name: str, count: int, ephemeral: bool) -> None:
         self.name = name
@@ -281,13 +281,13 @@ class ServerRequest:
         self.data = b""
         self.order_id: int | None = None
         self.granted = False
-        self.placing: tuple[int, asyncio.Future[Enqueued]] | None = None
+        self.placed = False
 
-    def take_placing(self) -> tuple[int, asyncio.Future[Enqueued]]:
-        """Return the answered placing, and drop it."""
-        assert self.placing is not None
-        placing, self.placing = self.placing, None
-        return placing
+    def grant(self, order_id: int | None) -> None:
+        """Record that it is an owner. The order id may follow in a second call."""
+        self.placed = self.granted = True
+        if order_id is not None:
+            self.order_id = order_id
 
 
 class SessionRequests:
@@ -321,7 +321,7 @@ class SessionRequests:
                 each.granted,
             )
             for request_id, each in self.queued.items()
-            if each.placing is None
+            if each.placed
         ]
         placed.sort(key=lambda each: each.order_id)
         return placed
@@ -341,6 +341,7 @@ class SessionRequests:
             request.data = each.data
             request.order_id = each.order_id
             request.granted = each.granted
+            request.placed = True
         self._recovered = True
 
     def forget_recovered_data(self) -> None:
@@ -356,10 +357,11 @@ class SessionRequests:
         if place is Place.REFUSED:
             self.drop(request_id, request)
             return Placed(rid, REFUSED, None)
-        request.order_id = order_id
         if place is Place.WAITING:
+            request.placed = True
+            request.order_id = order_id
             return Placed(rid, WAITING, order_id)
-        request.granted = True
+        request.grant(order_id)
         return Placed(rid, GRANTED, order_id)
 
     def drop(self, request_id: int, request: ServerRequest) -> None:
@@ -601,25 +603,6 @@ class ServerSession:
             log(logging.WARNING, "operation refused", node=self.node, limit=error.limit)
         return Failed(rid, to_wire(error if isinstance(error, Exception) else Exception()))
 
-    # Requests
-
-    def answer_placing(
-        self, request_id: int, request: ServerRequest, error: BaseException | None
-    ) -> None:
-        """Answer the `Enqueue` of a request: the store has answered it."""
-        rid, answer = request.take_placing()
-        self.answers.unanswered.discard(rid)
-        if error is not None:
-            self.requests.drop(request_id, request)
-            self.fail(rid, error)
-        else:
-            self.answer(rid, self.requests.place(rid, request_id, request, answer.result()))
-
-    def _answer_placed(self, request_id: int, request: ServerRequest) -> None:
-        """Send the answer before the push, even if its callback has not been called yet."""
-        if request.placing is not None and request.placing[1].done():
-            self.answer_placing(request_id, request, error_of(request.placing[1]))
-
     def _stop_watches(self) -> None:
         watches, self.watches = self.watches, {}
         for stop in watches.values():
@@ -687,10 +670,7 @@ class ServerSession:
         request = self.requests.queued.get(request_id)
         if request is None:
             return  # it is being withdrawn
-        self._answer_placed(request_id, request)
-        request.granted = True
-        if order_id is not None:
-            request.order_id = order_id
+        request.grant(order_id)
         self.send(Granted(self.channel, request_id, order_id))
 
     def removed(self, request_id: int, why: Removal) -> None:
@@ -698,7 +678,6 @@ class ServerSession:
         request = self.requests.queued.get(request_id)
         if request is None:
             return
-        self._answer_placed(request_id, request)
         self.send(Removed(self.channel, request_id, self.requests.remove(request_id, request, why)))
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002

@@ -159,7 +159,11 @@ class Incarnation:
         self.io_loop: ProcessLoop | None = None
         if process.number in world.stalled:
             self.io_loop = world.scheduler.new_loop(self.clock)
-        self.way = Way(process.delay, lambda: process.random.random() < 0.05)
+        self.way = Way(
+            process.delay,
+            lambda: process.random.random() < 0.05,
+            lambda: process.random.uniform(0.0, 0.2) if process.random.random() < 0.05 else 0.0,
+        )
         if process.broken:
             self.way.cut()
         self.engine = world.reach(self)

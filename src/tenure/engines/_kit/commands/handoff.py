@@ -265,7 +265,7 @@ class HandoffSession(CommandSession):
         standing = self.requests.get(request_id)
         if standing in (OWNS, WAITING):
             handoff, waits = self.handoff, standing == WAITING
-            handoff.joined(request_id, reply[0] if waits else reply)
+            handoff.joined(request_id, reply if type(reply) is int else reply[0])
             if operation.exclusive and self._hands_on:
                 ahead = self._ahead_of(reply) if waits else 0
                 self._hand_on(handoff.note_exclusive(request_id, ahead, operation.deadline))
@@ -337,9 +337,7 @@ class HandoffSession(CommandSession):
         """Grant a request of which the session owns the mutex, unless the store grants nothing."""
         if request_id is None or self.over or self._engine.trouble() is not None:
             return
-        if request_id in self._fresh:
-            self.loop.call_soon(self._hand_on, request_id)  # after the answer to its caller
-        elif self.requests.get(request_id) == WAITING:
+        if self.requests.get(request_id) == WAITING:
             self.requests[request_id] = HANDED
             self.events.granted(request_id, self.handoff.order_id(request_id))
 

@@ -6,8 +6,7 @@ Rules:
 * Changes are numbered, so that the store recognises a repeated one.
 * Only `renew` extends a session. A reattach extends it if a renewal has no answer yet: a server's
   engine has sessions of other programs, which may have died.
-* `placed` handles the answer to a request, before any event of that request. An event that arrives
-  before the request's caller knows the answer is delayed.
+* An event of a request may arrive before the answer to the request, and counts more than that.
 * A request that the store has removed is withdrawn as well, so that the store can forget the
   reason.
 """
@@ -179,8 +178,6 @@ class CommandSession(SessionBase):
         self.requests: dict[int, int] = {}
         self.names: dict[int, str] = {}
         self._sender = sender
-        self._ahead: dict[int, tuple[str, str]] = {}  # events that arrived before their answers
-        self._fresh: set[int] = set()  # began to wait in this turn, unknown to their callers yet
         self._unremoved: dict[int, str] = {}  # the store refused to; tried again later
 
     @property
@@ -461,18 +458,12 @@ class CommandSession(SessionBase):
                 self.requests[request_id] = OWNS
             if not operation.done():
                 operation.set_result(Enqueued(_GRANTED, reply))
-            if self._ahead:
-                self._push_ahead(request_id)
         elif type(reply) is list and type(reply[0]) is int:
             self.order_ids.saw(reply[0])
             self._note_waiter(reply)
-            if request_id in self.requests:
+            if self.requests.get(request_id) == SENT:  # otherwise an event has come before
                 self.requests[request_id] = WAITING
-                if not self._fresh:
-                    self.loop.call_soon(self._fresh.clear)
-                self._fresh.add(request_id)
             operation.settle(Enqueued(Place.WAITING, reply[0]))
-            self._push_ahead(request_id)
         elif first_word(reply) == "quarantined":
             self._retry_after_quarantine(operation, reply[1] * self.time_unit)
         else:
@@ -503,10 +494,6 @@ class CommandSession(SessionBase):
             self._sender.operate(operation)
         else:
             operation.settle(REFUSED)  # it was withdrawn meanwhile
-
-    def _push_ahead(self, request_id: int) -> None:
-        if early := self._ahead.pop(request_id, None):
-            self.loop.call_soon(self.push, *early)
 
     def alter(
         self,
@@ -564,8 +551,6 @@ class CommandSession(SessionBase):
     def _drop(self, request_id: int) -> str:
         """Forget a request; return its name, which its withdrawals need."""
         self.requests.pop(request_id, None)
-        if self._ahead:
-            self._ahead.pop(request_id, None)
         return self.names.get(request_id, "")
 
     def held(self) -> list[int]:
@@ -605,15 +590,11 @@ class CommandSession(SessionBase):
             self.early.append(partial(self.push, kind, rest))
         else:
             request_id, *order_id = map(int, rest.split())
-            standing = self.requests.get(request_id)
-            if request_id in self._fresh:
-                self.loop.call_soon(self.push, kind, rest)
-            elif standing == SENT:
-                self._ahead[request_id] = (kind, rest)
-            elif standing is not None and kind != "g":
-                self._removed(request_id, REMOVALS[kind])
-            elif standing in (WAITING, HANDED):
-                self._granted(request_id, order_id[0])
+            if request_id in self.requests:
+                if kind != "g":
+                    self._removed(request_id, REMOVALS[kind])
+                elif self.requests[request_id] != OWNS:
+                    self._granted(request_id, order_id[0])
 
     def _granted(self, request_id: int, order_id: int) -> None:
         self.order_ids.saw(order_id)
