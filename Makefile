@@ -86,6 +86,7 @@ check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generat
 	$(BIN)/mypy $(SOURCES) || failed=1; \
 	$(BIN)/python -m tools.sync --check || failed=1; \
 	$(BIN)/python -m tools.diagrams --check || failed=1; \
+	$(BIN)/python -m tests.guarantees --check >/dev/null || failed=1; \
 	exit $$failed
 
 sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking, and the diagrams

@@ -451,6 +451,7 @@ async def test_tokens_rise_over_the_deletion_of_their_base_in_etcd(key: str) -> 
         assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.exhaustive
 async def test_a_base_that_was_replaced_in_etcd_ends_the_sessions() -> None:
     with a_store("etcd") as url:
         async with tenure.connect(url) as client:

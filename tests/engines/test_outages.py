@@ -99,7 +99,7 @@ async def test_what_is_free_is_not_acquired_during_an_outage_and_the_error_says_
         await recovers(afar, client)
 
 
-@pytest.mark.parametrize("how", ["refused", "stalled"])
+@pytest.mark.parametrize("how", ["refused", STALLED])
 async def test_a_waiter_that_times_out_during_an_outage_is_not_told_of_contention(
     afar: Afar, url: str, how: str
 ) -> None:

@@ -19,6 +19,7 @@ def cell(shown: Shown, engine: str, fault: str) -> list[str]:
     return next(line.split(" | ") for line in lines if line.startswith(f"| {fault}"))
 
 
+@pytest.mark.exhaustive  # `make check` does it
 def test_the_document_names_the_tests_that_there_are() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.guarantees", "--check"],

@@ -83,6 +83,7 @@ async def test_a_program_that_is_also_creating_the_store_is_not_taken_for_a_user
             await lease.release()
 
 
+@pytest.mark.exhaustive
 async def test_a_dropped_schema_costs_its_leases_and_a_new_program_creates_a_store(
     server: PostgresServer,
 ) -> None:
