@@ -7,7 +7,7 @@ A test says what it shows, beside its name::
 
 `python -m tests.guarantees` runs all tests that say so, and writes the table of what came of it.
 What no test shows is told as such, and what cannot be asked of an engine with the reason
-(`vocabulary`). `make check` examines whether the table is of the tests as they are, without running them.
+(`vocabulary`). `make check` examines whether the table is of the tests as they are, and runs none.
 """
 
 from tests.guarantees.vocabulary import (
