@@ -64,9 +64,7 @@ STEPS = [
     pytest.param(stores("etcd"), Watching, "_process", id="etcd: reading the stream of watches"),
     pytest.param(stores("redis"), RedisEngine, "_deliver_own", id="redis: delivering"),
     pytest.param(MEMORY_IN_REAL_TIME, Recorder, "granted", id="memory: delivering"),
-    pytest.param(
-        stores("tenure"), ServerSession, "_answer_placed", id="tenure: delivering in the server"
-    ),
+    pytest.param(stores("tenure"), ServerSession, "send", id="tenure: delivering in the server"),
 ]
 
 

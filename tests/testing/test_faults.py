@@ -34,4 +34,5 @@ def lagging(url: str, clock: Clock) -> Engine:
 TestNear = conformance_tests(Stores(MEMORY.empty, near, virtual=True))
 TestLagging = conformance_tests(Stores(MEMORY_IN_REAL_TIME.empty, lagging))
 TestFar = conformance_tests(Stores(MEMORY_IN_REAL_TIME.empty, far))
+pytest.mark.exhaustive(TestLagging)
 pytest.mark.exhaustive(TestFar)

@@ -81,7 +81,7 @@ class _Engine(Protocol):
 
 
 class Standing(Enum):
-    """Where a request stands, as far as known."""
+    """State of a request, as far as known."""
 
     SENT = 0
     WAITING = 1
@@ -97,7 +97,7 @@ class SqliteSession(SessionBase):
     Attributes:
         me: its id and attach number, which identify this attachment in the store.
         survives_process: whether the session outlives this program.
-        requests: its requests, and where they stand as far as known. Events of others are older:
+        requests: its requests with their states, as far as known. Events of others are older:
             of requests that were withdrawn, or removed before a takeover.
         looked_at: when the store was last read for them.
     """
@@ -387,8 +387,8 @@ class SqliteSession(SessionBase):
 
     def removed(self, request_id: int, why: Removal) -> None:
         """Report that a request has left its queue."""
-        self._drop(request_id)
         self.events.removed(request_id, why)
+        self._drop(request_id)  # afterwards: an event that could not be reported comes again
 
     # Watches
 
