@@ -6,10 +6,12 @@ import asyncio
 import sys
 from collections.abc import Awaitable
 
+import psycopg
 import pytest
 
 import tenure
 from tenure.engines.contract import Attach, Withdrawn
+from tenure.engines.postgresql.connecting import OpenedConnections
 from tenure.testing.recorder import Recorder
 from tests.engines.postgresql.helpers import (
     PATIENCE,
@@ -68,6 +70,26 @@ async def test_clients_that_create_the_store_at_the_same_time_all_use_it(
 
     tokens = await asyncio.gather(*(lock() for _ in range(10)))
     assert len(set(tokens)) == 10
+
+
+async def test_a_schema_that_was_created_just_now_is_not_taken_for_another_programs(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tenure.connect(server.url) as client:
+        await client.list_nodes()
+    calls = []
+    call = OpenedConnections.call
+
+    async def looked_up_before(self: OpenedConnections, function: str, *words: object) -> object:
+        calls.append(function)
+        if len(calls) == 1:  # as the server says whose memory is older than the schema
+            raise psycopg.errors.UndefinedFunction(f"function {function} does not exist")
+        return await call(self, function, *words)
+
+    monkeypatch.setattr(OpenedConnections, "call", looked_up_before)
+    async with tenure.connect(server.url) as client, client.mutex("m").lock(timeout=PATIENCE):
+        pass
+    assert calls[:2] == ["tenure.hello"] * 2
 
 
 async def test_a_program_that_is_also_creating_the_store_is_not_taken_for_a_user_of_a_former_one(

@@ -312,9 +312,8 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
         EngineError: it is of a version that this program cannot use, or the schema is another
             program's.
     """
-    hello = f"{address.schema}.hello"
     try:
-        found = await opened.call(hello, address.relaxed, address.synchronous)
+        found = await _hello(opened, address)
     except psycopg.Error as error:
         if error.sqlstate not in (DROPPED, _NO_FUNCTION):
             raise
@@ -334,7 +333,7 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
                 f"UPDATE {address.schema}.meta SET longest_window = {_DROPPED_WINDOW:g}; "  # noqa: S608
                 f"SELECT {address.schema}.data_was_restored()".encode()
             )
-        found = await opened.call(hello, address.relaxed, address.synchronous)
+        found = await _hello(opened, address)
     version, epoch, left, reason, serves, *_ = found
     if remedy := schema.mismatch(version, serves):
         raise EngineError(
@@ -342,6 +341,21 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
             f"needs {schema.VERSION}: {remedy}"
         )
     return StoreState(epoch, left, reason)
+
+
+async def _hello(opened: OpenedConnections, address: PostgresUrl) -> Any:
+    """Call the function `hello` of the store.
+
+    While another program creates the schema, the server may see the schema already, and remember
+    from before which functions of the name there are. The next statement sees both.
+    """
+    words = f"{address.schema}.hello", address.relaxed, address.synchronous
+    try:
+        return await opened.call(*words)
+    except psycopg.Error as error:
+        if error.sqlstate != _NO_FUNCTION:
+            raise
+    return await opened.call(*words)
 
 
 async def note_use(opened: OpenedConnections, schema: str) -> None:
