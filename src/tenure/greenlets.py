@@ -10,7 +10,7 @@ Rules:
   tenure waits with those of this module, which block that thread alone.
 * A greenlet waits in its hub (`wait_readable`), so that the other greenlets go on.
 * Each such thread destroys the hub that gevent has made for it, if any, when it ends. The hub never
-  runs, so descriptors are closed with `close_descriptor`.
+  runs, so these threads close descriptors with `close_descriptor`.
 """
 
 from __future__ import annotations

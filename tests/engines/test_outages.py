@@ -31,7 +31,8 @@ STALLED = pytest.param("stalled", marks=pytest.mark.exhaustive)
 
 ENGINES = [
     *sorted({*NETWORKED} - {"postgresql"}),
-    pytest.param("postgresql", marks=pytest.mark.exhaustive),  # waits for its pipeline as redis
+    # Its requests wait in the same code as those of redis.
+    pytest.param("postgresql", marks=pytest.mark.exhaustive),
 ]
 
 

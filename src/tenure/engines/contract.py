@@ -17,8 +17,8 @@ Rules that hold for every engine:
   before it sends them, so that a request without an answer can still be withdrawn.
 * **Pushes** arrive through `SessionEvents`, on the loop that called `attach`; an engine that
   receives nothing from its store polls. A push for a request may precede the answer to its
-  `enqueue`, which is then as old as the request: the push counts. It is no error then. A push may
-  be repeated; after an interruption the newest state is pushed again.
+  `enqueue`. Then the push counts, and the answer is no error. A push may be repeated; after an
+  interruption the newest state is pushed again.
 * **Hand-off.** If the next request in a queue belongs to the session that releases, an engine may
   grant it when the release is sent: the session owns the semaphore throughout.
 * **Proof.** `renew` extends the session's expiry in the store. After a success the engine calls

@@ -346,8 +346,8 @@ async def greet(opened: OpenedConnections, address: PostgresUrl, *, create: bool
 async def _hello(opened: OpenedConnections, address: PostgresUrl) -> Any:
     """Call the function `hello` of the store.
 
-    While another program creates the schema, the server may see the schema already, and remember
-    from before which functions of the name there are. The next statement sees both.
+    While another program creates the schema, the server may find the schema, and look for the
+    function in a list that is older. The next statement finds both.
     """
     words = f"{address.schema}.hello", address.relaxed, address.synchronous
     try:
@@ -372,7 +372,7 @@ async def note_use(opened: OpenedConnections, schema: str) -> None:
 async def _is_used(connection: _Psycopg, schema: str) -> bool:
     """Return whether a program is connected that has used a schema of this name.
 
-    It takes no lock, with which two programs that meet at a new store would find each other.
+    It takes no lock: each of two programs that create a store would see the lock of the other.
     """
     cursor = await connection.execute(
         "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' "  # noqa: S608

@@ -6,7 +6,7 @@ Rules:
 * Changes are numbered, so that the store recognises a repeated one.
 * Only `renew` extends a session. A reattach extends it if a renewal has no answer yet: a server's
   engine has sessions of other programs, which may have died.
-* An event of a request may arrive before the answer to the request, and counts more than that.
+* An event of a request may arrive before the answer to the request. Then the event counts.
 * A request that the store has removed is withdrawn as well, so that the store can forget the
   reason.
 """
