@@ -163,7 +163,8 @@ ATTACKS: dict[str, Attack] = {
         Attack(reads.lists, memory=256),
         Attack(reads.resumes),
         Attack(reads.statistics),
-        Attack(reads.descriptions),
+        Attack(reads.descriptions, memory=192),
+        Attack(reads.short_descriptions, memory=192),
         Attack(reads.attaches, memory=320),  # 1,100 streams on each of 16 connections
         Attack(connecting.silent, memory=256),
         Attack(connecting.hurried, memory=256),

@@ -11,7 +11,8 @@ import itertools
 import select
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 from hpack import Encoder
 
@@ -84,23 +85,38 @@ def statistics(target: Target) -> None:
 
 
 def descriptions(target: Target) -> None:
-    """Describe a semaphore with its owners and waiters, over YDB's API."""
+    """Describe a semaphore with its long queue, over YDB's API."""
+    _describe(target, lambda _: "queue")
+
+
+def short_descriptions(target: Target) -> None:
+    """Describe semaphores with one owner each, over YDB's API."""
+    mine = threading.get_ident()
+    _describe(target, lambda stream: f"{mine}-{stream}")
+
+
+def _describe(target: Target, name: Callable[[int], str]) -> None:
+    """Acquire the semaphore of each stream, and describe it as often as possible."""
+    streams = range(1, 80, 2)
     start = Request.SessionStart(path="/local/default", timeout_millis=60_000)
-    acquire = Request.AcquireSemaphore(
-        req_id=1, name="queue", count=_ALL, ephemeral=True, timeout_millis=_ALL
-    )
-    describe = Request.DescribeSemaphore(
-        req_id=2, name="queue", include_owners=True, include_waiters=True
-    )
+    begin = Request(session_start=start)
+
+    def acquire(stream: int) -> Request:
+        acquire = Request.AcquireSemaphore(
+            req_id=1, name=name(stream), count=_ALL, ephemeral=True, timeout_millis=_ALL
+        )
+        return Request(acquire_semaphore=acquire)
+
+    def describe(stream: int) -> Request:
+        describe = Request.DescribeSemaphore(
+            req_id=2, name=name(stream), include_owners=True, include_waiters=True
+        )
+        return Request(describe_semaphore=describe)
+
     opening = b"".join(
-        _open(stream)
-        + _say(stream, Request(session_start=start))
-        + _say(stream, Request(acquire_semaphore=acquire))
-        for stream in range(1, 80, 2)
+        _open(each) + _say(each, begin) + _say(each, acquire(each)) for each in streams
     )
-    asks = b"".join(
-        _say(stream, Request(describe_semaphore=describe)) * 20 for stream in range(1, 80, 2)
-    )
+    asks = b"".join(_say(each, describe(each)) * 20 for each in streams)
     _converse(target, "ydb", _BEGIN + opening, _again(asks))
 
 

@@ -1,4 +1,4 @@
-"""Costly reads: one at a time for each client, in turn, in slices, and gone with their client."""
+"""Costly reads: few at a time for each client, in turn, in slices, and gone with their client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tenure.engines.contract import Attach as StoreAttach
 from tenure.engines.memory import MemoryEngine
-from tenure.errors import AuthenticationFailed
-from tenure.model import SessionDescription
+from tenure.errors import AuthenticationFailed, SemaphoreNotFound
+from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.dflockd.listener import Deaf
@@ -51,11 +51,29 @@ class Slices:
     async def slice(self, reader: Reader, name: str, seconds: float = 0.0) -> None:
         """A slice, which waits for its store for so long."""
         async with reader.turn():
-            self.begun.append(name)
-            self._under_way += 1
-            self.most = max(self.most, self._under_way)
-            await asyncio.sleep(seconds)
-            self._under_way -= 1
+            await self._wait(name, seconds)
+
+    async def describe(self, reader: Reader, requests: int) -> None:
+        """A description of so many waiters, for which the store takes a second."""
+
+        async def read() -> SemaphoreDescription:
+            await self._wait("", 1.0)
+            return description(requests)
+
+        await reader.describe(read)
+
+    async def _wait(self, name: str, seconds: float) -> None:
+        self.begun.append(name)
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        await asyncio.sleep(seconds)
+        self._under_way -= 1
+
+
+def description(requests: int) -> SemaphoreDescription:
+    """A semaphore with so many waiters."""
+    waiter = RequestDescription(1, 1, 1, b"")
+    return SemaphoreDescription("name", b"", 1, 0, False, (), (waiter,) * requests)
 
 
 async def test_a_client_has_one_slice_at_a_time_on_all_its_connections() -> None:
@@ -65,6 +83,55 @@ async def test_a_client_has_one_slice_at_a_time_on_all_its_connections() -> None
             reader = Reader(reads, "client")
             tasks.create_task(slices.slice(reader, "", 1.0))
     assert slices.most == 1
+    assert reads.waiting == 0
+
+
+async def test_small_descriptions_of_a_client_are_read_side_by_side(clock: VirtualClock) -> None:
+    reads, slices, begun = ReadSchedule(), Slices(), clock.now()
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(100):
+            tasks.create_task(slices.describe(Reader(reads, f"client {number % 2}"), 2))
+    assert slices.most == 2 * 8
+    assert clock.now() - begun < 12  # one after the other, each client's take 50 s
+    assert reads.waiting == 0
+
+
+async def test_a_client_that_reads_long_descriptions_reads_one_at_a_time() -> None:
+    reads, slices = ReadSchedule(), Slices()
+    reader = Reader(reads, "client")
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(20):
+            tasks.create_task(slices.describe(reader, 100))
+    assert slices.most == 1
+
+
+async def test_a_long_description_takes_back_what_small_ones_allowed() -> None:
+    reads, slices, after = ReadSchedule(), Slices(), Slices()
+    reader = Reader(reads, "client")
+    async with asyncio.TaskGroup() as tasks:
+        small = [tasks.create_task(slices.describe(reader, 1)) for _ in range(20)]
+        await asyncio.wait(small)
+        await slices.describe(reader, 100)
+        for _ in range(5):
+            tasks.create_task(after.describe(reader, 100))
+    assert (slices.most, after.most) == (8, 1)
+
+
+async def test_a_description_that_fails_or_is_cancelled_leaves_its_place() -> None:
+    reads = ReadSchedule()
+    reader = Reader(reads, "client")
+
+    async def fail() -> SemaphoreDescription:
+        raise SemaphoreNotFound("there is none")
+
+    with pytest.raises(SemaphoreNotFound):
+        await reader.describe(fail)
+    waiting = [asyncio.create_task(Slices().describe(reader, 1)) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    for each in waiting[:2]:
+        each.cancel()
+    await asyncio.wait(waiting)
+    assert not waiting[2].cancelled()
     assert reads.waiting == 0
 
 

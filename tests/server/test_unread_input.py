@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import tracemalloc
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tenure.errors import InvalidArgument
 from tenure.server.auth import Authenticator
 from tenure.server.budget import InputBudget, UnreadInput
 from tenure.server.limits import LimitReached, Limits
+from tenure.server.ydb.calls import GrpcCall
 from tenure.testing import VirtualClock
 from tenure.wire.messages import VERSION, Bye, Hello, Ping
 from tests.server.dflockd import talking as dflockd
@@ -169,3 +176,86 @@ async def test_after_a_wrong_token_nothing_is_read_of_dflockds_clients(
         assert listener.context.input.total == 0
         await asyncio.sleep(1)
         assert client.is_closed()
+
+
+# YDB's API
+
+
+class Acknowledged:
+    """The connection of a call that is not read yet, as the call sees it."""
+
+    def __init__(self) -> None:
+        self.context = SimpleNamespace(limits=Limits())
+        self.choked: set[GrpcCall] = set()
+        self.is_open, self.overloaded = True, False
+        self.acknowledged = self.queued = self.partial = 0
+        self.share = self
+
+    used_up = False
+
+    def acknowledge(self, _: int, size: int) -> None:
+        self.acknowledged += size
+
+    def count_queued(self, size: int) -> None:
+        self.queued += size
+
+    def account(self, size: int) -> None:
+        self.partial += size
+
+    def postpone(self, calls: Iterable[GrpcCall]) -> None:
+        for each in calls:
+            each.more()
+
+    def decide(self, _: GrpcCall) -> None: ...
+
+
+class Messages:
+    """A receiver of a call's messages."""
+
+    choked = False
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.received = self.got.append
+
+
+def unread_call(connection: Acknowledged) -> GrpcCall:
+    return GrpcCall(cast(Any, connection), cast(Any, SimpleNamespace(id=1)), [])
+
+
+async def test_unread_frames_of_a_byte_cost_no_more_memory_than_their_bytes() -> None:
+    call, size = unread_call(connection := Acknowledged()), 64 * KIB
+    frames = [bytes([each % 256]) for each in range(size)]
+    tracemalloc.start()
+    for each in frames:
+        call.add(each, 1)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert connection.queued == size
+    assert grown < 2 * size
+    assert call.unacked_size() == size
+    assert connection.queued == 0
+
+
+@given(
+    st.lists(st.integers(0, 9000), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9)), max_size=40),
+)
+async def test_messages_come_whole_and_all_their_bytes_are_acknowledged(
+    sizes: list[int], cuts: list[tuple[int, int]]
+) -> None:
+    messages = [bytes([number]) * size for number, size in enumerate(sizes)]
+    stream = b"".join(b"\0" + struct.pack(">I", len(each)) + each for each in messages)
+    call, receiver = unread_call(connection := Acknowledged()), Messages()
+    sent = 0
+    for number, (size, padding) in enumerate([*cuts, (len(stream), 3)]):
+        if number == len(cuts) // 2:
+            call.listen(cast(Any, receiver))
+        piece, stream = stream[:size], stream[size:]
+        call.add(piece, len(piece) + padding)
+        sent += len(piece) + padding
+        assert connection.acknowledged <= sent
+    assert receiver.got == messages
+    assert connection.acknowledged == sent
+    assert (connection.queued, connection.partial) == (0, 0)
+    call.closed()

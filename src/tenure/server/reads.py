@@ -3,9 +3,12 @@
 The cost of such a read grows with the size of the store, and a request of a few bytes causes it. So
 each read is carried out in *slices* of a few milliseconds, which are scheduled:
 
-* **One at a time.** A connection carries out one costly read at a time (`Reader.lock`), and a
-  client one slice at a time, on all its connections. A client is an identity, or a source if
-  connections have none (`reader_of`).
+* **One at a time.** A client carries out one slice at a time, on all its connections, and a
+  connection one list at a time (`Reader.lock`). A client is an identity, or a source if connections
+  have none (`reader_of`).
+* **Small ones side by side.** Each description of a few requests allows its client one more slice
+  at a time, up to eight; any other slice takes that back. Such a read costs little here, but a
+  remote store takes milliseconds for it.
 * **Round robin.** Clients take turns, and the connections of a client take turns.
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
   after a pause as long as that iteration. The rest of the time is for other work.
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
 
@@ -43,8 +46,33 @@ _LOOK_UPS = 8  # sessions that a server looks up at a time, on all connections
 _GUESSING = object()  # the place of all connections of a client that were refused a session
 _LONGEST_PAUSE = 0.05  # seconds; a loop that was stopped for long does not stop reads as long
 
+_SMALL = 16  # owners and waiters, at the most, in a small description
+_SIDE_BY_SIDE = 8  # slices of a client that reads small descriptions
+
 _Slices: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
 """Waiting slices of one client, by their connections."""
+
+
+class _Client:
+    """A client with slices that wait or are in progress.
+
+    Attributes:
+        slices: those that wait.
+        running: how many are in progress.
+        most: how many may be.
+    """
+
+    __slots__ = ("most", "running", "slices")
+
+    def __init__(self) -> None:
+        self.slices: _Slices = OrderedDict()
+        self.running = 0
+        self.most = 1
+
+    @property
+    def has_room(self) -> bool:
+        """True if another slice may begin."""
+        return self.running < self.most
 
 
 class ReadSchedule:
@@ -58,46 +86,59 @@ class ReadSchedule:
     def __init__(self) -> None:
         self.openings = asyncio.Semaphore(_OPENINGS)
         self.look_ups = asyncio.Semaphore(_LOOK_UPS)
-        self._waiting: OrderedDict[Hashable, _Slices] = OrderedDict()
-        self._busy: dict[Hashable, _Slices] = {}  # clients with a slice in progress
+        self._clients: dict[Hashable, _Client] = {}
+        self._ready: OrderedDict[Hashable, _Client] = OrderedDict()  # those whose turn comes
         self._free_at = 0.0
         self._granting: asyncio.Handle | None = None
 
     @property
     def waiting(self) -> int:
         """Number of waiting slices."""
-        clients = [*self._waiting.values(), *self._busy.values()]
-        turns = [turn for slices in clients for each in slices.values() for turn in each]
+        turns = [
+            turn
+            for client in self._clients.values()
+            for each in client.slices.values()
+            for turn in each
+        ]
         return sum(not turn.done() for turn in turns)
 
     async def begin_slice(self, client: Hashable, connection: object) -> None:
         """Return when a slice may begin; the caller then calls `end_slice`."""
         loop = asyncio.get_running_loop()
-        if not self._waiting and client not in self._busy and loop.time() >= self._free_at:
-            self._take(client, OrderedDict(), loop)
+        state = self._clients.setdefault(client, _Client())
+        if not self._ready and state.has_room and loop.time() >= self._free_at:
+            self._begin(state, loop)
             return
         turn = loop.create_future()
-        slices = self._busy.get(client)
-        if slices is None:
-            slices = self._waiting.setdefault(client, OrderedDict())
-        slices.setdefault(connection, deque()).append(turn)
-        self._grant_soon(loop)
+        state.slices.setdefault(connection, deque()).append(turn)
+        self._queue(client, state)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.end_slice(client)
+                self.end_slice(client, small=False)
             raise
 
-    def end_slice(self, client: Hashable) -> None:
+    def end_slice(self, client: Hashable, *, small: bool) -> None:
         """End a slice of this client, and schedule its next one."""
-        slices = self._busy.pop(client)
-        if slices:
-            self._waiting[client] = slices
+        state = self._clients[client]
+        state.running -= 1
+        state.most = min(state.most + 1, _SIDE_BY_SIDE) if small else 1
+        self._queue(client, state)
+        self._forget_idle(client, state)
+
+    def _forget_idle(self, client: Hashable, state: _Client) -> None:
+        if not state.running and not state.slices:
+            del self._clients[client]
+
+    def _queue(self, client: Hashable, state: _Client) -> None:
+        """Put a client that may begin a slice behind the others, unless it is among them."""
+        if state.slices and state.has_room:
+            self._ready.setdefault(client, state)
             self._grant_soon(asyncio.get_running_loop())
 
-    def _take(self, client: Hashable, slices: _Slices, loop: asyncio.AbstractEventLoop) -> None:
-        self._busy[client] = slices
+    def _begin(self, state: _Client, loop: asyncio.AbstractEventLoop) -> None:
+        state.running += 1
         begun = loop.time()
         self._free_at = begun + _LONGEST_PAUSE  # until the duration of this iteration is known
         loop.call_soon(self._measure, begun, loop)
@@ -112,19 +153,23 @@ class ReadSchedule:
         self._grant_soon(loop)
 
     def _grant_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._granting is None and self._waiting:
+        if self._granting is None and self._ready:
             self._granting = loop.call_at(max(self._free_at, loop.time()), self._grant, loop)
 
     def _grant(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin the next slice."""
         self._granting = None
-        while self._waiting:
-            client, slices = self._waiting.popitem(last=False)
-            turn = _next(slices)
-            if turn is None:
-                continue  # all were cancelled
+        while self._ready:
+            client, state = self._ready.popitem(last=False)
+            if not state.has_room:
+                continue  # `end_slice` puts it back
+            turn = _next(state.slices)
+            if turn is None:  # all were cancelled
+                self._forget_idle(client, state)
+                continue
             turn.set_result(None)
-            self._take(client, slices, loop)
+            self._begin(state, loop)
+            self._queue(client, state)
             return
 
 
@@ -143,14 +188,14 @@ def _next(slices: _Slices) -> asyncio.Future[None] | None:
 class Reader:
     """The costly reads of one connection, and how it opens and attaches sessions.
 
-    A read holds `lock`, and takes a `turn` for each of its slices.
+    A list holds `lock`, and takes a `turn` for each of its slices.
 
     Args:
         reads: the server's.
         client: the client of the connection (`reader_of`).
 
     Attributes:
-        lock: held during a read.
+        lock: held during a list, and while a long description is sent.
     """
 
     __slots__ = ("_attaching", "_client", "_openings", "_reads", "_rejected", "lock")
@@ -171,7 +216,20 @@ class Reader:
         try:
             yield
         finally:
-            self._reads.end_slice(self._client)
+            self._reads.end_slice(self._client, small=False)
+
+    async def describe(
+        self, read: Callable[[], Awaitable[SemaphoreDescription]]
+    ) -> SemaphoreDescription:
+        """Read one semaphore with its owners and waiters, when it is the connection's turn."""
+        await self._reads.begin_slice(self._client, self)
+        small = False
+        try:
+            found = await read()
+            small = len(found.owners) + len(found.waiters) <= _SMALL
+        finally:
+            self._reads.end_slice(self._client, small=small)
+        return found
 
     @asynccontextmanager
     async def opening_session(self) -> AsyncIterator[None]:
@@ -217,7 +275,7 @@ class Reader:
         try:
             yield
         finally:
-            self._reads.end_slice(self._client)
+            self._reads.end_slice(self._client, small=False)
 
     def note_rejected(self) -> None:
         """Record that a session could not be attached."""

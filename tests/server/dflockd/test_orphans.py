@@ -169,10 +169,10 @@ async def test_the_search_takes_turns_with_the_costly_reads_of_clients(
         await begin(reads, client, connection)
         reading += 1
 
-    def count_end(reads: ReadSchedule, client: Hashable) -> None:
+    def count_end(reads: ReadSchedule, client: Hashable, *, small: bool) -> None:
         nonlocal reading
         reading -= 1
-        end(reads, client)
+        end(reads, client, small=small)
 
     monkeypatch.setattr(MemoryEngine, "pages", lambda engine: NotedPages(engine))  # noqa: PLW0108  (binds)
     monkeypatch.setattr(ReadSchedule, "begin_slice", count_begin)

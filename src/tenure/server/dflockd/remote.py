@@ -320,10 +320,11 @@ class RemoteTokens:
         if fence is None or not is_key(name):
             return None
         try:
-            async with reader.lock, reader.turn():
-                described = await self._engine.describe_semaphore(
+            described = await reader.describe(
+                lambda: self._engine.describe_semaphore(
                     self._node, stored_name(name), owners=True, waiters=False
                 )
+            )
         except (NodeNotFound, SemaphoreNotFound):
             return None
         owner = next((each for each in described.owners if each.order_id == fence), None)

@@ -243,11 +243,12 @@ async def _described(
 async def _describe(
     engine: Engine, message: Describe, most: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
-    async with reader.turn():
-        found = await engine.describe_semaphore(
+    found = await reader.describe(
+        lambda: engine.describe_semaphore(
             message.path, message.name, owners=message.owners, waiters=message.waiters
         )
-        check_size(found, message.path, most)
+    )
+    check_size(found, message.path, most)
     yield SemaphoreDescribed(message.rid, await described(reader, found))
 
 

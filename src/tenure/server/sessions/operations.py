@@ -324,27 +324,23 @@ async def _describe(
     session: ServerSession, message: DescribeSemaphore, connection: HolderConnection
 ) -> Struct | None:
     """Return the description; ``None`` if the holder has left the connection of its request."""
+    most = session.context.limits.output_bytes // 2
+    read = partial(
+        session.store.describe_semaphore,
+        message.name,
+        owners=message.owners,
+        waiters=message.waiters,
+    )
     if not (message.owners or message.waiters):
-        found, size = await _described_in_store(session, message)
-        await connection.wait_for_room(size)
+        found = await read()
+        await connection.wait_for_room(check_size(found, session.node, most))
         return SemaphoreDescribed(message.rid, semaphore_info(found))
     async with connection.reader.lock:
         if session.connection is not connection:
             return None
-        async with connection.reader.turn():
-            found, size = await _described_in_store(session, message)
-        await connection.wait_for_room(size)
+        found = await connection.reader.describe(read)
+        await connection.wait_for_room(check_size(found, session.node, most))
         return SemaphoreDescribed(message.rid, await described(connection.reader, found))
-
-
-async def _described_in_store(
-    session: ServerSession, message: DescribeSemaphore
-) -> tuple[SemaphoreDescription, int]:
-    """Return the description, and its approximate size in a message."""
-    found = await session.store.describe_semaphore(
-        message.name, owners=message.owners, waiters=message.waiters
-    )
-    return found, check_size(found, session.node, session.context.limits.output_bytes // 2)
 
 
 def _start(work: _Work, session: ServerSession, message: Any) -> None:

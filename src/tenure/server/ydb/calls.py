@@ -9,7 +9,6 @@ stops the client.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["CallConnection", "GrpcCall", "GrpcError", "Receiver", "Status", "decoded", "frame"]
 
 _HEADER = 5  # bytes before each message: whether it is compressed, and its length
+_PIECE = 4 * 1024  # unread bytes that count as an unfinished message at a time
 _CHUNK = 256 * 1024  # bytes that are sent before it is looked whether the client has read them
 _INITIAL = [(":status", "200"), ("content-type", "application/grpc+proto")]
 
@@ -146,7 +146,8 @@ class GrpcCall:
         self._stream = stream
         self._receiver: Receiver | None = None
         self._refusal: GrpcError | None = None
-        self._unread: deque[tuple[bytes, int]] = deque()
+        self._unread = bytearray()  # one buffer: frames of a byte cost no more than their bytes
+        self._unacknowledged = 0  # bytes of flow control for it, with the padding
         self._partial = bytearray()
         self._ended = self._cancelled = False
         self._over = False
@@ -158,7 +159,8 @@ class GrpcCall:
 
     def add(self, data: bytes, ack_size: int) -> None:
         """Queue bytes of the client's message, and handle them as soon as allowed."""
-        self._unread.append((data, ack_size))
+        self._unread += data
+        self._unacknowledged += ack_size
         self.connection.count_queued(len(data))
         self.more()
 
@@ -173,13 +175,14 @@ class GrpcCall:
 
     def unacked_size(self) -> int:
         """Drop the client's unacknowledged data, and return its size."""
-        size = sum(ack_size for _, ack_size in self._unread)
+        size = self._unacknowledged
         self._drop_unread()
         return size
 
     def _drop_unread(self) -> None:
-        self.connection.count_queued(-sum(len(data) for data, _ in self._unread))
+        self.connection.count_queued(-len(self._unread))
         self._unread.clear()
+        self._unacknowledged = 0
 
     # Receiving
 
@@ -194,7 +197,7 @@ class GrpcCall:
         self.connection.decide(self)
         if self._refusal is not None:
             receiver.broken(self._refusal)
-        elif self._unread or self._partial or self._ended:
+        elif self._unacknowledged or self._partial or self._ended:
             self.connection.postpone((self,))
 
     def refuse(self, error: GrpcError) -> None:
@@ -241,12 +244,8 @@ class GrpcCall:
             if (message := self._next_message()) is not None:
                 receiver.received(message)
                 handled += 1
-            elif self._unread:
-                data, ack_size = self._unread.popleft()
-                partial += data
-                connection.acknowledge(self._id, ack_size)
-                connection.count_queued(-len(data))
-                connection.account(len(data))
+            elif self._unacknowledged:
+                self._take_piece()
             else:
                 break
         self._limit_time()
@@ -255,6 +254,17 @@ class GrpcCall:
             if partial:
                 raise GrpcError(Status.INTERNAL, "the stream ended within a message")
             receiver.half_closed()
+
+    def _take_piece(self) -> None:
+        """Move a piece of the unread bytes to the message that is being read."""
+        piece = self._unread[:_PIECE]
+        del self._unread[:_PIECE]
+        acknowledged = len(piece) if self._unread else self._unacknowledged
+        self._unacknowledged -= acknowledged
+        self._partial += piece
+        self.connection.acknowledge(self._id, acknowledged)
+        self.connection.count_queued(-len(piece))
+        self.connection.account(len(piece))
 
     def _next_message(self) -> bytes | None:
         partial = self._partial

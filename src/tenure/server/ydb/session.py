@@ -637,7 +637,7 @@ class SessionStream:
             elif isinstance(operation, DeleteOperation):
                 answer = self._delete(operation, session)
             elif isinstance(operation, DescribeOperation) and operation.is_costly:
-                answer = self._describe(operation, session)
+                answer = self.reader.describe(partial(operation.start, session))
             else:
                 answer = operation.start(session)
         except TenureError as error:
@@ -650,10 +650,6 @@ class SessionStream:
             answer.add_done_callback(partial(self._done, job))
         else:
             self._conversation.answered(job, answer)
-
-    async def _describe(self, operation: DescribeOperation, session: EngineSession) -> Any:
-        async with self.reader.lock, self.reader.turn():
-            return await operation.start(session)
 
     async def _create(self, operation: CreateOperation, session: EngineSession) -> None:
         semaphores = self._context.counts.semaphores
