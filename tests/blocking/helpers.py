@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from tenure import blocking
@@ -83,3 +84,14 @@ def lose(eye: blocking.Client, lease: blocking.Lease) -> None:
 def is_held(lease: blocking.Lease) -> bool:
     """The same as asking the lease, without a type checker taking the answer for lasting."""
     return lease.held
+
+
+def sleeps(process: int) -> bool:
+    """True if the main thread of a program waits in the kernel, where a signal wakes it.
+
+    A signal that comes just before is handled by Python when the wait ends by itself.
+    """
+    if not Path("/proc").is_dir():
+        return True
+    stat = Path(f"/proc/{process}/task/{process}/stat").read_text(encoding="utf-8")
+    return stat.rpartition(")")[2].split()[0] == "S"

@@ -15,7 +15,7 @@ import pytest
 
 from tenure import blocking
 from tenure._client.loss import LOSS_EXIT_STATUS
-from tests.blocking.helpers import is_free, until, waiting
+from tests.blocking.helpers import is_free, sleeps, until, waiting
 from tests.guarantees import SQLITE, guarantee
 
 HEAD = """
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_a_program_that_waits(url: str, eye: blocking.Client) -> Non
     """
     blocker = eye.mutex("a").lock()
     with program(url, text) as process:
-        until(lambda: waiting(eye, "a") == 1)
+        until(lambda: waiting(eye, "a") == 1 and sleeps(process.pid))
         process.send_signal(signal.SIGINT)
         ends(process, -signal.SIGINT, error="KeyboardInterrupt")
     assert waiting(eye, "a") == 0

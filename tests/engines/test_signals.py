@@ -25,7 +25,8 @@ with blocking.connect(sys.argv[1]) as client, blocking.connect(sys.argv[1]) as a
     another.release_on_signals()
     with client.mutex("a").lock(), another.mutex("b").lock():
         print("held", flush=True)
-        time.sleep(600)
+        while True:  # Python may notice a signal only when a wait ends
+            time.sleep(0.1)
 """
 
 IN_A_THREAD = """
@@ -42,7 +43,8 @@ def work():
 
 thread = threading.Thread(target=work)
 thread.start()
-thread.join()
+while thread.is_alive():  # Python may notice a signal only when a wait ends
+    thread.join(0.1)
 """
 
 ASYNCHRONOUS = """
