@@ -9,8 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard src tests benchmarks chaos examples tools)
 
-# Most tests wait for servers and windows, and few for a core: four run at a time on two cores.
-ABREAST := -n 4 --dist worksteal
+# Most tests wait for servers and windows, and few for a core: six run at a time on two cores.
+ABREAST := -n 6 --dist worksteal
 
 # The quick part of the tests: what a change to the core or the primitives breaks first, on the
 # engines that need no server.
