@@ -9,11 +9,13 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tenure.engines.contract import Place
+from tenure.engines.sqlite import monitor
 from tenure.engines.sqlite.liveness import started
 from tenure.engines.sqlite.watches import DatagramNotifier, ProcessWatch
 from tests.engines.sqlite.helpers import program
@@ -124,3 +126,31 @@ def test_sockets_are_closed_with_the_notifier(tmp_path: Path) -> None:
     notifier.close(loop)
     assert len(os.listdir("/proc/self/fd")) == before - 1
     loop.close()
+
+
+async def test_a_waiter_is_notified_while_the_loop_of_the_former_holder_is_busy(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant in ("_TICK", "_TICK_WAITING", "_FIRST_LOOK"):
+        monkeypatch.setattr(monitor, constant, 600.0)
+    owns, waits, granted = (threading.Event() for _ in range(3))
+
+    async def hold_and_compute() -> bool:
+        async with program(f"{url}?durability=full") as holder:
+            await holder.enqueue(1, "x")
+            owns.set()
+            while not waits.is_set():  # noqa: ASYNC110  (of another thread)
+                await asyncio.sleep(0.01)
+            holder.session.withdraw(1)
+            for _ in range(3):  # the thread has got it
+                await asyncio.sleep(0)
+            return granted.wait(20)  # computing, as far as the loop is concerned
+
+    holding = asyncio.create_task(asyncio.to_thread(asyncio.run, hold_and_compute()))
+    await asyncio.to_thread(owns.wait)
+    async with program(f"{url}?durability=full") as waiter:
+        assert await waiter.enqueue(2, "x") is Place.WAITING
+        waits.set()
+        await waiter.granted(2)
+        granted.set()
+        assert await holding

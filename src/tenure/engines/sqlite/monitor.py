@@ -201,13 +201,17 @@ class Monitor:
         store = self._store
         self.delivery.pass_on(messages.pushes)
         with self._failures.contained():  # others read the file at their next tick
-            unanswered = store.notifier.notify(messages.recipients)
-            if unanswered:
-                store.loop.call_soon(self._reap_dead, unanswered)
+            self.notify(messages)
+            if messages.recipients:
+                store.loop.call_soon(self._reap_dead, messages.recipients)
         for participant in messages.removed:
             with self._failures.contained():
                 store.lives.remove(participant)
                 self._processes.forget(participant)
+
+    def notify(self, messages: Messages) -> None:
+        """Notify the recipients of a commit; those without a receiver remain. On any thread."""
+        messages.recipients = set(self._store.notifier.notify(messages.recipients))
 
     def notified(self) -> None:
         """Read the events, after a notification."""

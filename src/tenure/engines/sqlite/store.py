@@ -1,13 +1,10 @@
-"""Resources of an open store: its connections, its turn, and this engine's participant.
+"""Resources of an open store, and the `Committer`, which runs all operations on it.
 
-A `Store` opens and closes them in the right order.
+A `Store` opens and closes its connections, its turn, and this engine's participant, in the right
+order. A forked child inherits these resources but must not use them. The child closes the files,
+but never SQLite's connections: closing one would remove the log that the parent still writes.
 
-A forked child inherits these resources but must not use them. The child closes the files, but never
-SQLite's connections: closing one would remove the log that the parent still writes.
-
-Execution of operations: inline if possible, otherwise grouped in a background thread.
-
-Rules:
+The `Committer` runs operations inline if possible, otherwise grouped in a background thread. Rules:
 
 * Operations take effect in the order in which they were submitted.
 * An operation commits immediately, on the caller's thread, if the turn is free. After several of
@@ -86,9 +83,14 @@ class _Operation:
 
 
 class _Listener(Protocol):
-    """The monitor, which the committer calls on the loop: after commits, and deferrals."""
+    """The monitor, which the committer calls on the loop: after commits, and deferrals.
+
+    `notify` is called after the commits of the thread, in it: the loop may be busy.
+    """
 
     def committed(self, messages: Messages, /) -> None: ...
+
+    def notify(self, messages: Messages, /) -> None: ...
 
     def keep_ticking(self) -> None: ...
 
@@ -253,6 +255,8 @@ class Committer:
                     self._run_retrying(operations, messages)
                 finally:
                     self._turn.release()
+            for each in messages:
+                self.listener.notify(each)
         except Exception as error:
             failure, self.stalled_since = error, None
         with contextlib.suppress(RuntimeError):  # the loop is closed
