@@ -238,7 +238,7 @@ from tenure.model import LastRun
 from collections.abc import Sequence
 from functools import partial
 from tenure._client import client as async_client
-from tenure._client.client import DEFAULT_WINDOW
+from tenure._client.sessions import DEFAULT_WINDOW
 from tenure.blocking.attempts import Attempts
 from tenure.blocking.blocks import abandon_session
 from tenure.blocking.session import Primitives, Session

@@ -34,6 +34,7 @@ from tenure._client.once import Once
 from tenure._client.session import Primitives, Session
 from tenure._client.session_handle import ResumeToken
 from tenure._client.sessions import (
+    DEFAULT_WINDOW,
     Attempts,
     ImplicitSession,
     SessionOptions,
@@ -180,10 +181,6 @@ class Nodes:
         return await (await self._core.opened()).evict(path, name, order_id)
 
 
-DEFAULT_WINDOW = 30.0
-"""Default recovery window in seconds."""
-
-
 def default_url() -> str:
     """Return the URL that `connect` and the command line use when none is given.
 
@@ -284,8 +281,7 @@ class Client(Nodes, Primitives, AsyncHandle):
         )
         site = call_site(debug=_in_debug_mode())
         self._anchor = ClientAnchor(self._core, site)
-        window = min(DEFAULT_WINDOW, engine.capabilities.longest_window)
-        self._implicit = ImplicitSession(self._anchor, window)
+        self._implicit = ImplicitSession(self._anchor)
 
     def __repr__(self) -> str:
         return f"<Client {self.url}{' (closed)' if self._core.closed else ''}>"

@@ -42,6 +42,9 @@ from tenure.errors import (
 from tenure.identity import described
 from tenure.model import DEFAULT_NODE
 
+DEFAULT_WINDOW = 30.0
+"""Default recovery window in seconds."""
+
 
 class SessionOptions(NamedTuple):
     """Arguments of `Client.session`, checked."""
@@ -170,14 +173,18 @@ class ImplicitSession:
     fails, all of them get the error.
     """
 
-    def __init__(self, anchor: ClientAnchor, recovery_window: float) -> None:
+    def __init__(self, anchor: ClientAnchor) -> None:
         self.node = DEFAULT_NODE
-        self.recovery_window = recovery_window
         self._anchor = anchor
         self._client = anchor.core
         self._handle: Session | None = None  # keeps the session
         self._session: SessionCore | None = None
         self._attaching: asyncio.Task[SessionCore] | None = None
+
+    @property
+    def recovery_window(self) -> float:
+        """The usual one, or the longest that the store allows, once the store is known."""
+        return min(DEFAULT_WINDOW, self._client.capabilities.longest_window)
 
     @property
     def contact(self) -> Contact:

@@ -116,20 +116,6 @@ class SemaphoreInfo(Struct, array_like=True, frozen=True):
     waiters: list[RequestInfo] = []
     waiting: int | None = None
 
-    @classmethod
-    def of(cls, semaphore: SemaphoreDescription) -> SemaphoreInfo:
-        """Convert a description to its message."""
-        return cls(
-            semaphore.name,
-            semaphore.data,
-            semaphore.limit,
-            semaphore.held,
-            semaphore.ephemeral,
-            [RequestInfo.of(each) for each in semaphore.owners],
-            [RequestInfo.of(each) for each in semaphore.waiters],
-            semaphore.waiting,
-        )
-
     def model(self) -> SemaphoreDescription:
         """Convert the message to a description."""
         return SemaphoreDescription(
@@ -158,7 +144,7 @@ class Found(_Value[Recovered], array_like=True, frozen=True):
 
 
 class Abilities(_Value[Capabilities], array_like=True, frozen=True):
-    """`Capabilities` of the server's store, as its clients see it."""
+    """Some of the `Capabilities` of the server's store; the others have their defaults."""
 
     counterpart = Capabilities
     fencing: bool = True
@@ -170,3 +156,4 @@ class Abilities(_Value[Capabilities], array_like=True, frozen=True):
     waiter_timeout: bool = True
     durable: bool = False
     store_time: bool = False
+    longest_window: Annotated[float, Meta(gt=0)] = 1800.0

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.engines.redis.servers import Server, a_server, free_port
 from tests.guarantees import REDIS, guarantee
 from tests.server.certificates import Authority
 from tests.server.dflockd import talking
+from tests.server.serving import serving
 
 
 async def works(url: str) -> None:
@@ -311,3 +313,14 @@ async def test_a_store_with_short_windows_serves_clients_of_dflockd(server: Serv
             while not heard:
                 heard = await client.hears()
         assert heard.startswith("ok ")
+
+
+async def test_a_client_of_a_server_begins_with_a_window_that_its_store_allows(
+    server: Server, tmp_path: Path
+) -> None:
+    async with (
+        serving(tmp_path, "--store", f"{server.url}&max_window=10") as served,
+        tenure.connect(served.address) as client,
+        client.mutex("m").lock() as lease,
+    ):
+        assert lease.held
