@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite, entered_scopes
@@ -37,10 +37,6 @@ from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock, SemaphoreNotFound, TenureError
 from tenure.identity import holder_name
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
-
-if TYPE_CHECKING:
-    from tenure._client.session_core import SessionCore
-
 
 _log = logging.getLogger("tenure")
 

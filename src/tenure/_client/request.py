@@ -10,7 +10,7 @@ Rules:
 * Loss is final. Its error is kept; each task raises a copy, so that tracebacks do not mix.
 * The session sends the withdrawal, so it takes effect even when the calling task is cancelled.
 
-States of a request and every transition between them. Pure: no clock, no I/O, no threads.
+States of a request and every transition between them:
 
 ::
 

@@ -67,7 +67,7 @@ class Ticket(AsyncHandle, Generic[L]):
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
             EngineUnavailable: the store cannot be reached, or does not answer.
             SessionExpired, SessionClosed: the session has ended.
-            Unsupported: the store does not list its waiters (ydb, dflockd).
+            Unsupported: the store does not tell a waiter its order id (ydb, dflockd).
         """
         request = self._request
         session = session_of(request).alive()
@@ -78,7 +78,8 @@ class Ticket(AsyncHandle, Generic[L]):
         if request.order_id is None:
             raise Unsupported(
                 f"this engine does not report a waiter's position (for {request.name!r} on "
-                f"{request.node}); sqlite://, redis://, postgresql://, etcd:// and tenure:// do",
+                f"{request.node}); memory://, sqlite://, redis://, postgresql://, etcd:// and "
+                "tenure:// do",
                 node=request.node,
                 name=request.name,
             )

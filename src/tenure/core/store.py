@@ -58,7 +58,7 @@ class Deadlines:
         heappush(self._heap, (when, self._pushed, entry))
 
     def set_timeout(self, request: StoredRequest, deadline: float | None) -> None:
-        """Index in the heap; set when a waiter is removed."""
+        """Set, replace or clear (`None`) the deadline of a waiter."""
         request.deadline = deadline
         if deadline is not None:
             self.add(deadline, request)

@@ -278,7 +278,7 @@ class EngineSession(Protocol):
         ephemeral semaphore) and re-creation; the caller reads the state by describing the
         semaphore. The watch is active when the session's next operation has been answered. The name
         need not exist (yet). Changes of owners are: a grant, a release, an expiry, an owner's count
-        or data.
+        or data. Waiters are not watched: one that joins or leaves changes nothing here.
 
         Returns:
             A synchronous function that ends the watch; safe to call twice.

@@ -37,8 +37,9 @@ class Name:
     """The keys of one semaphore, and the parts of transactions that every request needs.
 
     Attributes:
-        lasting: the create revision and the value of its limit, as last read, which every
-            transaction compares; ``None`` if the semaphore is unknown or ephemeral.
+        lasting: the create revision and the value of its limit, as last read; ``None`` if the
+            semaphore is unknown or ephemeral. Every transaction compares the revision, which
+            suffices because a limit never changes.
     """
 
     def __init__(self, prefix: str, path: str, name: str) -> None:

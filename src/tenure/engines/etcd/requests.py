@@ -8,8 +8,8 @@ Rules for joining and leaving (`EtcdRequests`):
 * **One transaction joins.** If the queue is empty, the request is put and is an owner; nothing is
   read. Otherwise a nested transaction puts it and reads the queue before it. A request with timeout
   0 is put only if no request is newer than the queue in which there was room.
-* The known kind and limit of a semaphore are compared. They are read only if they have changed, or
-  do not match the request.
+* The known kind of a semaphore is compared, and its create revision, because its limit never
+  changes. Both are read only if they have changed, or do not match the request.
 * A request is in the table until it is withdrawn, removed, or timed out. Then it is in `_leaving`
   until etcd has confirmed that. If etcd rejects the withdrawal, it is repeated by the next call or
   after a pause.

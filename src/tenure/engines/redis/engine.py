@@ -1,7 +1,4 @@
-"""Engine of one namespace in one Redis, on one event loop.
-
-Values of the model in the form of the scripts' replies.
-"""
+"""Engine of one namespace in one Redis, on one event loop."""
 
 from __future__ import annotations
 

@@ -381,9 +381,9 @@ class LivenessFiles:
             close_descriptor(fd)
 
     def remove(self, participant: int) -> None:
-        """Remove the files of a dead participant."""
+        """Remove the files of a dead participant; the one by which it is found, last."""
         self.forget(participant)
-        for name in (f"{participant}.live", f"{participant}.sock"):
+        for name in (f"{participant}.sock", f"{participant}.live"):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
 

@@ -2,7 +2,8 @@
 
 Objects are numbered, so that rows are small and the queue of a semaphore is contiguous:
 
-* A *request* is an owner if ``granted_at`` is not null. Its order id is its place.
+* A *request* is an owner if ``granted_at`` is not null. Its order id is its place, and ``hold`` its
+  number in its session, the ``request_id`` of the contract.
 * A *lasting* semaphore has a row, with its held count. An *ephemeral* one has no row: it exists
   while there are requests for its name.
 * ``durable`` is set if some program has requested ``durability=full``: every commit of every

@@ -65,7 +65,7 @@ class DatagramNotifier:
     ) -> None:
         """Call `notified` on the loop after each notification. Several may share one call.
 
-        If the socket cannot be bound (the path is too long for this system), only the tick remains.
+        If the socket cannot be bound (a path that is too long, a full disk), only the tick remains.
         """
         path = f"{self._folder}/{participant}.sock"
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class DatagramNotifier:
                 self._socket.sendto(_DATAGRAM, f"{self._prefix}{participant}.sock")
             except (ConnectionRefusedError, FileNotFoundError):
                 silent.append(participant)
-            except OSError:  # full: an earlier notification has not been received yet
+            except OSError:  # mostly full: an earlier notification has not been received yet
                 continue
         return silent
 
