@@ -67,7 +67,7 @@ class Ticket(AsyncHandle, Generic[L]):
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
             EngineUnavailable: the store cannot be reached, or does not answer.
             SessionExpired, SessionClosed: the session has ended.
-            Unsupported: the store does not tell a waiter its order id (ydb, dflockd).
+            Unsupported: the store reports no order id to a waiter (ydb, dflockd).
         """
         request = self._request
         session = session_of(request).alive()

@@ -156,4 +156,4 @@ class Abilities(_Value[Capabilities], array_like=True, frozen=True):
     waiter_timeout: bool = True
     durable: bool = False
     store_time: bool = False
-    longest_window: Annotated[float, Meta(gt=0)] = 1800.0
+    longest_window: float = 1800.0
