@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tenure.server.limits import Limits
 from tenure.server.tls import SlicedTls, TlsFiles, server_context
 from tenure.wire.frames import FrameReader, FrameWriter
 from tenure.wire.messages import GREETING_BYTES, Hello, Welcome, server_message
@@ -72,7 +73,8 @@ async def test_a_client_that_sends_single_bytes_comes_in(
 ) -> None:
     context = ssl.create_default_context(cafile=authority.cert)
     context.minimum_version = context.maximum_version = version
-    async with asyncio.timeout(30), serving(url=URL, tls=server_tls(authority)) as listener:
+    limits = Limits(greeting_time=60.0)  # each byte is read in its turn
+    async with serving(url=URL, tls=server_tls(authority), limits=limits) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
         received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(received, sent, server_hostname="localhost")
