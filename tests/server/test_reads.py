@@ -101,7 +101,7 @@ async def test_a_client_that_reads_long_descriptions_reads_one_at_a_time() -> No
     reader = Reader(reads, "client")
     async with asyncio.TaskGroup() as tasks:
         for _ in range(20):
-            tasks.create_task(slices.describe(reader, 100))
+            tasks.create_task(slices.describe(reader, 300))
     assert slices.most == 1
 
 
@@ -111,10 +111,27 @@ async def test_a_long_description_takes_back_what_small_ones_allowed() -> None:
     async with asyncio.TaskGroup() as tasks:
         small = [tasks.create_task(slices.describe(reader, 1)) for _ in range(20)]
         await asyncio.wait(small)
-        await slices.describe(reader, 100)
+        await slices.describe(reader, 300)
         for _ in range(5):
-            tasks.create_task(after.describe(reader, 100))
+            tasks.create_task(after.describe(reader, 300))
     assert (slices.most, after.most) == (8, 1)
+
+
+async def test_descriptions_of_what_is_missing_are_read_side_by_side() -> None:
+    reads, begun = ReadSchedule(), 0
+
+    async def fail() -> SemaphoreDescription:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(1.0)
+        raise SemaphoreNotFound("there is none")
+
+    reader = Reader(reads, "client")
+    missing = [asyncio.create_task(reader.describe(fail)) for _ in range(30)]
+    await asyncio.sleep(3.5)
+    assert begun == 1 + 2 + 4 + 8
+    await asyncio.wait(missing)
+    assert all(isinstance(each.exception(), SemaphoreNotFound) for each in missing)
 
 
 async def test_a_description_that_fails_or_is_cancelled_leaves_its_place() -> None:

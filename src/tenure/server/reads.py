@@ -6,9 +6,9 @@ each read is carried out in *slices* of a few milliseconds, which are scheduled:
 * **One at a time.** A client carries out one slice at a time, on all its connections, and a
   connection one list at a time (`Reader.lock`). A client is an identity, or a source if connections
   have none (`reader_of`).
-* **Small ones side by side.** Each description of a few requests allows its client one more slice
-  at a time, up to eight; any other slice takes that back. Such a read costs little here, but a
-  remote store takes milliseconds for it.
+* **Descriptions side by side.** Each description that fits in one slice allows its client one more
+  slice at a time, up to eight; any other slice takes that back. Such a read costs little here, but
+  a remote store takes milliseconds for it.
 * **Round robin.** Clients take turns, and the connections of a client take turns.
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
   after a pause as long as that iteration. The rest of the time is for other work.
@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
 
 from tenure.engines.contract import Engine
-from tenure.errors import AuthenticationFailed, SessionExpired
+from tenure.errors import AuthenticationFailed, SessionExpired, TenureError
 from tenure.model import SemaphoreDescription, SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
@@ -46,7 +46,6 @@ _LOOK_UPS = 8  # sessions that a server looks up at a time, on all connections
 _GUESSING = object()  # the place of all connections of a client that were refused a session
 _LONGEST_PAUSE = 0.05  # seconds; a loop that was stopped for long does not stop reads as long
 
-_SMALL = 16  # owners and waiters, at the most, in a small description
 _SIDE_BY_SIDE = 8  # slices of a client that reads small descriptions
 
 _Slices: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
@@ -226,7 +225,10 @@ class Reader:
         small = False
         try:
             found = await read()
-            small = len(found.owners) + len(found.waiters) <= _SMALL
+            small = len(found.owners) + len(found.waiters) <= SLICE
+        except TenureError:
+            small = True  # there is no such semaphore, for example
+            raise
         finally:
             self._reads.end_slice(self._client, small=small)
         return found
