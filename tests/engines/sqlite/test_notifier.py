@@ -139,8 +139,7 @@ async def test_a_waiter_is_notified_while_the_loop_of_the_former_holder_is_busy(
         async with program(f"{url}?durability=full") as holder:
             await holder.enqueue(1, "x")
             owns.set()
-            while not waits.is_set():  # noqa: ASYNC110  (of another thread)
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(waits.wait)
             holder.session.withdraw(1)
             for _ in range(3):  # the thread has got it
                 await asyncio.sleep(0)
