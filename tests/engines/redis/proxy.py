@@ -18,6 +18,7 @@ class Proxy:
         refuses: whether new connections are cut at once.
         passed: how many times something was passed on to the server.
         late: how many answers were made to come late, so far.
+        server: the path of the server, for new connections.
         error: what it answers to a script instead of the server, which gets nothing of it.
         refused_script: a part of the commands that it answers so.
         refused: set when it has answered so.
@@ -35,7 +36,7 @@ class Proxy:
         self.error = b""
         self.refused_script = b"EVALSHA"
         self.refused = asyncio.Event()
-        self._server_path = server
+        self.server = server
         self._writers: set[asyncio.StreamWriter] = set()
         self._ended: list[asyncio.StreamWriter] = []
         self._answered: dict[int, asyncio.StreamWriter] = {}
@@ -87,7 +88,7 @@ class Proxy:
             writer.transport.abort()
             return
         self.accepted = number = self.accepted + 1
-        there, back = await asyncio.open_unix_connection(self._server_path)
+        there, back = await asyncio.open_unix_connection(self.server)
         self._writers |= {writer, back}
         self._answered[number] = writer
         for source, sink, answers in ((reader, back, False), (there, writer, True)):

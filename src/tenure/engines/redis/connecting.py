@@ -105,7 +105,7 @@ async def connect(
                     f"{address.url}: there is a sentinel at {shown(place)}. Write "
                     "redis+sentinel://, and after the host the name of the service"
                 )
-            info = await _information(connection, address)
+            info = await information(connection, address)
             clustered = info.get("cluster_enabled", "0") if info else ""  # unknown if denied
             if address.cluster and clustered == "0":
                 raise not_a_cluster(address, place)
@@ -167,7 +167,7 @@ def announced(host: str, port: int, place: Place) -> Place | None:
     return host, port
 
 
-async def _information(connection: RedisConnection, address: RedisUrl) -> Info:
+async def information(connection: RedisConnection, address: RedisUrl) -> Info:
     """Read the server's report about itself; empty if this account may not."""
     try:
         return parse_info(await connection.execute("INFO"))
