@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import os
@@ -87,6 +88,18 @@ def new_thread(target: Callable[[], object], name: str) -> Thread:
     if are_used():
         return _NativeThread(target)
     return threading.Thread(target=target, name=name, daemon=True)
+
+
+def start_thread(target: Callable[[], object]) -> None:
+    """Start a daemon thread of the operating system, in a signal handler for example.
+
+    Unlike the start of a `threading.Thread` it takes no lock that the interrupted code may hold.
+
+    Raises:
+        RuntimeError: the system has no more threads.
+    """
+    start = _original("_thread", "start_new_thread") if are_used() else _thread.start_new_thread
+    start(target, ())
 
 
 def new_condition() -> Condition:

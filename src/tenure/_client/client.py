@@ -377,7 +377,7 @@ class Client(Nodes, Primitives, AsyncHandle):
             raise Misuse("release_on_signals was called outside of an event loop") from None
         core = self._core
         core.check_owner()
-        release_on(core, signals, partial(close_on_loop, core, loop))
+        release_on(core, signals, partial(close_on_loop, core, loop), waits=False)
 
     # Sessions
 

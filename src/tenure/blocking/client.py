@@ -183,14 +183,8 @@ class Client(ClientCalls):
         """
         core = client_core(self._wrapped)
         core.check_process()
-        release_on(core, signals, self._close_at_signal)
-
-    def _close_at_signal(self, then: Callable[[], None]) -> None:
-        portal, core = self._portal, client_core(self._wrapped)
-        try:
-            portal.release(portal.close, core, partial(close_in_time, core))
-        finally:
-            then()
+        close = partial(self._portal.begin_closing, core, partial(close_in_time, core))
+        release_on(core, signals, close, waits=True)
 
     def run(
         self,

@@ -351,6 +351,27 @@ class Portal:
                 else:  # this call was interrupted
                     closing.add_done_callback(lambda _: self._discard(client))
 
+    def begin_closing(
+        self,
+        client: Served,
+        close: Callable[[], Awaitable[object]],
+        ended: Callable[[], None],
+    ) -> None:
+        """Close a client by that function in the background, and call `ended`, on the loop."""
+
+        async def run() -> None:
+            """Close it, and report the end."""
+            try:
+                await self.close(client, close)
+            finally:
+                ended()
+
+        closing = client.closing
+        if self._loop.is_closed() or (closing is not None and closing.done()):
+            ended()
+        else:
+            self._post(self._in_background, run)
+
     def wait_for_end(self) -> None:
         """Wait for the end of the thread, unless a client or a call needs it."""
         while not self._is_needed():
@@ -651,8 +672,7 @@ class Portal:
         self._workers.forget()
 
     async def _close_all(self) -> None:
-        for client in list(self._clients):
-            await self._close(client)
+        await asyncio.gather(*(self._close(client) for client in self._clients))
 
     async def _close(self, client: Served) -> None:
         try:
