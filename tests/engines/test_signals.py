@@ -166,3 +166,54 @@ def test_a_close_is_completed_when_the_program_has_ended(engine: str) -> None:
         for iterations in (1, 2, 3, 5, 8, 12):
             asyncio.run(main(url, iterations))
         all_are_free(url)
+
+
+IN_HASTE = """
+import tenure._client.signals
+tenure._client.signals.ACTION_TIMEOUT = 0.3
+"""
+
+STUCK = """
+import asyncio, sys, time
+import tenure
+
+async def main():
+    async with tenure.connect(sys.argv[1]) as client:
+        client.release_on_signals()
+        async with client.mutex("a").lock():
+            print("held", flush=True)
+            while True:  # the loop stands still
+                time.sleep(0.1)
+
+asyncio.run(main())
+"""
+
+STOPPED = """
+import asyncio, sys, time
+import tenure
+
+async def main():
+    client = tenure.connect(sys.argv[1])
+    client.release_on_signals()
+    return await client.mutex("a").lock()
+
+loop = asyncio.new_event_loop()
+lease = loop.run_until_complete(main())
+print("held", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("text", [STUCK, STOPPED], ids=["stuck", "stopped"])
+def test_a_loop_that_does_not_run_does_not_keep_the_action(text: str) -> None:
+    ends_by_sigterm(IN_HASTE + text, "memory://")
+
+
+def test_the_handler_of_a_program_whose_loop_is_stuck_is_called() -> None:
+    own = "import signal, os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
+    with program(own + IN_HASTE + STUCK, "memory://") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 7

@@ -139,6 +139,41 @@ def test_a_client_that_cannot_be_closed_is_logged(
     )
 
 
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+def test_clients_are_closed_all_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled = threading.Event()
+    begun: list[ClientCore] = []
+    all_begun = asyncio.Event()
+    close = ClientCore.aclose
+
+    async def close_beside_others(core: ClientCore) -> None:
+        begun.append(core)
+        if len(begun) == 3:
+            all_begun.set()
+        await all_begun.wait()
+        await close(core)
+
+    async def main() -> None:
+        clients = [tenure.connect("memory://signals-many") for _ in range(3)]
+        for client in clients:
+            client.release_on_signals(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        while not handled.is_set():  # noqa: ASYNC110  the handler is called on the loop
+            await asyncio.sleep(0)
+
+    with handler(signal.SIGUSR1, lambda *_: handled.set()), monkeypatch.context() as patch:
+        patch.setattr(ClientCore, "aclose", close_beside_others)
+        if kind == "asynchronous":
+            asyncio.run(main())
+        else:
+            clients = [blocking.connect("memory://signals-many") for _ in range(3)]
+            for client in clients:
+                client.release_on_signals(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
+    assert handled.is_set()
+    assert len(begun) == 3
+
+
 def test_a_forked_child_leaves_its_parents_client_alone() -> None:
     calls = []
     with (

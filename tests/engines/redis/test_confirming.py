@@ -27,9 +27,7 @@ def three() -> Iterator[tuple[Server, Server, Server]]:
         port = free_port()
         master = running.enter_context(a_server(port=port))
         replica = ("--replicaof", f"127.0.0.1 {port}")
-        one, other = (
-            running.enter_context(a_server(*replica, port=free_port())) for _ in range(2)
-        )
+        one, other = (running.enter_context(a_server(*replica, port=free_port())) for _ in range(2))
         yield master, one, other
 
 

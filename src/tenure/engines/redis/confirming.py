@@ -75,9 +75,7 @@ class Confirmer:
         finally:
             self._task = None
 
-    async def _confirm(
-        self, sessions: set[AttachedSession]
-    ) -> dict[AttachedSession, EngineError]:
+    async def _confirm(self, sessions: set[AttachedSession]) -> dict[AttachedSession, EngineError]:
         """Return the error of each session whose grants are not confirmed."""
         url, needed = self._address.url, self._address.min_replicas
         try:
