@@ -467,6 +467,31 @@ async def test_an_ending_that_is_cancelled_twice_is_over() -> None:
     assert closing.begun == [0, 1]
 
 
+@pytest.mark.parametrize("iterations", range(2))
+def test_an_ending_that_begins_as_the_loop_ends_is_carried_out(iterations: int) -> None:
+    done: list[str] = []
+
+    async def step() -> None:
+        await asyncio.sleep(0)
+        done.append("carried out")
+
+    async def end(stop: asyncio.Event) -> None:
+        await stop.wait()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        await Ending(step).wait()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        tasks.append(asyncio.create_task(end(stop)))
+        asyncio.get_running_loop().call_soon(stop.set)
+        await stop.wait()
+
+    tasks: list[asyncio.Task[None]] = []
+    asyncio.run(main())
+    assert done == ["carried out"]
+
+
 async def test_each_caller_of_an_ending_gets_its_failure() -> None:
     async def fail() -> None:
         raise EngineError("the disk is full")

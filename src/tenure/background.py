@@ -330,12 +330,23 @@ class Ending:
         self._begun = True
         await persist(self._step)
 
+    def ensure_begun(self) -> bool:
+        """Start it again if it was cancelled before it ran; return whether that was so."""
+        cancelled = self.task.cancelled() and not self._begun
+        if cancelled:
+            self.task = self._start(self._run())
+        return cancelled
+
     async def wait(self) -> None:
         """Wait for the end of the step. Raises its failure."""
-        while not self.task.done() or (self.task.cancelled() and not self._begun):
-            if self.task.done():  # it was cancelled before it ran
-                self.task = self._start(self._run())
-            await asyncio.wait([self.task])
+        while self.ensure_begun() or not self.task.done():
+            try:
+                await asyncio.wait([self.task])
+            except asyncio.CancelledError:
+                # A loop that ends cancels all tasks once, and runs until they are done.
+                if self.ensure_begun():
+                    await asyncio.wait([self.task])
+                raise
         self.task.result()
 
 

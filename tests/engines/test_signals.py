@@ -168,6 +168,38 @@ def test_a_close_is_completed_when_the_program_has_ended(engine: str) -> None:
         all_are_free(url)
 
 
+@pytest.mark.parametrize("what", ["client", "session"])
+@pytest.mark.parametrize("engine", ["sqlite", "redis", "postgresql", "etcd", *BY_A_SERVER])
+def test_a_close_that_begins_as_the_program_ends_is_completed(engine: str, what: str) -> None:
+    async def close(url: str, iterations: int, held: asyncio.Event, stop: asyncio.Event) -> None:
+        client = tenure.connect(url)
+        session = await client.session()
+        leases.append(await session.mutex("a").lock(timeout=20))
+        leases.append(await session.mutex("b").lock(timeout=20))
+        held.set()
+        await stop.wait()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        if what == "session":
+            await session.aclose()
+        await client.aclose()
+
+    async def main(url: str, iterations: int) -> None:
+        held, stop = asyncio.Event(), asyncio.Event()
+        closing.append(asyncio.create_task(close(url, iterations, held, stop)))
+        async with asyncio.timeout(30):
+            await held.wait()
+        asyncio.get_running_loop().call_soon(stop.set)
+        await stop.wait()
+
+    leases: list[tenure.Lease] = []
+    closing: list[asyncio.Task[None]] = []
+    with BY_NAME[engine].make().empty() as url:
+        for iterations in (0, 1):  # with more, the task is cancelled before it closes anything
+            asyncio.run(main(url, iterations))
+        all_are_free(url)
+
+
 IN_HASTE = """
 import tenure._client.signals
 tenure._client.signals.ACTION_TIMEOUT = 0.3

@@ -55,7 +55,7 @@ from tenure._client.client_core import ClientCore
 from tenure._client.contact import shortened
 from tenure._client.handles import Scope
 from tenure._client.loss import EventKind
-from tenure.background import persist
+from tenure.background import Ending
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
 
@@ -226,7 +226,7 @@ class SessionLife(ABC):
         self._until = -inf  # the proof's deadline while the session lives; changed under the lock
         self._started = False  # whether the engine has attached the session
         self._racing: dict[Scope, None] = {}  # a set that keeps its order
-        self._leaving: asyncio.Task[None]  # set by `finish_end`
+        self._leaving: Ending  # set by `finish_end`
         self._closers = 0  # tasks that wait for it
 
     @abstractmethod
@@ -441,10 +441,9 @@ class SessionLife(ABC):
         self.close_soon(detach=detach)
         self._closers += 1
         try:
-            await asyncio.wait([self._leaving])
+            await self._leaving.wait()
         finally:
             self._closers -= 1
-        self._leaving.result()
 
     def begin_end(self, why: SessionExpired | SessionClosed, *, detach: bool = False) -> None:
         """Set the reason of the end, and mark the leases as lost. Once, from any thread."""
@@ -477,7 +476,7 @@ class SessionLife(ABC):
         self.stop_watches()
         if expired and self.scope is not None:
             self.scope.trigger()
-        self._leaving = self.client.tasks.complete(self._leave())
+        self._leaving = self.client.tasks.end(self._leave)
 
     async def _leave_in_time(self, limit: float) -> None:
         left = self.phase is SessionPhase.LEFT
@@ -496,7 +495,7 @@ class SessionLife(ABC):
             # The store ends the session by itself after its window, so a program waits no longer
             # than for any answer. The engine keeps trying until it is closed.
             limit = min(self.recovery_window, self.contact.answer_timeout)
-            await persist(partial(self._leave_in_time, limit))
+            await self._leave_in_time(limit)
         except Exception as error:
             failure = EngineError(
                 f"the store did not confirm the end of the session on {self.node} "

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from tenure.background import Ending
 from tenure.engines.contract import Answer, Withdrawn
 from tenure.errors import SessionExpired
 
@@ -28,12 +29,13 @@ T = TypeVar("T")
 class Tasks:
     """The beginnings and endings of one client, on its loop."""
 
-    __slots__ = ("_beginnings", "_endings", "_loop")
+    __slots__ = ("_beginnings", "_endings", "_loop", "_not_begun")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._beginnings: set[asyncio.Task[Any]] = set()
         self._endings: set[asyncio.Task[Any]] = set()
+        self._not_begun: set[Ending] = set()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that `cancel_beginnings` cancels."""
@@ -45,6 +47,17 @@ class Tasks:
     def complete(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that `wait_for_endings` waits for."""
         return self._own(work, self._endings)
+
+    def end(self, step: Callable[[], Awaitable[None]]) -> Ending:
+        """Start an ending that is begun, also if the loop ends before."""
+
+        async def run() -> None:
+            self._not_begun.discard(ending)
+            await step()
+
+        ending = Ending(run, self.complete)
+        self._not_begun.add(ending)
+        return ending
 
     def _own(self, work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
@@ -62,7 +75,9 @@ class Tasks:
     async def wait_for_endings(self) -> list[Exception]:
         """Wait for all of them, and return their failures."""
         failures: list[Exception] = []
-        while self._endings:
+        while self._endings or self._not_begun:
+            for ending in list(self._not_begun):
+                ending.ensure_begun()
             done, _ = await asyncio.wait(self._endings)
             failures += [error for error in map(failure_of, done) if isinstance(error, Exception)]
         return failures

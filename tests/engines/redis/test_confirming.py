@@ -98,14 +98,14 @@ async def test_a_connection_to_a_former_master_that_is_late_confirms_nothing(
 
 
 async def test_a_session_that_is_over_is_not_confirmed() -> None:
-    with a_server(port=free_port()) as master:
-        with a_server("--replicaof", f"127.0.0.1 {master.port}") as replica:
-            await replicates(replica)
-            async with tenure.connect(f"{master.url}&min_replicas=1") as client:
-                await client.list_nodes()  # it loads the scripts
-                confirmer = Confirmer(parse(f"{master.url}&min_replicas=1"), "return 0")
-                try:
-                    confirmer.serve(Greeted(master.socket, 3, run_id(master), clustered=False))
-                    assert "the session was over" in str(await confirmed(confirmer))
-                finally:
-                    await confirmer.aclose()
+    port = free_port()
+    with a_server(port=port) as master, a_server("--replicaof", f"127.0.0.1 {port}") as replica:
+        await replicates(replica)
+        async with tenure.connect(f"{master.url}&min_replicas=1") as client:
+            await client.list_nodes()  # it loads the scripts
+            confirmer = Confirmer(parse(f"{master.url}&min_replicas=1"), "return 0")
+            try:
+                confirmer.serve(Greeted(master.socket, 3, run_id(master), clustered=False))
+                assert "the session was over" in str(await confirmed(confirmer))
+            finally:
+                await confirmer.aclose()

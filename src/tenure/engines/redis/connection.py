@@ -395,8 +395,11 @@ class RedisConnection(asyncio.Protocol):
         self._reloading = False
         calls = [*self._unscripted, *self._held_back]
         self._unscripted, self._held_back = [], []
-        self.load_scripts().add_done_callback(
-            lambda loaded: loaded.cancelled() or loaded.exception()
-        )
+        self.load_scripts().add_done_callback(self._loaded)
         for call in calls:
             self.send(call)
+
+    def _loaded(self, scripts: asyncio.Future[list[Any]]) -> None:
+        error = None if scripts.cancelled() else scripts.exception()
+        if error is not None:  # without them, the same commands would be sent again for ever
+            self.drop(str(error))

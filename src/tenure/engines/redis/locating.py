@@ -148,22 +148,36 @@ class Locator(ABC):
         )
 
     async def _query(self, place: Place) -> _Claim:
-        connection = self._connections.get(place)
         try:
-            if connection is None or connection.over:
-                connection = await connect_once(self._address, place, _ignore, _ignore)
-                self._connections[place] = connection
+            connection = await self._connected(place)
+            try:
                 async with in_time(self._address, place):
-                    await self._login(connection)
-            async with in_time(self._address, place):
-                return await self._claim_of(connection, place)
-        except BaseException as error:
-            self._connections.pop(place, None)
-            if connection is not None:
+                    return await self._claim_of(connection, place)
+            except BaseException:
                 connection.drop("it is not needed")
-            if not isinstance(error, Refusal):
+                if self._connections.get(place) is connection:
+                    del self._connections[place]
                 raise
-            raise self._refused(place, error) from error
+        except Refusal as refusal:
+            raise self._refused(place, refusal) from refusal
+
+    async def _connected(self, place: Place) -> RedisConnection:
+        known = self._connections.get(place)
+        if known is not None and not known.over:
+            return known
+        connection = await connect_once(self._address, place, _ignore, _ignore)
+        try:
+            async with in_time(self._address, place):
+                await self._login(connection)
+        except BaseException:
+            connection.drop("it is not needed")
+            raise
+        other = self._connections.get(place)
+        if other is not None and not other.over:  # a reconnect and a look query the same server
+            connection.drop("there is another one")
+            return other
+        self._connections[place] = connection
+        return connection
 
 
 class Sentinels(Locator):
@@ -279,7 +293,11 @@ class ClusterNodes(Locator):
             return None
         # A few of them, in turn: each is a connection. Another client has others.
         self._turn = (self._turn + 1) % _QUERIED
-        claim = await self._query(others[(self._first + self._turn) % len(others)])
+        try:
+            claim = await self._query(others[(self._first + self._turn) % len(others)])
+        except TenureError:
+            self._first += 1  # it may be gone for good
+            raise
         if current is not self._current or claim.epoch <= current.epoch:
             return None
         if claim.node == current.node:
@@ -303,7 +321,7 @@ class ClusterNodes(Locator):
             return await self._try(connection, place)
         nodes = {each.id: each for each in nodes_of(text)}
         claim = None
-        known = dict.fromkeys(self._known)
+        known: dict[Place, None] = {}
         for first, last, *servers in ranges:
             for host, port, node, *_ in servers:
                 found = nodes.get(node.decode())
@@ -319,7 +337,7 @@ class ClusterNodes(Locator):
             raise EngineUnavailable(
                 f"the node at {shown(place)} knows no node that serves slot {self.slot}"
             )
-        self._known = list(known)[-_MOST_KNOWN:]
+        self._known = list(known)[:_MOST_KNOWN]
         return claim
 
     async def _try(self, connection: RedisConnection, place: Place) -> _Claim:

@@ -281,9 +281,9 @@ class RedisReconnector:
             try:
                 return await connect(self._address, place, self._owner.pushed, lost)
             except Moved as moved:
-                self._locator.moved(moved.place)
-                if hop == HOPS - 1:
+                if hop == HOPS - 1:  # nodes that name each other: the next attempt queries all
                     raise
+                self._locator.moved(moved.place)
         raise AssertionError
 
     async def _prepare(
