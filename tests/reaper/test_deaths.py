@@ -18,6 +18,7 @@ from statistics import quantiles
 import pytest
 
 import tenure
+from tenure import blocking
 from tenure._client.internals import client_core
 from tenure._client.session_core import SessionCore
 from tenure.clock import SystemClock
@@ -125,6 +126,38 @@ async def test_many_deaths_hand_over_at_once(
             f"{url.partition(':')[0]} {kind}: p50 {cuts[49]:.3f} s, p99 {cuts[98]:.3f} s\n"
         )
     assert cuts[98] < AT_ONCE
+
+
+MANY = """
+import asyncio, sys
+import tenure
+from tenure.reaper.program import settled
+
+async def main():
+    client = tenure.connect(sys.argv[1])
+    sessions = [await client.session(recovery_window=30) for _ in range(150)]
+    locks = [await each.mutex(f"m{n}").lock() for n, each in enumerate(sessions)]
+    await asyncio.to_thread(settled)
+    print("watched", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_more_sessions_than_the_reaper_may_have_descriptors_are_ended(redis: str) -> None:
+    limited = ("/bin/sh", "-c", 'ulimit -n 100; exec "$0" "$@"', sys.executable, "-c", MANY, redis)
+    with subprocess.Popen(limited, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "watched\n"
+        finally:
+            process.kill()
+    until = time.monotonic() + AT_ONCE
+    with blocking.connect(redis) as client:
+        for number in range(150):
+            with client.mutex(f"m{number}").lock(timeout=until - time.monotonic()):
+                pass
 
 
 @pytest.mark.parametrize("how", ["refuse", pytest.param("stall", marks=pytest.mark.exhaustive)])
@@ -428,7 +461,14 @@ def test_a_session_that_is_registered_as_the_reaper_leaves_is_ended() -> None:
                 try:
                     ours.write(b"+late 30 {}\\n")
                 except BrokenPipeError:
+                    pass
+
+            def _longest_wait(self):
+                seconds = super()._longest_wait()
+                if self.closed:
+                    print(seconds)
                     program.kill()
+                return seconds
 
         waiter = Leaving(program.pid, 0.0)
         assert waiter.wait()
@@ -441,4 +481,4 @@ def test_a_session_that_is_registered_as_the_reaper_leaves_is_ended() -> None:
         timeout=60,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("b'key'\n", "")
+    assert (done.stdout, done.stderr) == ("None\nb'key'\n", "")

@@ -31,6 +31,12 @@ HURRY = 5.0
 SAYING = 0.5
 """Seconds for a connection to send last words."""
 
+ALL_SAID = 2.0
+"""Seconds for all of them."""
+
+MOST_SAID = 50
+"""Number of sessions with last words; the engine, with one connection, ends the others."""
+
 
 class Waiter:
     """State of the process.
@@ -49,6 +55,7 @@ class Waiter:
         self.hurried = False
         self.linger = False
         self.closed = False  # the socket has ended
+        self.refused = False  # by this process, which then stays until the program dies
         self._received = b""
 
     def hurry(self, *_: object) -> None:
@@ -74,7 +81,7 @@ class Waiter:
                 break
             if ready:
                 continue
-            if self.closed:
+            if self.closed and not self.refused:
                 return False  # not renewed since: the program's image was replaced by an exec
             self._refuse()
             if not self._read() or not self.orphans:
@@ -86,7 +93,7 @@ class Waiter:
 
     def _longest_wait(self) -> float | None:
         """Seconds until the process leaves, if nothing happens."""
-        if self.closed:
+        if self.closed and not self.refused:
             return self.window + 1
         return None if self.orphans or self.linger else self.idle
 
@@ -97,6 +104,7 @@ class Waiter:
         control = socket(AF_UNIX, SOCK_STREAM, 0, CONTROL)
         control.shutdown(SHUT_RD)
         control.detach()
+        self.refused = True
 
     def _read(self) -> bool:
         """Process what has been received; false if the process cannot stay."""
@@ -146,24 +154,37 @@ def _death_of(program: int) -> tuple[Callable[[bool, float | None], bool], Calla
     return wait, lambda: bool(select.select([death], [], [], 0)[0])
 
 
-def _say(orphan: dict[str, Any]) -> socket | None:
-    """Send the last words of a session, if it has any, and return the connection.
+def _say_all(orphans: list[dict[str, Any]]) -> list[socket]:
+    """Send the last words of the sessions that have any, and return the connections.
 
     The engine, whose import takes longer than all the rest, makes sure of their effect.
     """
+    from time import monotonic
+
+    until = monotonic() + ALL_SAID
+    connections: list[socket] = []
+    for orphan in orphans:
+        place, words = orphan.pop("place", None), orphan.pop("words", "")
+        timeout = min(SAYING, until - monotonic())
+        if place is not None and timeout > 0 and len(connections) < MOST_SAID:
+            connection = _say(place, bytes.fromhex(words), timeout)
+            if connection is not None:
+                connections.append(connection)
+    return connections
+
+
+def _say(place: Any, words: bytes, timeout: float) -> socket | None:
+    """Send last words on a new connection, and return it; ``None`` if that failed."""
     from socket import AF_UNIX, create_connection, socket
 
-    place, words = orphan.pop("place", None), orphan.pop("words", "")
-    if place is None:
-        return None
     try:
         if isinstance(place, str):
             connection = socket(AF_UNIX)
-            connection.settimeout(SAYING)
+            connection.settimeout(timeout)
             connection.connect(place)
         else:
-            connection = create_connection(tuple(place), SAYING)
-        connection.sendall(bytes.fromhex(words))
+            connection = create_connection(tuple(place), timeout)
+        connection.sendall(words)
     except OSError:
         return None
     return connection
@@ -183,7 +204,7 @@ def main() -> None:
 
     environment = json.loads(waiter.environment)
     orphans = [json.loads(value) for _, value in waiter.orphans.values()]
-    connections = list(filter(None, map(_say, orphans)))  # they stay open until the end
+    connections = _say_all(orphans)  # they stay open until the end
     sys.path[:] = environment["path"]
     try:
         os.chdir(environment["folder"])  # files in the URL may be relative to it
