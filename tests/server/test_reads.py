@@ -16,7 +16,7 @@ from tenure.server.admission import Source
 from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.dflockd.listener import Deaf
 from tenure.server.limits import Limits
-from tenure.server.reads import SLICE, Reader, ReadSchedule, converted, reader_of
+from tenure.server.reads import SLICE, Places, Reader, ReadSchedule, converted, reader_of
 from tenure.testing import VirtualClock
 from tenure.wire.messages import (
     DescribeSemaphore,
@@ -316,7 +316,60 @@ async def test_few_sessions_begin_at_a_time_and_all_do() -> None:
             for _ in range(100):
                 tasks.create_task(begin(reader))
     assert begun == 400
-    assert most == 16
+    assert most == 64
+
+
+@pytest.mark.parametrize("kind", ["opening_session", "looking_up_session"])
+async def test_sessions_of_a_client_do_not_wait_for_all_those_of_another(
+    clock: VirtualClock, kind: str
+) -> None:
+    reads, begun = ReadSchedule(), clock.now()
+
+    async def attach(reader: Reader) -> None:
+        async with getattr(reader, kind)():
+            await asyncio.sleep(1)
+
+    greedy = [Reader(reads, "greedy") for _ in range(20)]
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(attach(each)) for each in greedy for _ in range(32)]
+        await asyncio.sleep(0.1)
+        await attach(Reader(reads, "other"))
+        assert clock.now() - begun == pytest.approx(2, abs=0.1)
+        assert sum(not each.done() for each in waiting) >= 500
+    assert clock.now() - begun < 12
+
+
+async def test_places_of_cancelled_sessions_go_to_the_next() -> None:
+    places, taken = Places(1), list[int]()
+
+    async def take(number: int) -> None:
+        async with places.taken("client", "connection"):
+            taken.append(number)
+
+    async with places.taken("client", "connection"):
+        tasks = [asyncio.create_task(take(number)) for number in range(3)]
+        await asyncio.sleep(1)
+        tasks[0].cancel()  # while it waits
+        await asyncio.wait(tasks[:1])
+    tasks[1].cancel()  # at the moment of its turn
+    await asyncio.wait(tasks)
+    assert taken == [2]
+    async with asyncio.timeout(1), places.taken("another", "connection"):
+        pass
+
+
+async def test_hundreds_of_sessions_return_within_seconds(clock: VirtualClock) -> None:
+    reads, begun = ReadSchedule(), clock.now()
+
+    async def attach(reader: Reader) -> None:
+        async with reader.attaching_session(), reader.looking_up_session():
+            await asyncio.sleep(0.1)
+
+    readers = [Reader(reads, "client") for _ in range(20)]
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(600):
+            tasks.create_task(attach(readers[number % 20]))
+    assert clock.now() - begun < 1.5
 
 
 # The native protocol

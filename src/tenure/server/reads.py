@@ -9,7 +9,8 @@ each read is carried out in *slices* of a few milliseconds, which are scheduled:
 * **Descriptions side by side.** Each description that fits in one slice allows its client one more
   slice at a time, up to eight; any other slice takes that back. Such a read costs little here, but
   a remote store takes milliseconds for it.
-* **Round robin.** Clients take turns, and the connections of a client take turns.
+* **Round robin.** Clients take turns, and the connections of a client take turns. So they do for
+  the places of sessions that are opened or looked up (`Places`).
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
   after a pause as long as that iteration. The rest of the time is for other work.
 * **Cancelled** reads leave the queue.
@@ -41,15 +42,15 @@ PRICE = 16
 """Number of pending operations that a costly read counts for."""
 
 _SESSIONS = 32  # sessions that a connection attaches or opens before others take turns
-_OPENINGS = 16  # sessions that a server opens at a time, on all connections
-_LOOK_UPS = 8  # sessions that a server looks up at a time, on all connections
+_OPENINGS = 64  # sessions that a server opens at a time, on all connections
+_LOOK_UPS = 64  # sessions that a server looks up at a time, on all connections
 _GUESSING = object()  # the place of all connections of a client that were refused a session
 _LONGEST_PAUSE = 0.05  # seconds; a loop that was stopped for long does not stop reads as long
 
 _SIDE_BY_SIDE = 8  # slices of a client that reads small descriptions
 
-_Slices: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
-"""Waiting slices of one client, by their connections."""
+_Turns: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
+"""What waits of one client, by its connections."""
 
 
 class _Client:
@@ -64,7 +65,7 @@ class _Client:
     __slots__ = ("most", "running", "slices")
 
     def __init__(self) -> None:
-        self.slices: _Slices = OrderedDict()
+        self.slices: _Turns = OrderedDict()
         self.running = 0
         self.most = 1
 
@@ -72,6 +73,55 @@ class _Client:
     def has_room(self) -> bool:
         """True if another slice may begin."""
         return self.running < self.most
+
+
+class Places:
+    """A number of places, granted to clients in turn, and to the connections of a client in turn.
+
+    Args:
+        number: how many there are.
+    """
+
+    __slots__ = ("_clients", "_free")
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._clients: OrderedDict[Hashable, _Turns] = OrderedDict()  # those that wait
+
+    @asynccontextmanager
+    async def taken(self, client: Hashable, connection: object) -> AsyncIterator[None]:
+        """Take a place, when there is one for this connection."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(client, connection)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _wait(self, client: Hashable, connection: object) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        turns = self._clients.setdefault(client, OrderedDict())
+        turns.setdefault(connection, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Pass a place to the next client that waits."""
+        while self._clients:
+            client, turns = self._clients.popitem(last=False)
+            turn = _next(turns)
+            if turns:
+                self._clients[client] = turns  # behind the others
+            if turn is not None:
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class ReadSchedule:
@@ -83,8 +133,8 @@ class ReadSchedule:
     """
 
     def __init__(self) -> None:
-        self.openings = asyncio.Semaphore(_OPENINGS)
-        self.look_ups = asyncio.Semaphore(_LOOK_UPS)
+        self.openings = Places(_OPENINGS)
+        self.look_ups = Places(_LOOK_UPS)
         self._clients: dict[Hashable, _Client] = {}
         self._ready: OrderedDict[Hashable, _Client] = OrderedDict()  # those whose turn comes
         self._free_at = 0.0
@@ -172,13 +222,13 @@ class ReadSchedule:
             return
 
 
-def _next(slices: _Slices) -> asyncio.Future[None] | None:
-    """Take the next slice of a client; its connection moves behind the others."""
-    while slices:
-        connection, turns = slices.popitem(last=False)
+def _next(waiting: _Turns) -> asyncio.Future[None] | None:
+    """Take the next turn of a client; its connection moves behind the others."""
+    while waiting:
+        connection, turns = waiting.popitem(last=False)
         turn = turns.popleft()
         if turns:
-            slices[connection] = turns
+            waiting[connection] = turns
         if not turn.done():
             return turn
     return None
@@ -236,7 +286,7 @@ class Reader:
     @asynccontextmanager
     async def opening_session(self) -> AsyncIterator[None]:
         """Open a session: few at a time on each connection, and on all of them."""
-        async with self._openings, self._reads.openings:
+        async with self._openings, self._reads.openings.taken(self._client, self):
             yield
 
     @asynccontextmanager
@@ -267,7 +317,8 @@ class Reader:
         The store may process look-ups one after the other, ahead of the operations of other
         clients. A client whose attach was rejected looks up one session at a time, in its turns.
         """
-        async with self._guess() if self._rejected else self._reads.look_ups:
+        places = self._reads.look_ups
+        async with self._guess() if self._rejected else places.taken(self._client, self):
             yield
 
     @asynccontextmanager
