@@ -28,6 +28,7 @@ from tenure.server.addresses import Address, claim
 from tenure.server.admission import fitted, raise_file_limit
 from tenure.server.audit import Audit
 from tenure.server.auth import Authenticator, Identity, Peer, Verdict
+from tenure.server.auth.guard import Guard
 from tenure.server.context import Context
 from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
@@ -78,6 +79,7 @@ class Server:
         self.audit = Audit(LOGGER, settings.audit_log)
         self._engine = connect_engine(settings.store, SystemClock())
         self._listeners: list[Listener[Any]] = []
+        self._guard: Guard | None = None
 
     @property
     def store(self) -> str:
@@ -113,6 +115,7 @@ class Server:
         context = Context(
             self._engine, self._fitted_limits(), self._tokens, LOGGER, audit=self.audit
         )
+        self._guard = context.guard
         if self._settings.busy_poll:
             poll = BusyPoll(asyncio.get_running_loop().call_soon, self._settings.busy_poll / 1e6)
             context.arrived = poll.arrived
@@ -175,9 +178,13 @@ class Server:
             task.cancel()
         if self._endings:
             await asyncio.wait(self._endings)
-        ends = await asyncio.gather(
-            *(listener.aclose() for listener in self._listeners), return_exceptions=True
-        )
+        try:
+            ends = await asyncio.gather(
+                *(listener.aclose() for listener in self._listeners), return_exceptions=True
+            )
+        finally:
+            if self._guard is not None:
+                await self._guard.aclose()
         for each in self._passed:
             each.close()
         for end in ends:

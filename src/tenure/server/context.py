@@ -146,7 +146,7 @@ class Context:
         self.arrived = arrived
         self.audit = audit or Audit(logger)
         self.reads = ReadSchedule()
-        self.guard = Guard(engine, limits)
+        self.guard = Guard(engine, limits, logger)
         self.counts = Counts(engine, limits, self.reads, self.guard)
         self.admission = Admission(
             limits, self.counts.connections, self.counts.greetings, engine.clock

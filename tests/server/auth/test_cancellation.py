@@ -303,6 +303,7 @@ async def test_many_writes_without_an_answer_are_read_again(clock: VirtualClock)
             world.session.renew()
             await asyncio.sleep(1.0)
         await world.session.update_semaphore("old", b"123")
+        await asyncio.sleep(1.0)  # they are read in the background
         assert world.charged()["stored_bytes"] == 3 + 35 == (await world.there())["stored_bytes"]
 
 
@@ -491,3 +492,58 @@ async def test_a_server_counts_what_it_finds_against_its_limits_and_no_quota(
         await session.create_semaphore("new", 1, b"x" * 5, exist_ok=False)
         await context.counts.semaphores.count()  # again, which finds nothing new
         assert (unowned.stored_bytes.used, account.stored_bytes.used) == (0, 10)
+
+
+# Comparisons with the store in the background
+
+
+async def abandon_writes(world: World, number: int) -> None:
+    """Begin writes without an answer, and let the time pass until the data is read again."""
+    for each in range(number):
+        write = world.guard.stored.begin("/default", f"lost {each}", world.engine.account, 1)
+        world.guard.stored.abandoned(write, world.guard.now())
+    await asyncio.sleep(11.0)
+
+
+async def test_no_writer_waits_for_the_data_that_is_read_again(clock: VirtualClock) -> None:
+    async with a_world(clock) as world:
+        await abandon_writes(world, 65)
+        world.store.stopping.stop("list_nodes", after=False)
+        async with asyncio.timeout(1):
+            await world.session.update_semaphore("old", b"123")
+            await world.store.stopping.reached.wait()
+        assert world.guard.stored.without_answer == 65
+        world.session.renew()
+        await asyncio.sleep(11.0)  # longer than a comparison may take
+        await world.session.update_semaphore("old", b"1234")
+        await asyncio.sleep(1.0)
+        assert world.guard.stored.without_answer == 0
+        assert world.charged()["stored_bytes"] == 4
+
+
+async def test_an_error_while_data_is_read_again_concerns_no_writer(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_world(clock) as world:
+        await abandon_writes(world, 65)
+
+        async def fail() -> Any:
+            raise MemoryError("the store's")
+
+        world.store.list_nodes = fail  # type: ignore[method-assign]
+        await world.session.update_semaphore("old", b"123")
+        await asyncio.sleep(1.0)
+        assert "the store's" in caplog.text
+        del world.store.list_nodes
+
+
+async def test_closing_the_guard_ends_its_reads(clock: VirtualClock) -> None:
+    async with a_world(clock) as world:
+        await abandon_writes(world, 65)
+        world.store.stopping.stop("list_nodes", after=False)
+        await world.session.update_semaphore("old", b"123")
+        await world.store.stopping.reached.wait()
+        async with asyncio.timeout(1):
+            await world.guard.aclose()
+            await world.guard.aclose()
+        assert len(asyncio.all_tasks()) == 1

@@ -33,12 +33,18 @@ Rules for the data of one semaphore:
   effect. It stays charged, in addition to the previous data, until a later write or deletion is
   confirmed, the node is dropped, or the data is read again (`unanswered`, `read`). An account is
   charged for at most one such write of a semaphore, the largest.
+* The data is read again in the background once there are many such writes. Only a client that has
+  reached its quota waits for that, so that it is not rejected without need.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Collection
 
+from tenure.background import Failures
 from tenure.core import refusals
 from tenure.engines.contract import Engine
 from tenure.errors import (
@@ -57,6 +63,7 @@ from tenure.server.auth.accounts import Account, Accounts
 from tenure.server.auth.identity import Access
 from tenure.server.auth.tallies import Tallies
 from tenure.server.limits import LimitReached, Limits
+from tenure.server.log import LOGGER
 
 
 class Write:
@@ -285,6 +292,13 @@ _NEEDS = {
 class Guard:
     """Permissions and quotas of one server.
 
+    Its owner calls `aclose` before it closes the store.
+
+    Args:
+        store: the store, without permissions.
+        limits: the limits of clients.
+        logger: the logger of the server.
+
     Attributes:
         store: the store, without permissions.
         accounts: the usage of each identity.
@@ -292,12 +306,20 @@ class Guard:
         stored: the nodes and the semaphores' data of each identity.
     """
 
-    def __init__(self, store: Engine, limits: Limits) -> None:
+    def __init__(self, store: Engine, limits: Limits, logger: logging.Logger = LOGGER) -> None:
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()
         self.store = store
         self._compared_at = float("-inf")
+        self._comparing: asyncio.Task[None] | None = None
+        self._failures = Failures("comparing the counts with the store", logger)
+
+    async def aclose(self) -> None:
+        """Cancel the comparison in the background. Safe to call twice."""
+        if self._comparing is not None:
+            self._comparing.cancel()
+            await asyncio.wait([self._comparing])
 
     def now(self) -> float:
         """Read the store's clock."""
@@ -349,13 +371,13 @@ class Guard:
             LimitReached: the account would have too many bytes.
         """
         stored = self.stored
-        if stored.without_answer > _MANY:
-            await self._compare()
         try:
             write = stored.begin(node, name, account, size)
         except LimitReached:
             await self._compare()
             write = stored.begin(node, name, account, size)
+        if stored.without_answer > _MANY:
+            self._compare_soon()
         try:
             await work()
         except BaseException as error:
@@ -405,15 +427,29 @@ class Guard:
         else:
             self.stored.created(path, account)
 
+    def _compare_soon(self) -> None:
+        """Compare the counts with the store in the background, unless that was done recently."""
+        if self._is_due and (self._comparing is None or self._comparing.done()):
+            self._comparing = asyncio.get_running_loop().create_task(self._compare_in_background())
+
+    async def _compare_in_background(self) -> None:
+        """Compare for as long as no other comparison is due, which continues with the rest."""
+        with self._failures.contained(), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COMPARE_AFTER):
+                await self._compare()
+
+    @property
+    def _is_due(self) -> bool:
+        return self.now() >= self._compared_at + _COMPARE_AFTER
+
     async def _compare(self) -> None:
         """Compare the counts with the store, unless that was done recently.
 
         Other servers may have dropped nodes, and writes without an answer may have had no effect.
         """
-        now = self.now()
-        if now < self._compared_at + _COMPARE_AFTER:
+        if not self._is_due:
             return
-        self._compared_at = now
+        self._compared_at = now = self.now()
         stored = self.stored
         stored.begin_list()
         stored.forget_missing(await self.store.list_nodes())
