@@ -606,9 +606,9 @@ async def test_of_operations_without_end_so_many_are_under_way() -> None:
         (connection,) = server.listener.connections
         counting = connection.operations
 
-        def count(more: int) -> None:
+        def count(more: int, size: int) -> None:
             nonlocal most
-            counting(more)
+            counting(more, size)
             most = max(most, connection._operations)
 
         connection.operations = count  # type: ignore[method-assign]
@@ -622,6 +622,51 @@ async def test_of_operations_without_end_so_many_are_under_way() -> None:
         assert 1 < most <= 10
         other = await session(over)
         assert await other.acquired(await other.acquire("m", 1, ephemeral=True))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_messages_count_as_input_until_their_operations_are_answered(*, lost: bool) -> None:
+    answered, begun, number, size = asyncio.Event(), 0, 10, 60_000
+    limits = Limits(
+        data_bytes=64 * 1024,
+        message_bytes=128 * 1024,
+        identity_input_bytes=4 * 4 * size,
+    )
+
+    async def update(*_: object) -> None:
+        nonlocal begun
+        begun += 1
+        await answered.wait()
+
+    async with serving(limits=limits) as server:
+        async with channel(server.target) as over:
+            clients = [await session(over) for _ in range(number)]
+            for each in server.listener._streams:
+                guarded: Any = each._session
+                guarded._session.update_semaphore = update  # the store's own
+            # HTTP/2's flow control lets only a few of them through before they are carried out.
+            sending = [asyncio.create_task(each.update("s", bytes(size))) for each in clients]
+            (connection,) = server.listener.connections
+
+            async def enough_have_come() -> bool:
+                return connection.overloaded
+
+            await eventually(enough_have_come)
+            assert begun == 4
+            assert 4 * size < server.context.input.total < 4 * 4 * size
+            if not lost:
+                answered.set()
+                await asyncio.wait(sending)
+                for client in clients:
+                    await client.expect("update_semaphore_result")
+                assert begun == number
+                assert server.context.input.total == 0
+            for task in sending:
+                task.cancel()
+            await asyncio.wait(sending)
+        answered.set()
+        await eventually_empty(server)
+        assert server.context.input.total == 0
 
 
 async def test_a_connection_that_is_lost_with_much_unread_takes_all_of_it_along() -> None:

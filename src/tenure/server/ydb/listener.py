@@ -348,15 +348,20 @@ class YdbListener(Listener[GrpcConnection]):
             message = await call.message()
             if message is None:
                 raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "the call has no request")
-            request = decoded(request_type, message)
-            await connection.departures.settled()
-            text = self._wrong_database(call)
-            if text:
-                done = operation(Status.NOT_FOUND, text)
-            elif name in _AUDITED:
-                done = await self._audited(_AUDITED[name], answer, request, call, connection)
-            else:
-                done = await answer(request, call, connection)
+            request, size = decoded(request_type, message), len(message)
+            del message
+            connection.operations(0, size)
+            try:
+                await connection.departures.settled()
+                text = self._wrong_database(call)
+                if text:
+                    done = operation(Status.NOT_FOUND, text)
+                elif name in _AUDITED:
+                    done = await self._audited(_AUDITED[name], answer, request, call, connection)
+                else:
+                    done = await answer(request, call, connection)
+            finally:
+                connection.operations(0, -size)
             await call.send(_framed(response_type(operation=done)))
 
         return {service + name: serve}

@@ -367,6 +367,7 @@ async def serve_session(
     if message is None:
         return
     request = decoded(Request, message)
+    del message
     if request.WhichOneof("request") != "session_start":
         raise GrpcError(GrpcStatus.INVALID_ARGUMENT, "First message must be a SessionStart")
     start = request.session_start
@@ -439,7 +440,9 @@ class SessionStream:
         self._output = Output(call, connection.output, self._progressed)
         self._renewed = 0.0
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._counted = 0
+        self._sizes: deque[int] = deque()  # of the unanswered requests' messages, oldest first
+        self._size = 0  # their sum
+        self._counted = self._counted_size = 0  # of the requests and bytes that are counted
         self._pumping = self._report_scheduled = self._half_closed = False
         self._error: GrpcError | None = None
         self._pings = Pings(self._conversation, self._may_miss_pong, self._pump)
@@ -501,8 +504,7 @@ class SessionStream:
         """Detach the ended stream from the session. Safe to call twice."""
         self._pings.stop()
         self._conversation.leave()
-        self._connection.operations(-self._counted)
-        self._counted = 0
+        self._count_unanswered(0)
         under_way, self._tasks = self._tasks, set()
         for each in under_way:
             each.cancel()  # the answers have no reader; the store carries the operations out
@@ -537,6 +539,10 @@ class SessionStream:
     def received(self, message: bytes) -> None:
         """Handle a message of the client."""
         request = decoded(Request, message)
+        if request.WhichOneof("request") not in {"ping", "pong"}:
+            self._sizes.append(len(message))
+            self._size += len(message)
+        del message  # the data is in `request`
         self._conversation.received(request, self._context.clock.now())
         self._pump()
 
@@ -609,12 +615,18 @@ class SessionStream:
         finally:
             self._pumping = False
         self._encode()
-        counted = 0 if conversation.over else conversation.unanswered
-        if counted != self._counted:
-            more, self._counted = counted - self._counted, counted
-            self._connection.operations(more)
+        self._count_unanswered(0 if conversation.over else conversation.unanswered)
         if conversation.over:
             self._wake.set()
+
+    def _count_unanswered(self, number: int) -> None:
+        """Count the unanswered requests and their messages; requests are answered in order."""
+        while len(self._sizes) > number:
+            self._size -= self._sizes.popleft()
+        more, size = number - self._counted, self._size - self._counted_size
+        if more or size:
+            self._counted, self._counted_size = number, self._size
+            self._connection.operations(more, size)
 
     def _encode(self) -> None:
         replies = self._conversation.replies

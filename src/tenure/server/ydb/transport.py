@@ -110,6 +110,7 @@ class Departures:
 
 _REFUSALS = 8  # calls of a stranger that are refused before its connection is closed
 _REFUSAL = 0.0005  # seconds that the report of a refusal takes
+_SHARE_HELD = 4  # a connection's messages without an answer: this part of an identity's input
 _LINGER = 0.5  # seconds between the end of a connection's last call and its own
 _CONTENT_TYPES = frozenset({"application/grpc", "application/grpc+proto"})
 
@@ -183,6 +184,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         self._refusals = 0
         self._partial = 0  # bytes of incomplete messages
         self._queued = 0  # bytes that calls have not read
+        self._held = 0  # bytes of messages whose operations are not answered
         self._unread_size = 0  # bytes that HTTP/2 has not handled
         self._output = 0
         self._calls: set[GrpcCall] = set()
@@ -396,8 +398,11 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
 
     @property
     def overloaded(self) -> bool:
-        """True if it has reached its limit of unanswered operations."""
-        return self._operations >= self.context.limits.operations_in_flight
+        """True if it has reached its limit of unanswered operations, or their messages are long."""
+        limits = self.context.limits
+        if self._held > limits.identity_input_bytes // _SHARE_HELD:
+            return True
+        return self._operations >= limits.operations_in_flight
 
     def reader(self, identity: Identity) -> Reader:
         """Return the schedule of the connection's costly reads for this identity."""
@@ -407,10 +412,13 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             self._readers[identity] = reader
         return reader
 
-    def operations(self, more: int) -> None:
-        """Change the number of unanswered operations."""
+    def operations(self, more: int, size: int) -> None:
+        """Change the number of unanswered operations, and of the bytes of their messages."""
         was_overloaded = self.overloaded
         self._operations += more
+        self._held += size
+        if size:
+            self._count_input()
         if was_overloaded and not self.overloaded:
             choked, self.choked = self.choked, set()
             self.postpone(choked)
@@ -429,7 +437,8 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         if not self.is_open:
             return  # `Greeting.over` forgets it
         try:
-            self._greeting.unread.set(self._unread_size + self._queued + self._partial)
+            received = self._unread_size + self._queued + self._partial
+            self._greeting.unread.set(received + self._held)
         except LimitReached as error:
             self.log(logging.WARNING, "connection closed", limit=error.limit)
             self._yield_slot(error)
