@@ -4,10 +4,10 @@ A signal is handled once for all clients of the process: they are closed, all at
 action is taken that the program had before. Rules:
 
 * The former action is restored at once, so that a second signal does not wait.
-* Clients of an event loop are closed by it, and the interrupted code goes on meanwhile. Those of
-  `tenure.blocking` are waited for, so that the main thread does not work without its leases.
+* An event loop closes its clients while the interrupted code continues. The main thread waits for
+  those of `tenure.blocking`, so that it does not work without its leases.
 * After `ACTION_TIMEOUT`, a thread sends the signal again, in case the loop stands still or does not
-  run. Whoever takes the action first does so alone.
+  run. The action is taken once.
 * A forked child takes the action only: the clients are its parent's.
 """
 
