@@ -117,6 +117,56 @@ async def test_a_long_description_takes_back_what_small_ones_allowed() -> None:
     assert (slices.most, after.most) == (8, 1)
 
 
+async def test_brief_descriptions_do_not_wait_for_other_work(clock: VirtualClock) -> None:
+    reads, begun = ReadSchedule(), list[float]()
+    reader, other = Reader(reads, "client"), Reader(reads, "other")
+
+    async def describe(requests: int) -> None:
+        async def read() -> SemaphoreDescription:
+            begun.append(clock.now())
+            await asyncio.sleep(0)
+            return description(requests)
+
+        await reader.describe(read)
+
+    async def busy() -> None:
+        async with other.turn():
+            clock.advance(0.04)  # it computes
+
+    await describe(16)
+    computing = asyncio.create_task(busy())
+    await asyncio.sleep(0)
+    computed = clock.now()
+    await describe(16)
+    await describe(17)  # the last one that does not wait
+    assert begun[1:] == [computed] * 2
+    await computing
+    await busy()
+    await describe(16)
+    assert begun[-1] > computed + 0.07  # after as much time as the other one took
+    assert reads.waiting == 0
+
+
+async def test_brief_descriptions_begin_in_the_same_iteration_of_the_loop() -> None:
+    reads, begun = ReadSchedule(), [0]
+    reader = Reader(reads, "client")
+
+    async def read() -> SemaphoreDescription:
+        begun[-1] += 1
+        await asyncio.sleep(1.0)
+        return description(1)
+
+    for _ in range(8):
+        await reader.describe(read)
+    begun.append(0)
+    reading = [asyncio.create_task(reader.describe(read)) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert begun[-1] == 8
+    await asyncio.sleep(1.5)
+    assert begun[-1] == 16
+    await asyncio.wait(reading)
+
+
 async def test_descriptions_of_what_is_missing_are_read_side_by_side() -> None:
     reads, begun = ReadSchedule(), 0
 

@@ -13,6 +13,9 @@ each read is carried out in *slices* of a few milliseconds, which are scheduled:
   the places of sessions that are opened or looked up (`Places`).
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
   after a pause as long as that iteration. The rest of the time is for other work.
+* **Brief descriptions.** A client whose latest read was a description of few requests does not wait
+  for other work: such a read costs as little as an operation. So the next one may be long, and
+  every second read of a client at the most. `ydb` needs a description for each grant.
 * **Cancelled** reads leave the queue.
 
 A slice may wait for the store; meanwhile slices of other clients run.
@@ -25,6 +28,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from tenure.engines.contract import Engine
 from tenure.errors import AuthenticationFailed, SessionExpired, TenureError
@@ -37,6 +41,9 @@ U = TypeVar("U")
 
 SLICE = 200
 """Sessions, semaphores or requests in a slice: about two milliseconds on a slow machine."""
+
+BRIEF = 16
+"""Largest number of requests of a brief description."""
 
 PRICE = 16
 """Number of pending operations that a costly read counts for."""
@@ -53,21 +60,23 @@ _Turns: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
 """What waits of one client, by its connections."""
 
 
-class _Client:
-    """A client with slices that wait or are in progress.
+class Client:
+    """A client that reads. Its readers keep it, and what it was allowed last.
 
     Attributes:
         slices: those that wait.
-        running: how many are in progress.
-        most: how many may be.
+        running: number of slices in progress.
+        most: largest number of slices in progress.
+        brief: whether its slices do not wait for other work.
     """
 
-    __slots__ = ("most", "running", "slices")
+    __slots__ = ("__weakref__", "brief", "most", "running", "slices")
 
     def __init__(self) -> None:
         self.slices: _Turns = OrderedDict()
         self.running = 0
         self.most = 1
+        self.brief = False
 
     @property
     def has_room(self) -> bool:
@@ -135,10 +144,14 @@ class ReadSchedule:
     def __init__(self) -> None:
         self.openings = Places(_OPENINGS)
         self.look_ups = Places(_LOOK_UPS)
-        self._clients: dict[Hashable, _Client] = {}
-        self._ready: OrderedDict[Hashable, _Client] = OrderedDict()  # those whose turn comes
+        self._clients = WeakValueDictionary[Hashable, Client]()
+        self._ready: OrderedDict[Client, None] = OrderedDict()  # those whose turn comes
         self._free_at = 0.0
         self._granting: asyncio.Handle | None = None
+
+    def client(self, client: Hashable) -> Client:
+        """Return what this client has, for a reader."""
+        return self._clients.setdefault(client, Client())
 
     @property
     def waiting(self) -> int:
@@ -151,46 +164,59 @@ class ReadSchedule:
         ]
         return sum(not turn.done() for turn in turns)
 
-    async def begin_slice(self, client: Hashable, connection: object) -> None:
+    async def begin_slice(self, client: Client, connection: object) -> None:
         """Return when a slice may begin; the caller then calls `end_slice`."""
         loop = asyncio.get_running_loop()
-        state = self._clients.setdefault(client, _Client())
-        if not self._ready and state.has_room and loop.time() >= self._free_at:
-            self._begin(state, loop)
+        free = client.brief or (not self._ready and loop.time() >= self._free_at)
+        if free and client.has_room and not client.slices:
+            self._begin(client, loop)
             return
         turn = loop.create_future()
-        state.slices.setdefault(connection, deque()).append(turn)
-        self._queue(client, state)
+        client.slices.setdefault(connection, deque()).append(turn)
+        self._queue(client)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.end_slice(client, small=False)
+                self.end_slice(client)
             raise
 
-    def end_slice(self, client: Hashable, *, small: bool) -> None:
-        """End a slice of this client, and schedule its next one."""
-        state = self._clients[client]
-        state.running -= 1
-        state.most = min(state.most + 1, _SIDE_BY_SIDE) if small else 1
-        self._queue(client, state)
-        self._forget_idle(client, state)
+    def end_slice(self, client: Client, described: int = SLICE + 1) -> None:
+        """End a slice of this client, and schedule its next one.
 
-    def _forget_idle(self, client: Hashable, state: _Client) -> None:
-        if not state.running and not state.slices:
-            del self._clients[client]
+        Args:
+            client: the client.
+            described: number of requests that it described; many for a slice of another read.
+        """
+        client.running -= 1
+        client.most = min(client.most + 1, _SIDE_BY_SIDE) if described <= SLICE else 1
+        client.brief = described <= BRIEF
+        self._queue(client)
 
-    def _queue(self, client: Hashable, state: _Client) -> None:
-        """Put a client that may begin a slice behind the others, unless it is among them."""
-        if state.slices and state.has_room:
-            self._ready.setdefault(client, state)
-            self._grant_soon(asyncio.get_running_loop())
+    def _queue(self, client: Client) -> None:
+        """Begin waiting slices of a client, or put it behind the others, unless it is there."""
+        loop = asyncio.get_running_loop()
+        while client.brief and client.slices and client.has_room:
+            self._begin_waiting(client, loop)
+        if client.slices and client.has_room:
+            self._ready.setdefault(client)
+            self._grant_soon(loop)
 
-    def _begin(self, state: _Client, loop: asyncio.AbstractEventLoop) -> None:
-        state.running += 1
-        begun = loop.time()
-        self._free_at = begun + _LONGEST_PAUSE  # until the duration of this iteration is known
-        loop.call_soon(self._measure, begun, loop)
+    def _begin(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        client.running += 1
+        if not client.brief:
+            begun = loop.time()
+            self._free_at = begun + _LONGEST_PAUSE  # until this iteration's duration is known
+            loop.call_soon(self._measure, begun, loop)
+
+    def _begin_waiting(self, client: Client, loop: asyncio.AbstractEventLoop) -> bool:
+        """Begin the next slice of a client; false if all were cancelled."""
+        turn = _next(client.slices)
+        if turn is None:
+            return False
+        turn.set_result(None)
+        self._begin(client, loop)
+        return True
 
     def _measure(self, begun: float, loop: asyncio.AbstractEventLoop) -> None:
         """Measure the loop iteration in which a slice began, and pause for as long."""
@@ -209,17 +235,11 @@ class ReadSchedule:
         """Begin the next slice."""
         self._granting = None
         while self._ready:
-            client, state = self._ready.popitem(last=False)
-            if not state.has_room:
-                continue  # `end_slice` puts it back
-            turn = _next(state.slices)
-            if turn is None:  # all were cancelled
-                self._forget_idle(client, state)
-                continue
-            turn.set_result(None)
-            self._begin(state, loop)
-            self._queue(client, state)
-            return
+            client, _ = self._ready.popitem(last=False)
+            # Without room, `end_slice` puts it back.
+            if client.has_room and self._begin_waiting(client, loop):
+                self._queue(client)
+                return
 
 
 def _next(waiting: _Turns) -> asyncio.Future[None] | None:
@@ -247,13 +267,14 @@ class Reader:
         lock: held during a list, and while a long description is sent.
     """
 
-    __slots__ = ("_attaching", "_client", "_openings", "_reads", "_rejected", "lock")
+    __slots__ = ("_attaching", "_client", "_key", "_openings", "_reads", "_rejected", "lock")
 
     def __init__(self, reads: ReadSchedule, client: Hashable) -> None:
         """Read in the turns of `client`."""
         self.lock = asyncio.Lock()
         self._reads = reads
-        self._client = client
+        self._client = reads.client(client)
+        self._key = client
         self._attaching = 0
         self._openings = asyncio.Semaphore(_SESSIONS)
         self._rejected = False
@@ -265,28 +286,28 @@ class Reader:
         try:
             yield
         finally:
-            self._reads.end_slice(self._client, small=False)
+            self._reads.end_slice(self._client)
 
     async def describe(
         self, read: Callable[[], Awaitable[SemaphoreDescription]]
     ) -> SemaphoreDescription:
         """Read one semaphore with its owners and waiters, when it is the connection's turn."""
         await self._reads.begin_slice(self._client, self)
-        small = False
+        described = SLICE + 1  # if it is cancelled
         try:
             found = await read()
-            small = len(found.owners) + len(found.waiters) <= SLICE
+            described = len(found.owners) + len(found.waiters)
         except TenureError:
-            small = True  # there is no such semaphore, for example
+            described = 0  # there is no such semaphore, for example
             raise
         finally:
-            self._reads.end_slice(self._client, small=small)
+            self._reads.end_slice(self._client, described)
         return found
 
     @asynccontextmanager
     async def opening_session(self) -> AsyncIterator[None]:
         """Open a session: few at a time on each connection, and on all of them."""
-        async with self._openings, self._reads.openings.taken(self._client, self):
+        async with self._openings, self._reads.openings.taken(self._key, self):
             yield
 
     @asynccontextmanager
@@ -318,7 +339,7 @@ class Reader:
         clients. A client whose attach was rejected looks up one session at a time, in its turns.
         """
         places = self._reads.look_ups
-        async with self._guess() if self._rejected else places.taken(self._client, self):
+        async with self._guess() if self._rejected else places.taken(self._key, self):
             yield
 
     @asynccontextmanager
@@ -328,7 +349,7 @@ class Reader:
         try:
             yield
         finally:
-            self._reads.end_slice(self._client, small=False)
+            self._reads.end_slice(self._client)
 
     def note_rejected(self) -> None:
         """Record that a session could not be attached."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.listener import Deaf, DflockdListener
-from tenure.server.reads import ReadSchedule
+from tenure.server.reads import SLICE, ReadSchedule
+from tenure.server.reads import Client as ReadingClient
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way
 from tenure.wire.lines import make_token
@@ -164,15 +165,15 @@ async def test_the_search_takes_turns_with_the_costly_reads_of_clients(
 
     begin, end = ReadSchedule.begin_slice, ReadSchedule.end_slice
 
-    async def count_begin(reads: ReadSchedule, client: Hashable, connection: object) -> None:
+    async def count_begin(reads: ReadSchedule, client: ReadingClient, connection: object) -> None:
         nonlocal reading
         await begin(reads, client, connection)
         reading += 1
 
-    def count_end(reads: ReadSchedule, client: Hashable, *, small: bool) -> None:
+    def count_end(reads: ReadSchedule, client: ReadingClient, described: int = SLICE + 1) -> None:
         nonlocal reading
         reading -= 1
-        end(reads, client, small=small)
+        end(reads, client, described)
 
     monkeypatch.setattr(MemoryEngine, "pages", lambda engine: NotedPages(engine))  # noqa: PLW0108  (binds)
     monkeypatch.setattr(ReadSchedule, "begin_slice", count_begin)
