@@ -10,9 +10,7 @@ from tenure.server.ydb.messages import Request, Status
 from tests.server.ydb.raw import NODE, PATIENCE, Client, call, channel, serving, session, stream
 
 
-async def test_a_clients_first_description_with_owners_waits_for_its_turn_and_nothing_else_does() -> (
-    None
-):
+async def test_a_first_description_with_owners_waits_for_its_turn_and_nothing_else_does() -> None:
     async with serving() as server, channel(server.target) as over:
         client, other = await session(over), await session(over)
         await client.create("s", 1)
