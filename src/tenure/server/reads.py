@@ -68,15 +68,17 @@ class Client:
         running: number of slices in progress.
         most: largest number of slices in progress.
         brief: whether its slices do not wait for other work.
+        whole: held while an answer is made that is not counted before it is complete.
     """
 
-    __slots__ = ("__weakref__", "brief", "most", "running", "slices")
+    __slots__ = ("__weakref__", "brief", "most", "running", "slices", "whole")
 
     def __init__(self) -> None:
         self.slices: _Turns = OrderedDict()
         self.running = 0
         self.most = 1
         self.brief = False
+        self.whole = asyncio.Lock()
 
     @property
     def has_room(self) -> bool:
@@ -303,6 +305,12 @@ class Reader:
         finally:
             self._reads.end_slice(self._client, described)
         return found
+
+    @asynccontextmanager
+    async def whole_answer(self) -> AsyncIterator[None]:
+        """Make an answer that is in memory as a whole: one at a time for each client."""
+        async with self.lock, self._client.whole:
+            yield
 
     @asynccontextmanager
     async def opening_session(self) -> AsyncIterator[None]:

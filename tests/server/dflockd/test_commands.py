@@ -13,6 +13,8 @@ import pytest
 from tenure.engines.contract import Engine
 from tenure.server.auth import ANONYMOUS
 from tenure.server.auth.guarded import GuardedEngine
+from tenure.server.dflockd import commands
+from tenure.server.dflockd.claims import Key
 from tenure.server.limits import Limits
 from tenure.testing import VirtualClock
 from tests.server.dflockd.talking import Client, play, serving
@@ -510,6 +512,29 @@ async def test_statistics_wait_for_their_turn_and_others_are_served(
             told = json.loads(reply.removeprefix(b"ok "))
             assert [each["key"] for each in told["locks"]] == [f"job{n}" for n in range(300)]
         assert listener.context.reads.waiting == 0
+
+
+async def test_statistics_of_a_client_are_made_one_after_the_other(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers: list[asyncio.Task[object] | None] = []
+    describe = commands._describe
+
+    def note(key: Key, now: float) -> tuple[str, dict[str, object]]:
+        if makers[-1:] != [asyncio.current_task()]:
+            makers.append(asyncio.current_task())
+        return describe(key, now)
+
+    monkeypatch.setattr(commands, "_describe", note)
+    async with serving(clock, read_timeout=1000.0) as listener:
+        holder, *readers = (Client(listener) for _ in range(4))
+        for number in range(500):
+            await holder.asks("l", f"job{number}", "0")
+        for reader in readers:
+            reader.say(b"stats\n_\n_\n")
+        for reader in readers:
+            assert (await reader.hears()).startswith("ok {")
+    assert len(makers) == 3  # each one's memory is free before the next one begins
 
 
 async def test_statistics_end_with_their_client(clock: VirtualClock) -> None:

@@ -49,8 +49,8 @@ async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
     entries_of: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     most = locks.context.limits.output_bytes // 2
     size = 0
-    keys = list(locks.keys.values())
-    async with reader.lock:
+    async with reader.whole_answer():
+        keys = list(locks.keys.values())
         while keys:
             async with reader.turn():
                 now, work = locks.now(), 0
@@ -67,8 +67,10 @@ async def stats(locks: Locks, connections: int, reader: Reader) -> bytes:
                     "output_bytes allows",
                     "output_bytes",
                 )
-    lists = [f'"{kind}":[{",".join(reversed(entries))}]' for kind, entries in entries_of.items()]
-    return f'ok {{"connections":{connections},{",".join(lists)}}}\n'.encode()
+        lists = [
+            f'"{kind}":[{",".join(reversed(entries))}]' for kind, entries in entries_of.items()
+        ]
+        return f'ok {{"connections":{connections},{",".join(lists)}}}\n'.encode()
 
 
 def _describe(key: Key, now: float) -> tuple[str, dict[str, Any]]:
