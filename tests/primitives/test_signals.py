@@ -9,13 +9,13 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 import tenure
-from tenure import blocking, fork
+from tenure import blocking, fork, greenlets
 from tenure._client import signals
 from tenure._client.client_core import ClientCore
 from tenure.errors import EngineError, InvalidArgument, Misuse
@@ -172,6 +172,37 @@ def test_clients_are_closed_all_at_once(kind: str, monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGUSR1)
     assert handled.is_set()
     assert len(begun) == 3
+
+
+def test_the_action_of_a_second_signal_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(number: int, _: object) -> None:
+        calls.append(number)
+        raise Stop
+
+    async def signal_again(core: ClientCore) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await close(core)
+
+    calls: list[int] = []
+    limits: list[Callable[[], object]] = []
+    close = ClientCore.aclose
+    monkeypatch.setattr(greenlets, "start_thread", limits.append)
+    with (
+        handler(signal.SIGUSR1, stop),
+        blocking.connect("memory://signals-twice") as client,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(ClientCore, "aclose", signal_again)
+        client.release_on_signals(signal.SIGUSR1)
+        with pytest.raises(Stop):
+            signal.raise_signal(signal.SIGUSR1)
+        patch.undo()
+        patch.setattr(signals, "ACTION_TIMEOUT", 0.0)
+        limits[0]()
+    assert calls == [signal.SIGUSR1]
 
 
 def test_a_forked_child_leaves_its_parents_client_alone() -> None:

@@ -73,8 +73,13 @@ class _Closing:
         waits = bool(self._waited_for)
         for client, (close, _) in clients.items():
             close(partial(self._ended, client))
-        if waits and not self._none_waited_for.wait(ACTION_TIMEOUT):
-            self._open.clear()
+        try:
+            if waits and not self._none_waited_for.wait(ACTION_TIMEOUT):
+                self._open.clear()
+        except BaseException:  # of the action, which a second signal has taken
+            self._taking.acquire(blocking=False)
+            self._taken.set()
+            raise
         if not self._open:
             self._take()
 
