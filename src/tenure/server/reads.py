@@ -60,7 +60,7 @@ _Turns: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
 """What waits of one client, by its connections."""
 
 
-class Client:
+class ReadingClient:
     """A client that reads. Its readers keep it, and what it was allowed last.
 
     Attributes:
@@ -146,14 +146,14 @@ class ReadSchedule:
     def __init__(self) -> None:
         self.openings = Places(_OPENINGS)
         self.look_ups = Places(_LOOK_UPS)
-        self._clients = WeakValueDictionary[Hashable, Client]()
-        self._ready: OrderedDict[Client, None] = OrderedDict()  # those whose turn comes
+        self._clients = WeakValueDictionary[Hashable, ReadingClient]()
+        self._ready: OrderedDict[ReadingClient, None] = OrderedDict()  # those whose turn comes
         self._free_at = 0.0
         self._granting: asyncio.Handle | None = None
 
-    def client(self, client: Hashable) -> Client:
+    def client(self, client: Hashable) -> ReadingClient:
         """Return what this client has, for a reader."""
-        return self._clients.setdefault(client, Client())
+        return self._clients.setdefault(client, ReadingClient())
 
     @property
     def waiting(self) -> int:
@@ -166,7 +166,7 @@ class ReadSchedule:
         ]
         return sum(not turn.done() for turn in turns)
 
-    async def begin_slice(self, client: Client, connection: object) -> None:
+    async def begin_slice(self, client: ReadingClient, connection: object) -> None:
         """Return when a slice may begin; the caller then calls `end_slice`."""
         loop = asyncio.get_running_loop()
         free = client.brief or (not self._ready and loop.time() >= self._free_at)
@@ -183,7 +183,7 @@ class ReadSchedule:
                 self.end_slice(client)
             raise
 
-    def end_slice(self, client: Client, described: int = SLICE + 1) -> None:
+    def end_slice(self, client: ReadingClient, described: int = SLICE + 1) -> None:
         """End a slice of this client, and schedule its next one.
 
         Args:
@@ -195,7 +195,7 @@ class ReadSchedule:
         client.brief = described <= BRIEF
         self._queue(client)
 
-    def _queue(self, client: Client) -> None:
+    def _queue(self, client: ReadingClient) -> None:
         """Begin waiting slices of a client, or put it behind the others, unless it is there."""
         loop = asyncio.get_running_loop()
         while client.brief and client.slices and client.has_room:
@@ -204,14 +204,14 @@ class ReadSchedule:
             self._ready.setdefault(client)
             self._grant_soon(loop)
 
-    def _begin(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+    def _begin(self, client: ReadingClient, loop: asyncio.AbstractEventLoop) -> None:
         client.running += 1
         if not client.brief:
             begun = loop.time()
             self._free_at = begun + _LONGEST_PAUSE  # until this iteration's duration is known
             loop.call_soon(self._measure, begun, loop)
 
-    def _begin_waiting(self, client: Client, loop: asyncio.AbstractEventLoop) -> bool:
+    def _begin_waiting(self, client: ReadingClient, loop: asyncio.AbstractEventLoop) -> bool:
         """Begin the next slice of a client; false if all were cancelled."""
         turn = _next(client.slices)
         if turn is None:

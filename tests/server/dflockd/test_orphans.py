@@ -15,8 +15,7 @@ from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
 from tenure.server.dflockd.claims import Record, sealed
 from tenure.server.dflockd.listener import Deaf, DflockdListener
-from tenure.server.reads import SLICE, ReadSchedule
-from tenure.server.reads import Client as ReadingClient
+from tenure.server.reads import SLICE, ReadingClient, ReadSchedule
 from tenure.testing import VirtualClock
 from tenure.testing.faults import FaultyEngine, Way
 from tenure.wire.lines import make_token
