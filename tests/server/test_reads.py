@@ -167,6 +167,24 @@ async def test_brief_descriptions_begin_in_the_same_iteration_of_the_loop() -> N
     await asyncio.wait(reading)
 
 
+async def test_few_brief_descriptions_begin_in_an_iteration_of_the_loop() -> None:
+    reads, begun = ReadSchedule(), [0]
+    reader = Reader(reads, "client")
+
+    async def read() -> SemaphoreDescription:
+        begun[-1] += 1
+        return description(1)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(100):
+            tasks.create_task(reader.describe(read))
+        while sum(begun) < 100:
+            await asyncio.sleep(0)
+            begun.append(0)
+    assert max(begun) == 8
+    assert reads.waiting == 0
+
+
 async def test_descriptions_of_what_is_missing_are_read_side_by_side() -> None:
     reads, begun = ReadSchedule(), 0
 

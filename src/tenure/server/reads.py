@@ -14,8 +14,8 @@ each read is carried out in *slices* of a few milliseconds, which are scheduled:
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
   after a pause as long as that iteration. The rest of the time is for other work.
 * **Brief descriptions.** A client whose latest read was a description of few requests does not wait
-  for other work: such a read costs as little as an operation. So the next one may be long, and
-  every second read of a client at the most. `ydb` needs a description for each grant.
+  for other work, up to eight reads in an iteration. `ydb` needs a description for each grant, and
+  it costs as little as an operation. So every second read of a client may be long and not wait.
 * **Cancelled** reads leave the queue.
 
 A slice may wait for the store; meanwhile slices of other clients run.
@@ -190,9 +190,15 @@ class ReadSchedule:
             client: the client.
             described: number of requests that it described; many for a slice of another read.
         """
-        client.running -= 1
         client.most = min(client.most + 1, _SIDE_BY_SIDE) if described <= SLICE else 1
         client.brief = described <= BRIEF
+        if client.brief:  # a store in memory answers at once: a few for each iteration of the loop
+            asyncio.get_running_loop().call_soon(self._leave, client)
+        else:
+            self._leave(client)
+
+    def _leave(self, client: ReadingClient) -> None:
+        client.running -= 1
         self._queue(client)
 
     def _queue(self, client: ReadingClient) -> None:
