@@ -13,6 +13,7 @@ import pytest
 
 import tenure
 from tenure import blocking
+from tenure._client.internals import session_core
 from tenure.errors import Unsupported
 from tests.engines.stores import BY_NAME
 
@@ -180,9 +181,14 @@ def test_a_close_that_begins_as_the_program_ends_is_completed(engine: str, what:
         await stop.wait()
         for _ in range(iterations):
             await asyncio.sleep(0)
-        if what == "session":
-            await session.aclose()
-        await client.aclose()
+        try:
+            if what == "session":
+                try:
+                    await session.aclose()
+                finally:
+                    left.append(session_core(session)._leaving.task)
+        finally:
+            await client.aclose()
 
     async def main(url: str, iterations: int) -> None:
         held, stop = asyncio.Event(), asyncio.Event()
@@ -194,10 +200,12 @@ def test_a_close_that_begins_as_the_program_ends_is_completed(engine: str, what:
 
     leases: list[tenure.Lease] = []
     closing: list[asyncio.Task[None]] = []
+    left: list[asyncio.Task[None]] = []
     with BY_NAME[engine].make().empty() as url:
         for iterations in (0, 1):  # with more, the task is cancelled before it closes anything
             asyncio.run(main(url, iterations))
         all_are_free(url)
+    assert not any(each.cancelled() or each.exception() for each in left)
 
 
 IN_HASTE = """
