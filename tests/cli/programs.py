@@ -29,13 +29,15 @@ TENURE = [sys.executable, "-W", "error", "-m", "tenure"]
 # A command under `tenure run`: it says that it is there, and which signals it gets.
 LISTENER = """
 import os, signal, sys
-def heard(number, frame):
-    os.write(1, (signal.Signals(number).name + "\\n").encode())
+heard, noted = os.pipe()
+os.set_blocking(noted, False)
+signal.set_wakeup_fd(noted)  # with a handler alone, one that comes as a wait begins is not noticed
 for number in (1, 2, 3, 10, 12, 15, 28):
-    signal.signal(number, heard)
+    signal.signal(number, lambda *_: None)
 os.write(1, b"there %d\\n" % os.getpid())
 while True:
-    signal.pause()
+    for number in os.read(heard, 100):
+        os.write(1, (signal.Signals(number).name + "\\n").encode())
 """
 
 
