@@ -174,6 +174,65 @@ def test_clients_are_closed_all_at_once(kind: str, monkeypatch: pytest.MonkeyPat
     assert len(begun) == 3
 
 
+def test_without_threads_a_signal_closes_clients_without_a_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls: list[str] = []
+    monkeypatch.setattr(greenlets, "start_thread", fail)
+    with (
+        handler(signal.SIGUSR1, lambda *_: calls.append("handled")),
+        blocking.connect("memory://signals-threads") as client,
+    ):
+        client.release_on_signals(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+    assert calls == ["handled"]
+    assert "closing at a signal has no time limit: error=can't start new thread" in caplog.text
+
+
+def test_a_client_that_does_not_close_keeps_the_action_for_so_long_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wait(_: ClientCore) -> None:
+        await asyncio.Event().wait()
+
+    calls: list[str] = []
+    monkeypatch.setattr(signals, "CLOSE_TIMEOUT", 0.05)
+    with (
+        handler(signal.SIGUSR1, lambda *_: calls.append("handled")),
+        blocking.connect("memory://signals-late") as client,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(greenlets, "start_thread", lambda _: None)
+        patch.setattr(signals, "ACTION_TIMEOUT", 0.0)
+        patch.setattr(ClientCore, "aclose", wait)
+        client.release_on_signals(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert calls == ["handled"]
+        patch.undo()
+    assert calls == ["handled"]
+
+
+def test_the_action_is_taken_once_when_the_loop_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    limits: list[Callable[[], object]] = []
+
+    async def main() -> None:
+        async with tenure.connect("memory://signals-loop-late") as client:
+            client.release_on_signals(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
+            limits[0]()
+            assert calls == ["handled"]
+
+    monkeypatch.setattr(greenlets, "start_thread", limits.append)
+    monkeypatch.setattr(signals, "ACTION_TIMEOUT", 0.0)
+    with handler(signal.SIGUSR1, lambda *_: calls.append("handled")):
+        asyncio.run(main())
+    assert calls == ["handled"]
+
+
 def test_the_action_of_a_second_signal_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(Exception):
         pass

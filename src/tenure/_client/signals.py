@@ -71,9 +71,9 @@ class _Closing:
             except RuntimeError as error:  # there are no more threads
                 _log.warning("closing at a signal has no time limit: error=%s", error)
         waits = bool(self._waited_for)
-        for client, (close, _) in clients.items():
-            close(partial(self._ended, client))
         try:
+            for client, (close, _) in clients.items():
+                close(partial(self._ended, client))
             if waits and not self._none_waited_for.wait(ACTION_TIMEOUT):
                 self._open.clear()
         except BaseException:  # of the action, which a second signal has taken
