@@ -9,13 +9,14 @@ each read is carried out in *slices* of a few milliseconds, which are scheduled:
 * **Descriptions side by side.** Each description that fits in one slice allows its client one more
   slice at a time, up to eight; any other slice takes that back. Such a read costs little here, but
   a remote store takes milliseconds for it.
-* **Round robin.** Clients take turns, and the connections of a client take turns. So they do for
-  the places of sessions that are opened or looked up (`Places`).
+* **Round robin.** Clients take turns, and the connections of a client take turns: for slices, and
+  for the places of sessions that are opened or looked up (`Places`).
 * **Half of the time.** At most one slice begins in an iteration of the event loop, and the next one
   after a pause as long as that iteration. The rest of the time is for other work.
 * **Brief descriptions.** A client whose latest read was a description of few requests does not wait
   for other work, up to eight reads in an iteration. `ydb` needs a description for each grant, and
-  it costs as little as an operation. So every second read of a client may be long and not wait.
+  it costs as little as an operation. A client that alternates brief and long ones has every second
+  slice without a wait.
 * **Cancelled** reads leave the queue.
 
 A slice may wait for the store; meanwhile slices of other clients run.
@@ -57,17 +58,17 @@ _LONGEST_PAUSE = 0.05  # seconds; a loop that was stopped for long does not stop
 _SIDE_BY_SIDE = 8  # slices of a client that reads small descriptions
 
 _Turns: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
-"""What waits of one client, by its connections."""
+"""Waiting turns of one client, by its connections."""
 
 
 class ReadingClient:
-    """A client that reads. Its readers keep it, and what it was allowed last.
+    """State of a client that reads; its readers share it, and keep it alive.
 
     Attributes:
         slices: those that wait.
         running: number of slices in progress.
         most: largest number of slices in progress.
-        brief: whether its slices do not wait for other work.
+        brief: whether its latest read was a brief description; the next does not wait then.
         whole: held while an answer is made that is not counted before it is complete.
     """
 
@@ -152,7 +153,7 @@ class ReadSchedule:
         self._granting: asyncio.Handle | None = None
 
     def client(self, client: Hashable) -> ReadingClient:
-        """Return what this client has, for a reader."""
+        """Return the state of this client, for a reader."""
         return self._clients.setdefault(client, ReadingClient())
 
     @property
