@@ -115,6 +115,26 @@ def test_a_timeout_of_gevent_withdraws_the_request(store: str) -> None:
     assert output_of(program, store) == "0\n"
 
 
+def test_a_signal_closes_the_clients_before_its_action(store: str) -> None:
+    program = """
+        import signal, sys
+        from tenure import blocking
+
+        def stop(number, frame):
+            print("held:", [each.held for each in leases])
+
+        signal.signal(signal.SIGTERM, stop)
+        clients = [blocking.connect(sys.argv[1]) for _ in range(2)]
+        for client in clients:
+            client.release_on_signals()
+        leases = [client.mutex(name).lock() for client, name in zip(clients, "ab")]
+        signal.raise_signal(signal.SIGTERM)
+        with blocking.connect(sys.argv[1]) as other:
+            print("free:", [bool(other.mutex(name).try_lock()) for name in "ab"])
+        """
+    assert output_of(program, store) == "held: [False, False]\nfree: [True, True]\n"
+
+
 def test_patched_after_the_first_use_is_an_error() -> None:
     done = run(
         "from tenure import blocking\n"
