@@ -63,8 +63,8 @@ async def write_for_ever(lease, connection):
 async def main():
     async with tenure.connect(url) as client:
         names = [f"m{n}" for n in range(locks)]
+        connections = [await connect() for name in names]  # on a busy machine it takes seconds
         sessions = [await client.session(recovery_window=1) for name in names]
-        connections = [await connect() for name in names]
         leases = [await s.mutex(name).lock() for s, name in zip(sessions, names)]
         go_on = asyncio.Event()
         if task == "write_once":
@@ -127,7 +127,6 @@ async def a_holder(store: Store, task: str) -> AsyncIterator[Holder]:
         *(sys.executable, "-c", HOLDER, store.url, store.written, str(LOCKS), task),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         yield Holder(process)
