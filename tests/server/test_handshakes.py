@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,39 +68,89 @@ async def test_a_handshake_is_calculated_once_its_first_message_is_whole(
             writer.close()
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_a_client_that_sends_single_bytes_comes_in(
-    authority: Authority, version: ssl.TLSVersion
-) -> None:
-    context = ssl.create_default_context(cafile=authority.cert)
-    context.minimum_version = context.maximum_version = version
-    limits = Limits(greeting_time=60.0)  # each byte is read in its turn
-    async with serving(url=URL, tls=server_tls(authority), limits=limits) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
-        received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(received, sent, server_hostname="localhost")
+class Client:
+    """TLS over a plain connection, whose bytes go out as a test wants."""
 
-        async def exchange(step: Any) -> Any:
-            while True:
-                result = None
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    result = step() or True
-                for each in sent.read():
-                    writer.write(bytes([each]))
-                    await asyncio.sleep(0)
-                if result is not None:
-                    return result
-                received.write(await reader.read(4096))
+    def __init__(
+        self, context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._received, self._sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._received, self._sent, server_hostname="localhost")
 
-        await exchange(tls.do_handshake)
+    async def greets(self, send: Callable[[asyncio.StreamWriter, bytes], Awaitable[None]]) -> bytes:
+        """Make the handshake, say hello, and return the server's first message."""
+        await self._exchange(self._tls.do_handshake, send)
         frames = FrameWriter(GREETING_BYTES)
         frames.add(Hello(1, 1, [], "", b"program"))
         hello = bytes(frames.take())
-        await exchange(lambda: tls.write(hello))
+        await self._exchange(lambda: self._tls.write(hello), send)
         answers, found = FrameReader(65_536), list[bytes]()
         while not found:
-            found = [bytes(each) for each in answers.feed(await exchange(lambda: tls.read(4096)))]
-        assert isinstance(server_message().decode(found[0]), Welcome)
+            received = await self._exchange(lambda: self._tls.read(4096), send)
+            found = [bytes(each) for each in answers.feed(received)]
+        return found[0]
+
+    async def _exchange(
+        self,
+        step: Callable[[], Any],
+        send: Callable[[asyncio.StreamWriter, bytes], Awaitable[None]],
+    ) -> Any:
+        while True:
+            result = None
+            with contextlib.suppress(ssl.SSLWantReadError):
+                result = step() or True
+            if self._sent.pending:
+                await send(self._writer, self._sent.read())
+            if result is not None:
+                return result
+            self._received.write(await self._reader.read(4096))
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def context(request: pytest.FixtureRequest, authority: Authority) -> ssl.SSLContext:
+    """The client's context, of each version."""
+    context = ssl.create_default_context(cafile=authority.cert)
+    context.minimum_version = context.maximum_version = request.param
+    return context
+
+
+async def test_a_client_that_sends_single_bytes_comes_in(
+    context: ssl.SSLContext, authority: Authority
+) -> None:
+    async def send(writer: asyncio.StreamWriter, sent: bytes) -> None:
+        for each in sent:
+            writer.write(bytes([each]))
+            await asyncio.sleep(0)
+
+    limits = Limits(greeting_time=60.0)  # each byte is read in its turn
+    async with serving(url=URL, tls=server_tls(authority), limits=limits) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        answer = await Client(context, reader, writer).greets(send)
+        assert isinstance(server_message().decode(answer), Welcome)
+        writer.close()
+
+
+@pytest.mark.parametrize("last", [1, 4, 5, 6, 21, 22, 31])
+async def test_a_client_whose_messages_end_with_a_short_segment_comes_in(
+    context: ssl.SSLContext, authority: Authority, last: int
+) -> None:
+    async with (
+        asyncio.timeout(30),
+        serving(url=URL, tls=server_tls(authority), limits=Limits(greeting_time=60.0)) as listener,
+    ):
+
+        async def send(writer: asyncio.StreamWriter, sent: bytes) -> None:
+            writer.write(sent[:-last])
+            other_reader, other = await asyncio.open_connection("127.0.0.1", port_of(listener))
+            other.write(client_hello())
+            await other_reader.readexactly(5)  # the answer: all that came before has been seen
+            other.close()
+            writer.write(sent[-last:])
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        answer = await Client(context, reader, writer).greets(send)
+        assert isinstance(server_message().decode(answer), Welcome)
         writer.close()
 
 

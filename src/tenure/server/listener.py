@@ -36,7 +36,14 @@ from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.budget import FORGOTTEN, Share, UnreadInput
 from tenure.server.context import Context, explain, foreign
 from tenure.server.limits import LimitReached
-from tenure.server.tls import LEAST_RECORD, LONGEST_RECORD, RECORD_HEADER, record_length, slice_tls
+from tenure.server.tls import (
+    ARRIVING,
+    LONGEST_RECORD,
+    RECORD_HEADER,
+    record_length,
+    slice_tls,
+    wake_for,
+)
 
 _ENDED, _SEEN = 16, 1024  # connections that are checked and ended in one iteration of the loop
 
@@ -184,7 +191,6 @@ _TURN = 8  # connections that are accepted before others have their turn
 _LINGER = 1.0  # seconds in which the client of a refused connection can read why
 _LINGERING = 32  # refused connections that wait for that
 _FIRST = 16  # bytes that show whether a client begins a TLS handshake
-_FLIGHT = 32  # bytes of a handshake that a client sends at once, at the least
 _ALERT = b"\x15\x03\x03\x00\x02\x02\x50"  # of TLS, fatal: internal_error
 
 
@@ -504,6 +510,7 @@ class Door:
             await loop.connect_accepted_socket(lambda: self._protocol(greeting), connection)
         else:
             await self._handshake_begins(connection, greeting)
+            ARRIVING.set(connection)  # this task's context
             transport, _ = await loop.connect_accepted_socket(
                 lambda: self._protocol(greeting),
                 connection,
@@ -511,16 +518,13 @@ class Door:
                 ssl_handshake_timeout=self._time_left(greeting),
                 ssl_shutdown_timeout=_SHUTDOWN_TIME,
             )
-            _wake_for(connection, LEAST_RECORD)
-            greeting.admitted = partial(_wake_for, connection, 1)
             greeting.abort = transport.abort
-            slice_tls(transport, greeting.share, greeting.cut_off)
+            greeting.admitted = slice_tls(transport, greeting.share, greeting.cut_off).admit
 
     async def _handshake_begins(self, connection: socket.socket, greeting: Greeting) -> None:
         """Wait until the client's first message has come whole, and its source is next.
 
-        Until the client is admitted, the kernel wakes the server for so many bytes as the least
-        message has, so that single bytes cost nothing, and no handshake is calculated out of turn.
+        The kernel wakes the server for no less, so that single bytes cost nothing.
         """
         try:
             async with asyncio.timeout(self._time_left(greeting)):
@@ -532,15 +536,13 @@ class Door:
                 await self._received(connection, min(record_length(first), LONGEST_RECORD))
         except TimeoutError:
             raise ConnectionAbortedError("no TLS handshake was begun in time") from None
-        whole = len(connection.recv(_FLIGHT, socket.MSG_PEEK)) == _FLIGHT
-        _wake_for(connection, _FLIGHT if whole else 1)
         await greeting.turn(_HANDSHAKE)
         if asyncio.current_task() in self._cut:
             raise ConnectionAbortedError("the server has ended it")  # an answer would be useless
 
     async def _received(self, connection: socket.socket, size: int) -> None:
         """Return when so many bytes have come, or the client has ended the connection."""
-        _wake_for(connection, size)
+        wake_for(connection, size)
         ready = self._loop.create_future()
         self._loop.add_reader(connection, _set, ready)
         try:
@@ -571,12 +573,6 @@ class Door:
             self._context.log(logging.WARNING, "handshake failed", peer=greeting.peer, reason=why)
             if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE" in why.upper():
                 self._context.audit.refused_login(greeting.peer, why)
-
-
-def _wake_for(connection: socket.socket, size: int) -> None:
-    """Let the kernel report input of so many bytes, and no less; where it cannot, any input."""
-    with contextlib.suppress(OSError, AttributeError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def _set(future: asyncio.Future[None]) -> None:

@@ -13,13 +13,18 @@ closing connection, it includes everything that the client continues to send. Ru
   the connection's turn (`tenure.server.budget`).
 * A stranger's input is read in its turns alone. A stranger that sends much more is cut off.
 * A closing connection is cut off instead of being read.
+* The kernel wakes the server for a stranger's complete headers and complete records alone, so that
+  single bytes cost nothing: for as many bytes as the next one still lacks, and never for more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -34,12 +39,20 @@ NewShare: TypeAlias = Callable[[Callable[[], None], float], Share]
 CutOff: TypeAlias = Callable[[], None]
 
 RECORD_HEADER = 5  # bytes
-LEAST_RECORD = RECORD_HEADER + 1 + 16  # bytes, once the handshake is over (ChaCha20 of TLS 1.2)
 LONGEST_RECORD = RECORD_HEADER + 16384 + 2048  # bytes
 _KINDS = frozenset(range(20, 25))  # of records
 _SLICE = 256  # number of records, of which each counts once more for each KiB
 _SECONDS = 0.001  # that a slice takes
 _LAST = 256  # records that are searched for the end of a connection
+
+ARRIVING: ContextVar[socket.socket] = ContextVar("ARRIVING")
+"""The connection whose handshake begins in this context. TLS objects get no other word of it."""
+
+
+def wake_for(connection: socket.socket, size: int) -> None:
+    """Let the kernel report input of so many bytes, and no less; where it cannot, any input."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def record_length(header: bytes) -> int:
@@ -57,6 +70,8 @@ class SlicedTls(ssl.SSLObject):
     _ends = 0.0  # of the slice, once it has had a record without data
     _share: Share | None = None
     _cut_off: CutOff | None = None
+    _connection: socket.socket | None = None  # until its client is admitted
+    _least = 0  # bytes for which the kernel wakes the server
 
     @classmethod
     def _create(cls, incoming: ssl.MemoryBIO, *args: Any, **more: Any) -> SlicedTls:
@@ -64,6 +79,7 @@ class SlicedTls(ssl.SSLObject):
         given = ssl.MemoryBIO()
         made: SlicedTls = super()._create(given, *args, **more)  # type: ignore[misc]
         made.slice_input(incoming, given)
+        made._connection = ARRIVING.get(None)
         return made
 
     def slice_input(self, received: ssl.MemoryBIO, given: ssl.MemoryBIO) -> None:
@@ -73,6 +89,7 @@ class SlicedTls(ssl.SSLObject):
     def _give(self) -> bool:
         """Give the library the next record; false if there is none."""
         received, record = self._received, self._partial
+        length = RECORD_HEADER
         if len(record) < RECORD_HEADER:
             record += received.read(RECORD_HEADER - len(record))
         if len(record) >= RECORD_HEADER:
@@ -85,7 +102,18 @@ class SlicedTls(ssl.SSLObject):
                 self._input.write(record)
                 return True
         self._partial = record
+        self._wake_for(length - len(record))
         return False
+
+    def _wake_for(self, missing: int) -> None:
+        if self._connection is not None and missing != self._least:
+            self._least = missing
+            wake_for(self._connection, missing)
+
+    def admit(self) -> None:
+        """Be woken for any input from now on: the client has identified itself."""
+        self._wake_for(1)
+        self._connection = None
 
     def do_handshake(self) -> None:
         """Continue the handshake, like `ssl.SSLObject.do_handshake`."""
@@ -172,17 +200,21 @@ class SlicedTls(ssl.SSLObject):
             transport.resume_reading()
 
 
-def slice_tls(transport: asyncio.Transport, new_share: NewShare, cut_off: CutOff) -> None:
+def slice_tls(transport: asyncio.Transport, new_share: NewShare, cut_off: CutOff) -> SlicedTls:
     """Bound what a transport with TLS decrypts in an iteration of the loop.
 
     Args:
-        transport: the transport.
+        transport: the transport, whose context is a `server_context`.
         new_share: returns a share of the loop for the connection, for some work and its seconds.
         cut_off: ends the connection at once.
+
+    Returns:
+        The connection's TLS state.
     """
     tls = transport.get_extra_info("ssl_object")
-    if isinstance(tls, SlicedTls):
-        tls.bind(transport, new_share, cut_off)
+    assert isinstance(tls, SlicedTls)
+    tls.bind(transport, new_share, cut_off)
+    return tls
 
 
 @dataclass(frozen=True, slots=True)
