@@ -25,8 +25,8 @@ PUBLIC = """
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound SelfDeadlock SemaphoreBusy
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
     Unsupported
-    Attempt Attempts Client Election EventStream Leadership Lease Mutex RunLease Semaphore Session
-    SessionHandle Ticket Watch
+    Attempt Attempts Client Decorator Election EventStream Leadership Lease Mutex RunLease
+    Semaphore Session SessionHandle Ticket Watch
     Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
     Clock Consistency CountersMode Duration Liveness OnLoss Retry SessionState

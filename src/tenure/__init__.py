@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
 from tenure._client.client import Client, connect, default_url
+from tenure._client.decorators import Decorator
 from tenure._client.election import Election, Leadership
 from tenure._client.habits import missing_name as _missing_name
 from tenure._client.leading import Retry
@@ -78,6 +79,7 @@ __all__ = [
     "Clock",
     "Consistency",
     "CountersMode",
+    "Decorator",
     "Duration",
     "Election",
     "EngineError",

@@ -25,13 +25,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from tenure._client.client_core import ClientCore
+from tenure._client.decorators import Decorators
 from tenure._client.election import Leadership
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import AsyncHandle, call_site, note_failure
 from tenure._client.leading import Retry, lead
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
-from tenure._client.session import Primitives, Session
+from tenure._client.session import Session
 from tenure._client.session_handle import ResumeToken
 from tenure._client.sessions import (
     DEFAULT_WINDOW,
@@ -248,7 +249,7 @@ def connect(
     )
 
 
-class Client(Nodes, Primitives, AsyncHandle):
+class Client(Nodes, Decorators, AsyncHandle):
     """A program's access to one store. `connect` makes one. It belongs to one event loop.
 
     Example::

@@ -180,7 +180,7 @@ class CallSite(NamedTuple):
     def line(self) -> int:
         """The number of the line; 0 if it is unknown."""
         lines = () if self.code is None else self.code.co_lines()
-        return next((line or 0 for _, end, line in lines if self.instruction < end), 0)
+        return next((line for _, end, line in lines if line and self.instruction < end), 0)
 
 
 UNKNOWN = CallSite(None, 0)

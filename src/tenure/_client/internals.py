@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tenure._client.handles import call_site
+from tenure._client.handles import CallSite, call_site
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,12 +51,17 @@ def session_core(session: SessionHandle) -> SessionCore:
     return session._core
 
 
-def note_lease_site(lease: Lease) -> None:
+def note_lease_site(lease: Lease, otherwise: CallSite | None = None) -> None:
     """Set the program's line that obtained a lease, unless it is known.
 
-    `tenure.blocking` obtains its handles on the portal's loop, without the program's lines.
+    `tenure.blocking` obtains its handles on the portal's loop, without the program's lines, and a
+    task may execute a decorated function.
+
+    Args:
+        lease: the lease.
+        otherwise: what is set if no line of the program leads to this call.
     """
-    _note_site(lease._request, debug=lease._request.session.debug)
+    _note_site(lease._request, debug=lease._request.session.debug, otherwise=otherwise)
 
 
 def note_session_site(session: SessionHandle) -> None:
@@ -65,9 +70,11 @@ def note_session_site(session: SessionHandle) -> None:
         _note_site(session._anchor, debug=session._core.debug)
 
 
-def _note_site(obtained: Request | SessionAnchor, *, debug: bool) -> None:
+def _note_site(
+    obtained: Request | SessionAnchor, *, debug: bool, otherwise: CallSite | None = None
+) -> None:
     if obtained.site is None or obtained.site.code is None:
-        obtained.site = call_site(debug=debug)
+        obtained.site = call_site(debug=debug, otherwise=otherwise)
 
 
 def request_of(lease: Lease) -> Request:

@@ -579,8 +579,8 @@ class Acquirable(AsyncHandle):
 
         def __call__(self, *_):
             raise TypeError(
-                f"{self!r} is no decorator, and is not called: "
-                "write 'async with' inside the function"
+                f"{self!r} is no decorator, and is not called: write 'async with' inside the "
+                "function, or @client.exclusive(name) or @client.limited(name, limit) above it"
             )
 
     async def __aenter__(self) -> Lease:

@@ -21,6 +21,7 @@ from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
 from tenure._client.session_life import SessionState
 from tenure.blocking.attempts import Attempt, Attempts
 from tenure.blocking.client import Client, connect
+from tenure.blocking.decorators import Decorator
 from tenure.blocking.lease import Election, Leadership, Lease, RunLease, SessionHandle, Ticket
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session import Session
@@ -77,6 +78,7 @@ __all__ = [
     "Clock",
     "Consistency",
     "CountersMode",
+    "Decorator",
     "Duration",
     "Election",
     "EngineError",

@@ -191,7 +191,8 @@ class AcquirableBlock(SyncWrapper[A], Generic[A, L]):
         def __call__(self, *_):
             """Raise a `TypeError`: a primitive is no decorator."""
             raise TypeError(
-                f"{self!r} is no decorator, and is not called: write 'with' inside the function"
+                f"{self!r} is no decorator, and is not called: write 'with' inside the function, "
+                "or @client.exclusive(name) or @client.limited(name, limit) above it"
             )
 
     @obtaining

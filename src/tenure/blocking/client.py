@@ -22,6 +22,7 @@ from tenure._client.signals import close_in_time, release_on
 from tenure._client.source import ClientAnchor
 from tenure.blocking.calls import ClientCalls
 from tenure.blocking.covered import covered
+from tenure.blocking.decorators import Decorators
 from tenure.blocking.lease import Leadership
 from tenure.blocking.portal import Error, Kind, Portal, Trace, the_portal
 from tenure.blocking.session import Session
@@ -89,7 +90,7 @@ def _served(client: Client, portal: Portal, core: ClientCore, anchor: ClientAnch
         raise
 
 
-class Client(ClientCalls):
+class Client(ClientCalls, Decorators):
     """A program's access to one store. `connect` makes one. Any number of threads may share it.
 
     Example::
