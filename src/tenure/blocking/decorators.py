@@ -1,13 +1,14 @@
 """Decorators of functions, for threads: as `tenure._client.decorators`.
 
-Exceptions of signal handlers: a call enters the block of its lease at once, and an exception
-before that drops the lease, which releases it (`tenure._client.lease`).
+Exceptions of signal handlers: until its block is entered, no variable refers to the lease. So an
+exception before that drops the lease, and a dropped lease is released (`tenure._client.lease`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any, Generic, Literal, Never, ParamSpec, TypeVar, overload
 
@@ -28,6 +29,8 @@ from tenure.errors import AcquireTimeout, Misuse
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+
+_SKIPPED = nullcontext()
 
 
 class Decorator(DecoratorCore[Lease | None], Generic[S]):
@@ -66,11 +69,8 @@ class Decorator(DecoratorCore[Lease | None], Generic[S]):
 
         @wraps(function)
         def _call(*args: Any, **kwargs: Any) -> Any:
-            lease = obtain(name.of(args, kwargs))
-            if lease is None:
-                return None
-            with lease:
-                return function(*args, **kwargs)
+            with obtain(name.of(args, kwargs)) or _SKIPPED as lease:
+                return None if lease is None else function(*args, **kwargs)
 
         return _call
 
@@ -81,11 +81,8 @@ class Decorator(DecoratorCore[Lease | None], Generic[S]):
 
         @wraps(function)
         def _call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            lease = obtain(name.of(args, kwargs))
-            if lease is None:
-                return None
-            with lease:
-                return (yield from function(*args, **kwargs))
+            with obtain(name.of(args, kwargs)) or _SKIPPED as lease:
+                return None if lease is None else (yield from function(*args, **kwargs))
 
         return _call
 
