@@ -28,6 +28,27 @@ async def test_one_task_at_a_time_is_inside(world: World) -> None:
                 group.create_task(work(number))
 
 
+async def test_a_ticket_keeps_a_place_in_its_queue(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        mutex = client.mutex("m")
+        held = await other.mutex("m").lock()
+        async with mutex.enqueue(data=b"me") as first, mutex.enqueue() as second:
+            assert [await first.position(), await second.position()] == [1, 2]
+            with pytest.raises(AcquireTimeout, match="the place in its queue is kept"):
+                await first.wait(1)
+            await held.release()
+            lease = await first.wait()
+            holder = await other.mutex("m").inspect()
+            assert holder is not None
+            assert holder.data == b"me"
+            assert [await first.position(), await second.position()] == [0, 1]
+            assert held.fencing_token < lease.fencing_token < (second.fencing_token or 0)
+            assert not second.granted
+            await first.withdraw()
+            assert (await second.wait()).held
+        assert await world.queue("m") == []
+
+
 async def test_who_does_not_want_to_wait_for_long_says_so(
     world: World, clock: VirtualClock
 ) -> None:

@@ -16,7 +16,7 @@ from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.request import RequestOptions
 from tenure._client.source import SessionSource
-from tenure._client.ticket import Ticket, recover
+from tenure._client.ticket import Ticket, enqueue, recover
 from tenure._client.watch import described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
@@ -111,6 +111,21 @@ class Mutex(Acquirable):
             raise unknown_argument("try_lock", _unknown)
         options = self._options(data, on_loss, stop_time)
         return await try_acquire(self._source, options, 0.0, call_site())
+
+    def enqueue(
+        self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Once[Ticket[Lease]]:
+        """Join the queue now, and wait for the grant later, with the ticket.
+
+        ``async with mutex.enqueue() as ticket``, or ``await`` it. Raises as `lock`.
+
+        Args:
+            data: bytes of the request, as for `lock`.
+            on_loss: reaction to a loss, besides raising it, as for `lock`.
+            stop_time: seconds that the work needs to stop, as for `lock`.
+        """
+        options = self._options(data, on_loss, stop_time)
+        return Once(options, enqueue, self._source, options, call_site())
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0

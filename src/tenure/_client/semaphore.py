@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Never
 
-from tenure._client.acquire import acquire, join, try_acquire
+from tenure._client.acquire import acquire, try_acquire
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import CallSite, call_site
 from tenure._client.lease import Acquirable, Lease
@@ -16,7 +16,7 @@ from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.request import RequestOptions
 from tenure._client.source import SessionSource
-from tenure._client.ticket import Ticket, recover
+from tenure._client.ticket import Ticket, enqueue, recover
 from tenure._client.watch import Watch, described_now
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
@@ -224,7 +224,7 @@ class Semaphore(Acquirable):
         ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
         """
         options = self._options(count, data, on_loss, stop_time)
-        return Once(options, _enqueue, self._source, options, call_site())
+        return Once(options, enqueue, self._source, options, call_site())
 
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
@@ -350,9 +350,3 @@ class _CreatingSource:
 
 def _as_it_is(_session: SessionCore, described: SemaphoreDescription) -> SemaphoreDescription:
     return described
-
-
-async def _enqueue(
-    source: SessionSource, options: RequestOptions[Lease], site: CallSite
-) -> Ticket[Lease]:
-    return Ticket(await join(source, options, site), options.handle)

@@ -187,11 +187,12 @@ class Waits:
         if wait not in self._waits or request.state is not WAITING:
             return
         wait.logged = True
+        place = None if described is None else place_of(request, described)
         _log.info(
             "still waiting: node=%s name=%r position=%s holder=%s seconds=%.0f",
             request.node,
             request.name,
-            _position(described, request),
+            "unknown" if place is None else place,
             _holder(described, self._session.id),
             self._now() - wait.since,
         )
@@ -273,12 +274,20 @@ def _is_internal(task: asyncio.Task[Any]) -> bool:
     return code.co_filename.startswith(_PRIMITIVES) and code.co_name.startswith("_")
 
 
-def _position(described: SemaphoreDescription | None, request: Request) -> int | str:
-    waiters = () if described is None or request.order_id is None else described.waiters
-    for place, waiter in enumerate(waiters, start=1):
-        if waiter.order_id == request.order_id:
-            return place
-    return "unknown"
+def place_of(request: Request, described: SemaphoreDescription) -> int | None:
+    """Return the place of a request in its queue.
+
+    Returns:
+        1 for the next to be granted, and so on; 0 for a granted request, of which the notification
+        may not have arrived yet; ``None`` if it has left the queue, or the store does not name it.
+    """
+    order_id = request.order_id
+    if order_id is None:
+        return None
+    if any(owner.order_id == order_id for owner in described.owners):
+        return 0
+    orders = [waiter.order_id for waiter in described.waiters]
+    return orders.index(order_id) + 1 if order_id in orders else None
 
 
 def _holder(described: SemaphoreDescription | None, session_id: int) -> str:

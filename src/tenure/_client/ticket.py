@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from tenure._client.acquire import Probe, contention, settled
+from tenure._client.acquire import Probe, contention, join, settled
 from tenure._client.handles import AsyncHandle, CallSite, Scope
 from tenure._client.lease import Lease, finish_leaving, note_loss, start_leaving
 from tenure._client.request import HELD, WAITING, Request, RequestOptions
-from tenure._client.session_core import session_of
+from tenure._client.session_core import place_of, session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.durations import Duration, timeout_seconds
@@ -23,7 +23,8 @@ L = TypeVar("L", bound=Lease)
 class Ticket(AsyncHandle, Generic[L]):
     """A request's place in a queue, with access to its lease.
 
-    `Semaphore.enqueue` returns one, and so does `recover`, for a request of a resumed session.
+    `Mutex.enqueue` and `Semaphore.enqueue` return one, and so does `recover`, for a request of a
+    resumed session.
 
     The ticket owns the place: a `wait` that times out or is cancelled keeps it. Leaving the
     ``async with`` block withdraws the request, or releases the lease.
@@ -87,11 +88,9 @@ class Ticket(AsyncHandle, Generic[L]):
             f"queue of {request.name!r} on {request.node}",
             described_now(session, request.name, ephemeral=False, owners=True, waiters=True),
         )
-        for place, waiter in enumerate(described.waiters, start=1):
-            if waiter.order_id == request.order_id:
-                return place
-        if any(owner.order_id == request.order_id for owner in described.owners):
-            return 0  # granted meanwhile; the notification has not arrived yet
+        place = place_of(request, described)
+        if place is not None:
+            return place
         raise SemaphoreNotFound(
             f"the request for {request.name!r} on {request.node} has left its queue",
             node=request.node,
@@ -180,6 +179,11 @@ class Ticket(AsyncHandle, Generic[L]):
             if error is None:
                 raise request.why_not_held()
             note_loss(request, error)
+
+
+async def enqueue(source: SessionSource, options: RequestOptions[L], site: CallSite) -> Ticket[L]:
+    """Join the queue. Raises as `acquire`, but for a timeout."""
+    return Ticket(await join(source, options, site), options.handle)
 
 
 def recover(source: SessionSource, options: RequestOptions[L], site: CallSite) -> Ticket[L] | None:

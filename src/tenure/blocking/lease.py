@@ -277,7 +277,8 @@ class RunLease(Lease):
 class Ticket(TicketBlock[L], Generic[L]):
     """A request's place in a queue, with access to its lease.
 
-    `Semaphore.enqueue` returns one, and so does `recover`, for a request of a resumed session.
+    `Mutex.enqueue` and `Semaphore.enqueue` return one, and so does `recover`, for a request of a
+    resumed session.
 
     The ticket owns the place: a `wait` that times out or is interrupted keeps it. Leaving the
     ``with`` block withdraws the request, or releases the lease.

@@ -111,6 +111,28 @@ class Mutex(AcquirableBlock[async_mutex.Mutex, Lease]):
             **_unknown,
         )
 
+    @obtaining
+    def enqueue(
+        self, *, data: bytes = b"", on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> Ticket[Lease]:
+        """Join the queue now, and wait for the grant later, with the ticket.
+
+        ``with mutex.enqueue() as ticket``. Raises as `lock`.
+
+        Args:
+            data: bytes of the request, as for `lock`.
+            on_loss: reaction to a loss, besides raising it, as for `lock`.
+            stop_time: seconds that the work needs to stop, as for `lock`.
+        """
+        return self._portal.obtain(
+            lambda portal, ticket: Ticket(portal, ticket, Lease),
+            abandon_ticket,
+            self._wrapped.enqueue,
+            data=data,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+
     def recover(
         self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
     ) -> Ticket[Lease] | None:
