@@ -36,7 +36,7 @@ PUBLIC = """
 ASYNC_ONLY = ["Once"]  # what a call that acquires gives before it is awaited
 
 RECIPES = """
-    Barrier Group RWLock ServiceRegistry SharedConfig
+    Barrier CountDownLatch Counter Group RWLock ServiceRegistry SharedConfig
     Change Changes Codec Endpoint Joined Left Member Source States Updated
     dataclass_codec json_codec
 """.split()

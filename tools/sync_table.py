@@ -333,6 +333,20 @@ from tenure.recipes import Change, Codec, Endpoint, Member, json_codec
                 attributes={"name": "str", "parties": "int"},
                 makes="name, parties",
             ),
+            Wrapper(
+                "Counter",
+                "recipes.counter",
+                "SyncWrapper[async_recipes.Counter]",
+                attributes=_NAME,
+                makes="name, initial=initial",
+            ),
+            Wrapper(
+                "CountDownLatch",
+                "recipes.counter",
+                "SyncWrapper[async_recipes.CountDownLatch]",
+                attributes={"name": "str", "count": "int"},
+                makes="name, count",
+            ),
         ),
         exports=("Source",),
         after_imports='''T = TypeVar("T")

@@ -10,6 +10,8 @@ import pytest
 from tenure import blocking
 from tenure.blocking.recipes import (
     Barrier,
+    CountDownLatch,
+    Counter,
     Group,
     Joined,
     Left,
@@ -154,3 +156,28 @@ def test_out_of_time_a_thread_has_left_the_barrier(client: blocking.Client) -> N
     with pytest.raises(AcquireTimeout):
         barrier.wait(timeout=0.01)
     until(lambda: is_free(client, "phase"))
+
+
+def test_threads_count_together(client: blocking.Client, eye: blocking.Client) -> None:
+    counters = [Counter(each, "hits", initial=3) for each in (client, eye)]
+    threads = [Thread(lambda each=each: [each.add() for _ in range(5)]) for each in counters]  # type: ignore[misc]
+    assert sorted(number for each in threads for number in each.result()) == list(range(4, 14))
+    assert counters[0].compare_and_set(13, 0)
+    assert counters[1].get() == 0
+    with counters[0].watch() as numbers:
+        assert next(numbers) == 0
+        counters[1].set(7)
+        assert next(numbers) == 7
+
+
+def test_a_latch_opens_for_threads(client: blocking.Client, eye: blocking.Client) -> None:
+    latch = CountDownLatch(client, "ready", 2)
+    assert (latch.name, latch.count) == ("ready", 2)
+    with pytest.raises(AcquireTimeout):
+        latch.wait(timeout=0.01)
+    waiting = Thread(latch.wait)
+    other = CountDownLatch(eye, "ready", 2)
+    assert [other.count_down(), other.count_down()] == [1, 0]
+    waiting.result()
+    latch.reset()
+    assert other.left() == 2

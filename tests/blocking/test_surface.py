@@ -61,6 +61,8 @@ PAIRS: dict[type, type] = {
     watches.Watch: blocking.Watch,
     recipe_twins.Barrier: recipes.Barrier,
     recipe_twins.Changes: recipes.Changes,
+    recipe_twins.CountDownLatch: recipes.CountDownLatch,
+    recipe_twins.Counter: recipes.Counter,
     recipe_twins.Group: recipes.Group,
     recipe_twins.RWLock: recipes.RWLock,
     recipe_twins.ServiceRegistry: recipes.ServiceRegistry,

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import tenure
+from tenure.recipes import CountDownLatch, Counter
 from tenure.testing.conformance import Stores
 from tests.engines.stores import at_once
 
@@ -92,3 +93,22 @@ async def test_calls_of_decorated_functions_run_once_in_a_period(stores: Stores)
             assert [await each(1) for each in jobs * 2] == [True, None, None, None]
             assert await jobs[1](2)
             assert ran == [1, 2]
+
+
+@ON_EVERY_ENGINE
+async def test_a_counter_loses_no_change_and_a_latch_opens_once(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            if not (client.capabilities.data and client.capabilities.lasting):
+                with pytest.raises(tenure.Unsupported):
+                    await Counter(client, "hits").add()
+                return
+            counters = [Counter(each, "hits") for each in (client, other)]
+            sums = await asyncio.gather(*(each.add(timeout=30) for each in counters * 3))
+            assert sorted(sums) == [1, 2, 3, 4, 5, 6]
+            latches = [CountDownLatch(each, "ready", 2) for each in (client, other)]
+            waiting = [asyncio.create_task(each.wait(30)) for each in latches]
+            assert await latches[0].count_down() == 1
+            assert not any(each.done() for each in waiting)
+            assert await latches[1].count_down() == 0
+            await asyncio.gather(*waiting)

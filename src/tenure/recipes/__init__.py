@@ -8,6 +8,7 @@ from tenure.public import publish as _publish
 from tenure.recipes.barrier import Barrier
 from tenure.recipes.base import Source, States
 from tenure.recipes.config import Codec, SharedConfig, dataclass_codec, json_codec
+from tenure.recipes.counter import CountDownLatch, Counter
 from tenure.recipes.group import Change, Changes, Group, Joined, Left, Member, Updated
 from tenure.recipes.registry import Endpoint, ServiceRegistry
 from tenure.recipes.rwlock import RWLock
@@ -17,6 +18,8 @@ __all__ = [
     "Change",
     "Changes",
     "Codec",
+    "CountDownLatch",
+    "Counter",
     "Endpoint",
     "Group",
     "Joined",

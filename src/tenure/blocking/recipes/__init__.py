@@ -3,6 +3,8 @@
 from tenure.blocking.recipes.wrappers import (
     Barrier,
     Changes,
+    CountDownLatch,
+    Counter,
     Group,
     RWLock,
     ServiceRegistry,
@@ -28,6 +30,8 @@ __all__ = [
     "Change",
     "Changes",
     "Codec",
+    "CountDownLatch",
+    "Counter",
     "Endpoint",
     "Group",
     "Joined",

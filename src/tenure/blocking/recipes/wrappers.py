@@ -18,6 +18,8 @@ from tenure.recipes import Change, Codec, Endpoint, Member, json_codec
 __all__ = [
     "Barrier",
     "Changes",
+    "CountDownLatch",
+    "Counter",
     "Group",
     "RWLock",
     "ServiceRegistry",
@@ -444,3 +446,157 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.wait, timeout)
+
+
+class Counter(SyncWrapper[async_recipes.Counter]):
+    """A number on a node that programs change, one after the other, and follow.
+
+    Example::
+
+        from tenure.blocking.recipes import Counter
+
+        orders = Counter(session, "orders")
+        assert orders.add(2) == 2
+        assert orders.get() == 2
+
+    A change is made once, or raises. After `EngineUnavailable`, or a cancellation, it may have been
+    made. A program that dies during a change has made it or not; the next one waits until its
+    session has ended.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,015 bytes; the mutex ``<name>.counting`` is used, too.
+        initial: the number before the first change; the same for all programs.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str, *, initial: int = 0) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
+        super().__init__(*made_from(source, async_recipes.Counter, name, initial=initial))
+
+    @property
+    def name(self) -> str:
+        """1 to 1,015 bytes; the mutex ``<name>.counting`` is used, too."""
+        return self._wrapped.name
+
+    def get(self) -> int:
+        """Return the current number.
+
+        Raises:
+            InvalidArgument: the semaphore of that name is no counter.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.call(self._wrapped.get)
+
+    def add(self, amount: int = 1, *, timeout: Duration | None = None) -> int:
+        """Add a number, which may be negative, and return the sum.
+
+        Args:
+            amount: the number.
+            timeout: seconds to wait for changes of other programs.
+
+        Raises:
+            AcquireTimeout: other changes took too long; nothing was changed.
+            InvalidArgument: the sum is not from -2^63 to 2^63-1; or the semaphore of that name is
+                no counter.
+            EngineUnavailable: the store did not answer; it may have been changed.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.call(self._wrapped.add, amount, timeout=timeout)
+
+    def set(self, value: int, *, timeout: Duration | None = None) -> None:
+        """Replace the number. Arguments and errors are those of `add`."""
+        self._portal.call(self._wrapped.set, value, timeout=timeout)
+
+    def compare_and_set(
+        self, expected: int, value: int, *, timeout: Duration | None = None
+    ) -> bool:
+        """Replace the number if it is the expected one; return whether it was.
+
+        The other arguments and errors are those of `add`.
+        """
+        return self._portal.call(self._wrapped.compare_and_set, expected, value, timeout=timeout)
+
+    def watch(self) -> States[int]:
+        """Return the current number and every newer one; changes may be merged."""
+        return States(self._portal, self._wrapped.watch())
+
+
+class CountDownLatch(SyncWrapper[async_recipes.CountDownLatch]):
+    """A latch that opens for all waiters when it has been counted down to zero.
+
+    Example::
+
+        from tenure.blocking.recipes import CountDownLatch
+
+        loaded = CountDownLatch(session, "loaded", 2)
+        loaded.count_down()
+        loaded.count_down()
+        loaded.wait(timeout=60)
+
+    It stays open until `reset`. Each call counts, also a second one of the same program: after
+    `EngineUnavailable`, or a cancellation, a call may have counted.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,015 bytes; the mutex ``<name>.counting`` is used, too.
+        count: number of calls of `count_down` that open it; the same for all programs.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str, count: int) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
+        super().__init__(*made_from(source, async_recipes.CountDownLatch, name, count))
+
+    @property
+    def name(self) -> str:
+        """1 to 1,015 bytes; the mutex ``<name>.counting`` is used, too."""
+        return self._wrapped.name
+
+    @property
+    def count(self) -> int:
+        """Number of calls of `count_down` that open it; the same for all programs."""
+        return self._wrapped.count
+
+    def left(self) -> int:
+        """Return how many calls of `count_down` are still to come; 0: it is open.
+
+        Raises:
+            InvalidArgument: a latch of another count, or something else, has that name.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.call(self._wrapped.left)
+
+    def count_down(self, *, timeout: Duration | None = None) -> int:
+        """Count down by one, unless it is open, and return what is left.
+
+        Args:
+            timeout: seconds to wait for the calls of other programs.
+
+        Raises:
+            AcquireTimeout: other calls took too long; it was not counted.
+            InvalidArgument: a latch of another count, or something else, has that name.
+            EngineUnavailable: the store did not answer; it may have been counted.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.call(self._wrapped.count_down, timeout=timeout)
+
+    def reset(self, *, timeout: Duration | None = None) -> None:
+        """Close it, with all calls to come. Arguments and errors are those of `count_down`."""
+        self._portal.call(self._wrapped.reset, timeout=timeout)
+
+    def wait(self, timeout: Duration | None = None) -> None:
+        """Wait until it is open.
+
+        Args:
+            timeout: seconds to wait, on the local clock; ``None``: until it is open.
+
+        Raises:
+            AcquireTimeout: it was not open in time.
+            InvalidArgument: a latch of another count, or something else, has that name.
+            SemaphoreNotFound: it was deleted meanwhile.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        self._portal.call(self._wrapped.wait, timeout)
