@@ -46,9 +46,6 @@ SLICE = 200
 BRIEF = 16
 """Largest number of requests of a brief description."""
 
-PRICE = 16
-"""Number of pending operations that a costly read counts for."""
-
 _SESSIONS = 32  # sessions that a connection attaches or opens before others take turns
 _OPENINGS = 64  # sessions that a server opens at a time, on all connections
 _LOOK_UPS = 64  # sessions that a server looks up at a time, on all connections

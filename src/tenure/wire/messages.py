@@ -55,6 +55,9 @@ VERSION = 1
 DESCRIBE = "describe"
 """The feature of servers that answer `Describe`."""
 
+READ_PRICE = 16
+"""Number of unanswered requests that a list or a description counts for."""
+
 STORE_TIME = "store time"
 """The feature of servers that answer `ReadStoreTime`."""
 
@@ -388,6 +391,12 @@ class Describe(RequestMessage, array_like=True, tag=29, frozen=True):
     waiters: bool
 
 
+PRICES: Final = dict.fromkeys(
+    (Describe, DescribeNode, DescribeSemaphore, ListNodes, ListSemaphores, ListSessions), READ_PRICE
+)
+"""The number of unanswered requests that a request counts for, by its type; all others are one."""
+
+
 class ReadStoreTime(RequestMessage, array_like=True, tag=30, frozen=True):
     """`Engine.store_time`. Answered by `StoreTime`. It belongs to the feature `STORE_TIME`."""
 
@@ -435,7 +444,8 @@ class Welcome(Struct, array_like=True, tag=0, frozen=True):
         abilities: the capabilities of the store.
         message_bytes: the longest message that the server accepts.
         operations: the number of unanswered requests of one connection at which the server stops
-            reading. A client delays further requests.
+            reading, renewals included. A list, or a description, counts for `READ_PRICE` of them. A
+            client delays requests, so that the number is not reached.
         kept_answers: see the rules.
     """
 

@@ -39,6 +39,8 @@ _failures = Failures("looking after a connection", _log)
 LARGEST_ANSWER = 256 * 1024 * 1024
 """Maximum bytes of a message from a server after the greeting."""
 
+_PRICES = wire.PRICES
+
 _CHECK = "Check that it is a tenure server, and that the URL's scheme says whether it uses TLS"
 
 _ENOUGH = 768
@@ -105,7 +107,7 @@ class NativeConnection(asyncio.Protocol):
             wire.Bye: self._dismissed,
         }
         self._poll = BusyPoll(loop.call_soon, busy_poll)
-        self._most = 0
+        self._most = self._in_flight = 0  # in the prices of `wire.PRICES`
         self._waiting: deque[NativeCall] = deque()
         self._paused = False
         self._flushing = False
@@ -118,7 +120,7 @@ class NativeConnection(asyncio.Protocol):
 
     def submit(self, call: NativeCall) -> None:
         """Send a call, as soon as the server reads it."""
-        if self._waiting or self._paused or len(self.calls) >= self._most:
+        if self._waiting or self._paused or self._in_flight >= self._most:
             self._waiting.append(call)
         else:
             self._launch(call)
@@ -128,10 +130,19 @@ class NativeConnection(asyncio.Protocol):
         self._writer.add(message)
         self._soon()
 
+    def answered(self, rid: int) -> NativeCall | None:
+        """Remove and return an unanswered call; ``None`` if there is none of that number."""
+        self.useful = True
+        call = self.calls.pop(rid, None)
+        if call is not None:
+            self._in_flight -= _PRICES.get(type(call.message), 1)
+        return call
+
     def unanswered(self) -> list[NativeCall]:
         """Remove and return the unanswered calls, in order."""
         calls = [*self.calls.values(), *self._waiting]
         self.calls.clear()
+        self._in_flight = 0
         self._waiting.clear()
         return calls
 
@@ -174,6 +185,7 @@ class NativeConnection(asyncio.Protocol):
         call.sent = True
         calls = self.calls
         calls[call.rid] = call
+        self._in_flight += _PRICES.get(type(call.message), 1)
         in_flight = len(calls)
         if in_flight == 1:
             alone, self._peak = self._peak == 1, 1
@@ -217,7 +229,7 @@ class NativeConnection(asyncio.Protocol):
 
     def _launch_waiting(self) -> None:
         waiting = self._waiting
-        while waiting and not self._paused and len(self.calls) < self._most:
+        while waiting and not self._paused and self._in_flight < self._most:
             self._launch(waiting.popleft())
 
     # Reading
@@ -282,7 +294,8 @@ class NativeConnection(asyncio.Protocol):
         self.welcome = welcome
         self._reader.largest = LARGEST_ANSWER
         self._writer.largest = welcome.message_bytes
-        self._most = max(1, welcome.operations)
+        # Below the number at which the server stops reading, also if the last one is a list.
+        self._most = max(1, welcome.operations - wire.READ_PRICE)
         self._handlers = {**self._owner.handlers(self), wire.Bye: self._dismissed}
         self.greeting.set_result(welcome)
         self._tick()

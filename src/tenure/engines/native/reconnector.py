@@ -347,11 +347,7 @@ def dispatch(
         fail: fails a call.
         close: closes a session that was attached to an unknown channel.
     """
-    calls = connection.calls
-
-    def answered(rid: int) -> NativeCall | None:
-        connection.useful = True
-        return calls.pop(rid, None)
+    calls, answered = connection.calls, connection.answered
 
     def succeed(rid: int, result: object) -> None:
         call = answered(rid)

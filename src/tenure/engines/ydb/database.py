@@ -335,6 +335,9 @@ class Stream:
         self._database.lost(self._connection, why)
 
 
+_READS = 4
+
+
 class Database:
     """A database, as used by one engine.
 
@@ -345,6 +348,8 @@ class Database:
         address: its parsed URL.
         siblings: the id of each sibling's session, by the sibling's id.
         cut_off: whether a call has ended abnormally.
+        reads: held while a queue is described, of which few are in flight: a server cuts a client
+            off for which too much output waits.
     """
 
     def __init__(
@@ -355,6 +360,7 @@ class Database:
         self.clock = clock
         self.siblings: dict[int, int] = {}
         self.cut_off = False
+        self.reads = asyncio.Semaphore(_READS)
         self._windows = windows
         self._token: Token
         self._tls: grpc.ChannelCredentials | None = None

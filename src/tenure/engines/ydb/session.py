@@ -127,9 +127,10 @@ class YdbSession(GroupSession):
     ) -> SemaphoreDescription:
         """Describe a semaphore."""
         rules.check_name(name, self.path)
-        body, _ = await self.perform(
-            "describe_semaphore", name, include_owners=owners, include_waiters=waiters
-        )
+        async with self.database.reads if owners or waiters else contextlib.nullcontext():
+            body, _ = await self.perform(
+                "describe_semaphore", name, include_owners=owners, include_waiters=waiters
+            )
         if body.status != Status.SUCCESS:
             raise errors.semaphore_error(self.path, name, body)
         return messages.semaphore(body.semaphore_description, self.database.siblings)

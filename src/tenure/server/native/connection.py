@@ -43,7 +43,6 @@ from tenure.server.limits import LimitReached
 from tenure.server.listener import Greeting
 from tenure.server.native.stream import HEARTBEAT, ConnectionStage, NativeServerStream, OutOfOrder
 from tenure.server.reads import (
-    PRICE,
     SLICE,
     Reader,
     pages_of_semaphores,
@@ -62,6 +61,7 @@ from tenure.server.sessions.session import ServerSession
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     FEATURES,
+    READ_PRICE,
     VERSION,
     AlterNode,
     Attach,
@@ -406,7 +406,7 @@ class NativeServerConnection(NativeServerStream):
             else:
                 handler(session, message)
         elif kind in READS:
-            self._start(self._read(message), PRICE)
+            self._start(self._read(message), READ_PRICE)
         elif kind in COMMANDS:
             self._start(self._run(message), 1)
         elif kind is Ping:

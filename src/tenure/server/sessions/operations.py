@@ -24,7 +24,7 @@ from tenure.engines.contract import Enqueued, Withdrawn
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, RequestDescription, SemaphoreDescription, SessionDescription
 from tenure.server.limits import Count, LimitReached
-from tenure.server.reads import PRICE, SLICE, Reader, converted
+from tenure.server.reads import SLICE, Reader, converted
 from tenure.server.sessions.session import (
     HolderConnection,
     ServerRequest,
@@ -32,6 +32,7 @@ from tenure.server.sessions.session import (
     error_of,
 )
 from tenure.wire.messages import (
+    READ_PRICE,
     Acknowledge,
     Alter,
     Close,
@@ -356,7 +357,7 @@ def _start(work: _Work, session: ServerSession, message: Any) -> None:
 
 def _start_reading(session: ServerSession, message: DescribeSemaphore) -> None:
     """Begin a read in order, unless it has to wait for its turn."""
-    price = PRICE if message.owners or message.waiters else 1
+    price = READ_PRICE if message.owners or message.waiters else 1
     assert session.connection is not None
     session.connection.count_pending(price)
     _begin(_read(session, message, session.connection, price), session)
