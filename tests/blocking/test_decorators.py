@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -115,12 +116,29 @@ def test_a_generator_holds_its_lease_until_it_ends_or_is_closed(client: blocking
 
 def test_a_skipped_generator_is_empty(client: blocking.Client, eye: blocking.Client) -> None:
     @client.exclusive("work", skip=True)
-    def work() -> Iterator[int]:
+    def work() -> Generator[int, None, None]:
         yield 1
 
     with eye.mutex("work").lock():
-        assert list(work() or ()) == []
-    assert list(work() or ()) == [1]
+        assert list(work()) == []
+    assert list(work()) == [1]
+
+
+def test_partial_generators_hold_their_lease(client: blocking.Client) -> None:
+    def count(to: int) -> Generator[bool, None, None]:
+        yield client.mutex("count").locked()
+
+    assert list(client.exclusive("count")(functools.partial(count, 1))()) == [True]
+
+
+def test_a_function_that_only_begins_its_work_is_refused(client: blocking.Client) -> None:
+    def work() -> object:
+        return _coroutine()
+
+    with pytest.raises(Misuse, match="returned a coroutine"):
+        client.exclusive("work")(work)()
+    with pytest.raises(Misuse, match=r"tenure\.connect"):
+        client.exclusive("work")(functools.partial(_coroutine))
 
 
 async def _coroutine() -> None: ...

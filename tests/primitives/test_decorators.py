@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import re
@@ -112,6 +113,8 @@ class Order:
         ("report {user[id]}", lambda make: make({"id": 6}), "report 6"),
         ("report {more}", lambda make: make(1, more="x"), "report x"),
         ("{{report}}", lambda make: make(1), "{report}"),
+        ("report {others}", lambda make: make(1, more="x"), "report {'more': 'x'}"),
+        ("report {others[more]}", lambda make: make(1, more="x"), "report x"),
     ],
 )
 async def test_the_name_is_made_of_the_arguments(
@@ -124,6 +127,52 @@ async def test_the_name_is_made_of_the_arguments(
             return [each.name for each in await client.list_semaphores()]
 
         assert await call(make) == [name]
+
+
+async def test_a_positional_argument_prevails_over_a_keyword_of_its_name(world: World) -> None:
+    async with world.client() as client:
+
+        @client.exclusive("{user}")
+        async def work(user: int, /, **more: object) -> list[str]:
+            return [each.name for each in await client.list_semaphores()]
+
+        assert await work(1, user=2) == ["1"]
+
+
+async def test_partial_functions_are_decorated(world: World) -> None:
+    async with world.client() as client:
+
+        async def work(user: int, kind: str) -> bool:
+            return await client.mutex(f"{user} {kind}").locked()
+
+        async def count() -> AsyncIterator[bool]:
+            yield await client.mutex("count").locked()
+
+        assert await client.exclusive("{user} {kind}")(functools.partial(work, user=7))(kind="x")
+        counted = client.exclusive("count")(functools.partial(count))
+        assert [each async for each in counted()] == [True]
+
+
+async def test_functions_without_a_signature_have_names_without_arguments(world: World) -> None:
+    async with world.client() as client:
+        decorate = client.exclusive("{user}")
+        with pytest.raises(InvalidArgument, match=r"arguments of max\(\) are not known"):
+            decorate(max)
+
+
+async def test_a_semaphore_is_created_once_and_again_when_it_was_deleted(world: World) -> None:
+    client, engine = world.slow()
+    async with client:
+
+        @client.limited("gpu", 4)
+        async def work() -> None: ...
+
+        for _ in range(5):
+            await work()
+        assert engine.calls.count("create") == 1
+        await client.semaphore("gpu").delete()
+        await work()
+        assert (await client.describe_semaphore("gpu")).limit == 4
 
 
 async def test_methods_keep_their_names_and_signatures(world: World) -> None:
@@ -420,6 +469,11 @@ async def test_an_object_with_an_asynchronous_call_is_decorated(world: World) ->
         (lambda client: client.exclusive("a {0}")(_coroutine), InvalidArgument, "by their names"),
         (lambda client: client.exclusive("a {")(_coroutine), InvalidArgument, "written twice"),
         (
+            lambda client: client.exclusive("{user!z}")(_coroutine),
+            InvalidArgument,
+            "by their names",
+        ),
+        (
             lambda client: client.exclusive("{user:{user}}")(_coroutine),
             InvalidArgument,
             "by their names",
@@ -448,4 +502,7 @@ async def test_wrong_arguments_of_a_call_acquire_nothing(world: World) -> None:
             await work()
         with pytest.raises(InvalidArgument, match="cannot be made from the arguments"):
             await work(3)
+        for text in ("{user:03d}", "{user[id]}", "{user!s:d}"):
+            with pytest.raises(InvalidArgument, match="cannot be made from the arguments"):
+                await client.exclusive(text)(_coroutine)("7")  # type: ignore[arg-type]
         assert await client.list_semaphores() == []

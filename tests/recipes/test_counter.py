@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tenure
-from tenure.errors import AcquireTimeout, InvalidArgument, SemaphoreNotFound
+from tenure.errors import (
+    AcquireTimeout,
+    EngineUnavailable,
+    InvalidArgument,
+    SemaphoreNotFound,
+)
 from tenure.recipes import CountDownLatch, Counter
 from tenure.recipes.counter import LARGEST
 from tenure.testing.clock import VirtualClock
@@ -113,6 +118,30 @@ async def test_a_cancelled_change_is_made_or_not_and_the_next_one_follows(world:
             assert await counter.add(timeout=5) == before + 1
 
 
+async def test_a_cancelled_change_keeps_the_mutex_until_its_write_is_answered(world: World) -> None:
+    client, engine = world.slow()
+    async with client, world.client() as eye:
+        counter = Counter(client, "n")
+        await counter.add()
+        changing = asyncio.create_task(counter.add())
+        for _ in range(1000):
+            if engine.calls.count("update") == 2:
+                break
+            await turns(1)
+        engine.cut()
+        for _ in range(2):
+            changing.cancel()
+            await turns()
+        assert not changing.done()
+        assert await eye.mutex("n.counting").locked()
+        engine.mend()
+        await asyncio.wait([changing])
+        assert changing.cancelled()
+        await turns()
+        assert not await eye.mutex("n.counting").locked()
+        assert await counter.get() == 2
+
+
 @pytest.mark.timeout(60)
 async def test_a_program_that_dies_in_a_change_does_not_keep_the_others_out(
     sqlite_url: str,
@@ -158,6 +187,9 @@ async def test_what_is_something_else_is_refused(
         with pytest.raises(InvalidArgument, match="a semaphore of limit 4, and is used here as a"):
             await use(client)
         await pool.delete()
+        async with client.mutex("x").lock():
+            with pytest.raises(InvalidArgument):
+                await use(client)
         await pool.create(1, b"text")
         with pytest.raises(InvalidArgument, match="other data, and is used here as a"):
             await use(client)
@@ -190,6 +222,19 @@ async def test_a_latch_that_is_reset_is_closed(world: World, clock: VirtualClock
         with pytest.raises(AcquireTimeout, match="within 3 s: 1 of 1 calls were still to come"):
             await latch.wait(3)
         assert clock.now() - begun == pytest.approx(3, abs=0.1)
+
+
+async def test_an_outage_is_reported_by_a_wait_for_a_latch(world: World) -> None:
+    client, engine = world.slow()
+    async with client:
+        latch = CountDownLatch(client, "ready", 1)
+        waiting = asyncio.create_task(latch.wait(5))
+        await turns()
+        outage = EngineUnavailable("no route to host")
+        engine.trouble_told = outage
+        with pytest.raises(AcquireTimeout, match=r"because .*no route to host") as raised:
+            await waiting
+        assert raised.value.__cause__ is outage
 
 
 async def test_a_latch_of_another_count_is_refused(world: World) -> None:

@@ -17,7 +17,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from string import Formatter
 from typing import Any, Generic, Literal, Never, ParamSpec, TypeVar, overload
 
@@ -25,16 +25,19 @@ from tenure._client.handles import CallSite
 from tenure._client.internals import note_lease_site
 from tenure._client.lease import Lease
 from tenure._client.once import Once
+from tenure._client.semaphore import Semaphore
 from tenure._client.session import Primitives
 from tenure.core import rules
 from tenure.durations import Duration, seconds, timeout_seconds
-from tenure.errors import AcquireTimeout, InvalidArgument, Misuse
+from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotFound
 
 G = TypeVar("G", bound=AsyncIterator[Any])
 L = TypeVar("L")
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
+
+_CONVERSIONS = (None, "a", "r", "s")
 
 
 class NameOfCall:
@@ -56,12 +59,19 @@ class NameOfCall:
 
     def __init__(self, what: str, text: str, function: Callable[..., object]) -> None:
         self._what, self._text, self._function = what, text, name_of(function)
-        self._signature = inspect.signature(function)
         self.site = CallSite(getattr(inspect.unwrap(function), "__code__", None), 0)
         fields = list(self._fields())
         self._plain = None if fields else text.format()
         if self._plain is not None:
             rules.check_name(self._plain)
+            return
+        try:
+            self._signature = inspect.signature(function)
+        except ValueError:
+            raise InvalidArgument(
+                f"{what}: the arguments of {self._function}() are not known, so the name {text!r} "
+                "cannot refer to them"
+            ) from None
         known = self._signature.parameters
         if any(each.kind is each.VAR_KEYWORD for each in known.values()):
             return
@@ -81,11 +91,11 @@ class NameOfCall:
                 f"{self._what}: the name {self._text!r} is invalid ({error}); a brace itself is "
                 "written twice"
             ) from None
-        for _, field, spec, _ in parts:
+        for _, field, spec, conversion in parts:
             if field is None:
                 continue
             root = field.partition(".")[0].partition("[")[0]
-            if not root.isidentifier() or "{" in (spec or ""):
+            if not root.isidentifier() or "{" in (spec or "") or conversion not in _CONVERSIONS:
                 raise InvalidArgument(
                     f"{self._what}: the name {self._text!r} refers to arguments by their names, as "
                     "in 'report {user_id}'"
@@ -108,14 +118,14 @@ class NameOfCall:
         values = dict(bound.arguments)
         for each in self._signature.parameters.values():
             if each.kind is each.VAR_KEYWORD:
-                values.update(values.pop(each.name))
+                values = {**values[each.name], **values}
         try:
             return self._text.format_map(values)
-        except (AttributeError, KeyError, IndexError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidArgument(
                 f"{self._what}: the name {self._text!r} cannot be made from the arguments: "
                 f"{error!r}"
-            ) from None
+            ) from error
 
 
 def name_of(function: object) -> str:
@@ -184,7 +194,8 @@ class DecoratorCore(Generic[L]):
             raise Misuse(f"write @{kind} above @client.{self._what}(...), not below it")
         if isinstance(function, type) or not callable(function):
             raise Misuse(f"client.{self._what}(...) decorates a function, not {function!r}")
-        executed = function if inspect.isroutine(function) else type(function).__call__
+        own = inspect.isroutine(function) or isinstance(function, partial)
+        executed = function if own else type(function).__call__
         return NameOfCall(f"client.{self._what}", self._text, function), executed
 
 
@@ -290,7 +301,7 @@ class Decorators(Primitives):
 
     @overload
     def exclusive(
-        self, name: str, *, wait: Duration | None = None, skip: Literal[True]
+        self, name: str, *, wait: Duration | None = None, skip: bool
     ) -> Decorator[None]: ...
 
     def exclusive(
@@ -355,7 +366,7 @@ class Decorators(Primitives):
         *,
         count: int = 1,
         wait: Duration | None = None,
-        skip: Literal[True],
+        skip: bool,
     ) -> Decorator[None]: ...
 
     def limited(
@@ -399,13 +410,25 @@ class Decorators(Primitives):
         rules.check_limit(limit)
         rules.check_count(count, limit)
 
-        async def obtain(name: str) -> Lease | None:
-            semaphore = self.semaphore(name, limit=limit)
+        kept: Semaphore | None = None  # it has been created, if it was missing
+
+        async def take(semaphore: Semaphore) -> Lease | None:
             if not skip:
                 return await semaphore.acquire(count, timeout=timeout)
             if not timeout:
                 return await semaphore.try_acquire(count)
             return await _unless_busy(semaphore.acquire(count, timeout=timeout))
+
+        async def obtain(name: str) -> Lease | None:
+            nonlocal kept
+            semaphore = kept
+            if semaphore is not None and semaphore.name == name:
+                try:
+                    return await take(semaphore)
+                except SemaphoreNotFound:
+                    pass  # it has been deleted since
+            kept = semaphore = self.semaphore(name, limit=limit)
+            return await take(semaphore)
 
         return Decorator("limited", name, obtain)
 

@@ -21,11 +21,13 @@ from tenure._client.decorators import (
     period,
 )
 from tenure.blocking.lease import Lease
+from tenure.blocking.primitives import Semaphore
 from tenure.blocking.session import Primitives
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import AcquireTimeout, Misuse
+from tenure.errors import AcquireTimeout, Misuse, SemaphoreNotFound
 
+G = TypeVar("G", bound=Generator[Any, Any, Any])
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
@@ -41,7 +43,13 @@ class Decorator(DecoratorCore[Lease | None], Generic[S]):
 
     __slots__ = ()
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R | S]:
+    @overload
+    def __call__(self, function: Callable[P, G]) -> Callable[P, G]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | S]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function as it is called by the program from now on.
 
         Raises:
@@ -70,7 +78,7 @@ class Decorator(DecoratorCore[Lease | None], Generic[S]):
         @wraps(function)
         def _call(*args: Any, **kwargs: Any) -> Any:
             with obtain(name.of(args, kwargs)) or _SKIPPED as lease:
-                return None if lease is None else function(*args, **kwargs)
+                return None if lease is None else _complete(function, function(*args, **kwargs))
 
         return _call
 
@@ -85,6 +93,14 @@ class Decorator(DecoratorCore[Lease | None], Generic[S]):
                 return None if lease is None else (yield from function(*args, **kwargs))
 
         return _call
+
+
+def _complete(function: object, result: Any) -> Any:
+    """Return the result of a call, unless it is only the beginning of its work."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise Misuse(f"{name_of(function)}() returned a coroutine; decorate it with 'async def'")
+    return result
 
 
 def _unless_busy(acquire: Callable[[], Lease]) -> Lease | None:
@@ -108,7 +124,7 @@ class Decorators(Primitives):
 
     @overload
     def exclusive(
-        self, name: str, *, wait: Duration | None = None, skip: Literal[True]
+        self, name: str, *, wait: Duration | None = None, skip: bool
     ) -> Decorator[None]: ...
 
     def exclusive(
@@ -173,7 +189,7 @@ class Decorators(Primitives):
         *,
         count: int = 1,
         wait: Duration | None = None,
-        skip: Literal[True],
+        skip: bool,
     ) -> Decorator[None]: ...
 
     def limited(
@@ -217,13 +233,25 @@ class Decorators(Primitives):
         rules.check_limit(limit)
         rules.check_count(count, limit)
 
-        def _obtain(name: str) -> Lease | None:
-            semaphore = self.semaphore(name, limit=limit)
+        kept: Semaphore | None = None  # it has been created, if it was missing
+
+        def _take(semaphore: Semaphore) -> Lease | None:
             if not skip:
                 return semaphore.acquire(count, timeout=timeout)
             if not timeout:
                 return semaphore.try_acquire(count)
             return _unless_busy(lambda: semaphore.acquire(count, timeout=timeout))
+
+        def _obtain(name: str) -> Lease | None:
+            nonlocal kept
+            semaphore = kept
+            if semaphore is not None and semaphore.name == name:
+                try:
+                    return _take(semaphore)
+                except SemaphoreNotFound:
+                    pass  # it has been deleted since
+            kept = semaphore = self.semaphore(name, limit=limit)
+            return _take(semaphore)
 
         return Decorator("limited", name, _obtain)
 

@@ -3,7 +3,9 @@
 Both are numbers in the data of a lasting semaphore of limit 1, created when missing. Rules:
 
 * A change reads, computes and writes under the mutex ``<name>.counting``, all in one session. A
-  holder that was paused for too long has lost its session, and the store rejects its write.
+  holder that was paused for too long has lost its session, and the store rejects its write. (The
+  session of an evicted holder is still alive.)
+* The mutex is released only after the write has been answered, also when the caller is cancelled.
 * A number that does not change is not written.
 * Reading and watching need no mutex.
 """
@@ -11,9 +13,11 @@ Both are numbers in the data of a lasting semaphore of limit 1, created when mis
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from tenure._client.contact import Obstacle
+from tenure._client.internals import source_of
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, SemaphoreExists, SemaphoreNotFound
 from tenure.model import SemaphoreDescription
@@ -23,6 +27,25 @@ T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 """The largest number of a counter; -2^63 is the smallest."""
+
+
+async def _to_its_end(write: Coroutine[Any, Any, None]) -> None:
+    """Wait for a write, also when cancelled.
+
+    Otherwise the mutex could be released, and the next value written, before this one: some stores
+    keep the order of operations for each name only.
+    """
+    writing = asyncio.ensure_future(write)
+    cancelled: asyncio.CancelledError | None = None
+    while not writing.done():
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and not writing.cancelled():
+        writing.exception()  # retrieves it
+        raise cancelled
+    writing.result()
 
 
 class _Number(Generic[T]):
@@ -66,7 +89,7 @@ class _Number(Generic[T]):
             old = self._value(described)
             new = change(old)
             if new != old:
-                await self._semaphore.update(str(new).encode())
+                await _to_its_end(self._semaphore.update(str(new).encode()))
         return new
 
     def watch(self) -> States[T]:
@@ -79,7 +102,9 @@ class _Number(Generic[T]):
             raise self._another(f"is a semaphore of limit {error.limit}") from None
 
     def _value(self, described: SemaphoreDescription) -> T:
-        if described.ephemeral or described.limit != 1:
+        if described.ephemeral:
+            raise self._another("is a mutex, or an ephemeral semaphore")
+        if described.limit != 1:
             raise self._another(f"is a semaphore of limit {described.limit}")
         if not described.data:
             return self._initial
@@ -90,6 +115,10 @@ class _Number(Generic[T]):
 
     def _another(self, found: str) -> InvalidArgument:
         return self.invalid(f"{found}, and is used here as a {self._what}; use another name")
+
+    def obstacle(self) -> Obstacle | None:
+        """Return the reason why the store reports no changes, if it is known."""
+        return source_of(self._semaphore).contact.obstacle(self.name)
 
     def invalid(self, message: str) -> InvalidArgument:
         """Return the error; the message continues the name."""
@@ -108,9 +137,9 @@ class Counter:
         assert await orders.add(2) == 2
         assert await orders.get() == 2
 
-    A change is made once, or raises. After `EngineUnavailable`, or a cancellation, it may have been
-    made. A program that dies during a change has made it or not; the next one waits until its
-    session has ended.
+    A change is made once, or raises. After `LeaseLost`, `SessionExpired` or a cancellation, it may
+    have been made. A program that dies during a change has made it or not; the next one waits until
+    its session has ended.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -148,8 +177,8 @@ class Counter:
             AcquireTimeout: other changes took too long; nothing was changed.
             InvalidArgument: the sum is not from -2^63 to 2^63-1; or the semaphore of that name is
                 no counter.
-            EngineUnavailable: the store did not answer; it may have been changed.
-            SessionExpired, SessionClosed: the session has ended.
+            LeaseLost, SessionExpired, SessionClosed: the session has ended, or the request for the
+                mutex was evicted; it may have been changed.
         """
         self._check(amount)
         return await self._number.change(lambda old: self._check(old + amount), timeout)
@@ -215,8 +244,9 @@ class CountDownLatch:
         await loaded.count_down()
         await loaded.wait(timeout=60)
 
-    It stays open until `reset`. Each call counts, also a second one of the same program: after
-    `EngineUnavailable`, or a cancellation, a call may have counted.
+    It stays open until `reset`. A waiter that has not been notified by then waits for the next
+    opening. Each call counts, also a second one of the same program: after `LeaseLost`,
+    `SessionExpired` or a cancellation, a call may have counted.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -256,8 +286,8 @@ class CountDownLatch:
         Raises:
             AcquireTimeout: other calls took too long; it was not counted.
             InvalidArgument: a latch of another count, or something else, has that name.
-            EngineUnavailable: the store did not answer; it may have been counted.
-            SessionExpired, SessionClosed: the session has ended.
+            LeaseLost, SessionExpired, SessionClosed: the session has ended, or the request for the
+                mutex was evicted; it may have been counted.
         """
 
         def change(old: _Left) -> _Left:
@@ -281,7 +311,8 @@ class CountDownLatch:
             timeout: seconds to wait, on the local clock; ``None``: until it is open.
 
         Raises:
-            AcquireTimeout: it was not open in time.
+            AcquireTimeout: it was not open in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
             InvalidArgument: a latch of another count, or something else, has that name.
             SemaphoreNotFound: it was deleted meanwhile.
             SessionExpired, SessionClosed: the session has ended.
@@ -296,12 +327,14 @@ class CountDownLatch:
         except TimeoutError:
             if not expiry.expired():
                 raise
+            obstacle = self._number.obstacle()
+            because = "" if obstacle is None else f", because {obstacle.clause}"
             raise AcquireTimeout(
-                f"the latch {self.name!r} on {self._number.node} was not open within {limit:g} s: "
-                f"{seen}",
+                f"the latch {self.name!r} on {self._number.node} was not open within {limit:g} s"
+                f"{because}: {seen}",
                 node=self._number.node,
                 name=self.name,
-            ) from None
+            ) from (None if obstacle is None else obstacle.cause)
 
     def _checked(self, found: _Left) -> int:
         if found.calls != self.count:

@@ -459,9 +459,9 @@ class Counter(SyncWrapper[async_recipes.Counter]):
         assert orders.add(2) == 2
         assert orders.get() == 2
 
-    A change is made once, or raises. After `EngineUnavailable`, or a cancellation, it may have been
-    made. A program that dies during a change has made it or not; the next one waits until its
-    session has ended.
+    A change is made once, or raises. After `LeaseLost`, `SessionExpired` or a cancellation, it may
+    have been made. A program that dies during a change has made it or not; the next one waits until
+    its session has ended.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -500,8 +500,8 @@ class Counter(SyncWrapper[async_recipes.Counter]):
             AcquireTimeout: other changes took too long; nothing was changed.
             InvalidArgument: the sum is not from -2^63 to 2^63-1; or the semaphore of that name is
                 no counter.
-            EngineUnavailable: the store did not answer; it may have been changed.
-            SessionExpired, SessionClosed: the session has ended.
+            LeaseLost, SessionExpired, SessionClosed: the session has ended, or the request for the
+                mutex was evicted; it may have been changed.
         """
         return self._portal.call(self._wrapped.add, amount, timeout=timeout)
 
@@ -535,8 +535,9 @@ class CountDownLatch(SyncWrapper[async_recipes.CountDownLatch]):
         loaded.count_down()
         loaded.wait(timeout=60)
 
-    It stays open until `reset`. Each call counts, also a second one of the same program: after
-    `EngineUnavailable`, or a cancellation, a call may have counted.
+    It stays open until `reset`. A waiter that has not been notified by then waits for the next
+    opening. Each call counts, also a second one of the same program: after `LeaseLost`,
+    `SessionExpired` or a cancellation, a call may have counted.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -578,8 +579,8 @@ class CountDownLatch(SyncWrapper[async_recipes.CountDownLatch]):
         Raises:
             AcquireTimeout: other calls took too long; it was not counted.
             InvalidArgument: a latch of another count, or something else, has that name.
-            EngineUnavailable: the store did not answer; it may have been counted.
-            SessionExpired, SessionClosed: the session has ended.
+            LeaseLost, SessionExpired, SessionClosed: the session has ended, or the request for the
+                mutex was evicted; it may have been counted.
         """
         return self._portal.call(self._wrapped.count_down, timeout=timeout)
 
@@ -594,7 +595,8 @@ class CountDownLatch(SyncWrapper[async_recipes.CountDownLatch]):
             timeout: seconds to wait, on the local clock; ``None``: until it is open.
 
         Raises:
-            AcquireTimeout: it was not open in time.
+            AcquireTimeout: it was not open in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
             InvalidArgument: a latch of another count, or something else, has that name.
             SemaphoreNotFound: it was deleted meanwhile.
             SessionExpired, SessionClosed: the session has ended.

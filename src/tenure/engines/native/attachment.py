@@ -256,7 +256,9 @@ class NativeOperationQueue:
         self.requests.clear()
         self._unsent.clear()
         self._waiting.clear()
-        self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.forget(calls)
         for call in calls:
             message = call.message
             if isinstance(message, wire.Close | wire.Detach):

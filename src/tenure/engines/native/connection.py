@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, cast
 
 from msgspec import DecodeError, Struct
@@ -133,10 +133,26 @@ class NativeConnection(asyncio.Protocol):
     def answered(self, rid: int) -> NativeCall | None:
         """Remove and return an unanswered call; ``None`` if there is none of that number."""
         self.useful = True
+        return self._take(rid)
+
+    def _take(self, rid: int) -> NativeCall | None:
         call = self.calls.pop(rid, None)
         if call is not None:
             self._in_flight -= _PRICES.get(type(call.message), 1)
         return call
+
+    def forget(self, calls: Iterable[NativeCall]) -> None:
+        """Expect no answers: their session has ended, and the server may answer none of them."""
+        gone = set[NativeCall]()
+        for call in calls:
+            if self.calls.get(call.rid) is call:
+                self._take(call.rid)
+            elif not isinstance(call.message, wire.Close | wire.Detach):
+                gone.add(call)
+        if self._waiting:
+            if gone:
+                self._waiting = deque(each for each in self._waiting if each not in gone)
+            self._launch_waiting()
 
     def unanswered(self) -> list[NativeCall]:
         """Remove and return the unanswered calls, in order."""
