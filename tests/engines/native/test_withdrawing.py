@@ -22,7 +22,8 @@ def withdrawal(*, may_have_run: bool) -> NativeCall:
 
 
 def outcome(call: NativeCall, answer: Done) -> Withdrawn:
-    connection: Any = SimpleNamespace(calls={call.rid: call}, useful=False)
+    calls = {call.rid: call}
+    connection: Any = SimpleNamespace(calls=calls, answered=calls.pop)
     unused: Any = pytest.fail
     dispatch({}, connection, unused, unused)[Done](answer)
     found = call.future.result()
