@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place
+from tenure.engines.sqlite import liveness
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id, started
 from tenure.errors import EngineError
 from tests.engines.sqlite.conftest import Workers, on_either
@@ -244,3 +246,31 @@ async def test_a_forked_child_may_not_use_its_parents_engine_and_does_no_harm(
         async with program(url) as other:
             assert await other.enqueue(1, "x", timeout=0) is Place.REFUSED
         assert (await one.do("enqueue", hold=2, name="y"))[0] == "GRANTED"
+
+
+@pytest.mark.parametrize("call", ["read_at", "write_at"])
+def test_a_session_that_ends_during_a_check_is_no_damage(
+    life: LivenessFile, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A heartbeat, an end and a check, each on a thread of its own."""
+    slot = life.new_slot(1.0)
+    original = getattr(liveness, call)
+    ending = threading.Thread(target=life.free_slot, args=(slot,))
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(liveness, call, original)
+        if call == "read_at":
+            ending.start()
+            ending.join(0.1)  # it may have to wait
+        done = original(*args)
+        if call == "write_at":
+            ending.start()
+            ending.join(0.1)
+        return done
+
+    monkeypatch.setattr(liveness, call, interrupted)
+    if call == "write_at":
+        life.beat(slot, 2.0)
+    assert life.damage() == ""
+    ending.join()
+    assert life.damage() == ""

@@ -32,6 +32,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 import time
 from array import array
 from collections import OrderedDict
@@ -136,6 +137,7 @@ class LivenessFile:
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPENING, mode)
         self._beats = array("d")
+        self._writing = threading.RLock()  # while file and `_beats` differ
         self._free: list[int] = []
         self._used = _OWN + 1 if portable else 0
         self._mode = mode
@@ -163,8 +165,9 @@ class LivenessFile:
     def _grow(self) -> None:
         """Add room for more heartbeats: written, so that a full disk fails no heartbeat."""
         more = array("d", [_NEVER]) * _SLOTS
-        write_at(self.fd, more.tobytes(), _offset(len(self._beats)))
-        self._beats += more
+        with self._writing:
+            write_at(self.fd, more.tobytes(), _offset(len(self._beats)))
+            self._beats += more
 
     def new_slot(self, at: float) -> int:
         """Return a slot for the heartbeats of a new session."""
@@ -184,9 +187,10 @@ class LivenessFile:
         self._free.append(slot)
 
     def beat(self, slot: int, at: float) -> None:
-        """Write a heartbeat. Eight aligned bytes: atomic, and safe from any thread."""
-        write_at(self.fd, _BEAT.pack(at), _offset(slot))
-        self._beats[slot] = at  # after the file: see `damage`
+        """Write a heartbeat: eight aligned bytes, which is atomic. From any thread."""
+        with self._writing:
+            write_at(self.fd, _BEAT.pack(at), _offset(slot))
+            self._beats[slot] = at
 
     def show_presence(self, at: float) -> None:
         """Write the heartbeat of the participant itself, in portable mode."""
@@ -195,7 +199,6 @@ class LivenessFile:
 
     def stop_beating(self, slot: int) -> None:
         """Mark the session as ended for every participant that checks it."""
-        self._beats[slot] = _NEVER  # before the file
         self.beat(slot, _NEVER)
 
     def last_beat(self, slot: int) -> float:
@@ -211,16 +214,14 @@ class LivenessFile:
         """Return what was done to the file, as a participle; empty if nothing was."""
         if how := self._misplaced():
             return how
-        known = self._beats[:]
-        raw = read_at(self.fd, _offset(len(known)), 0)
-        if len(raw) < _offset(len(known)):
-            return "truncated"
-        found = array("d", raw[_HEADER.size :])
-        # Another thread may just be writing a heartbeat, which only makes it newer.
-        if not raw.startswith(self._header) or (
-            found != known and any(map(float.__lt__, found, known))
-        ):
-            return "overwritten"
+        with self._writing:
+            size = _offset(len(self._beats))
+            raw = read_at(self.fd, size, 0)
+            if len(raw) < size:
+                return "truncated"
+            found = array("d", raw[_HEADER.size :])
+            if not raw.startswith(self._header) or found != self._beats:
+                return "overwritten"
         return ""
 
     def _misplaced(self) -> str:
