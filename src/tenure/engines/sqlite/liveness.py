@@ -220,7 +220,10 @@ class LivenessFile:
             if len(raw) < size:
                 return "truncated"
             found = array("d", raw[_HEADER.size :])
-            if not raw.startswith(self._header) or found != self._beats:
+            known = self._beats
+            if not raw.startswith(self._header) or (
+                found != known and any(map(float.__lt__, found, known))
+            ):
                 return "overwritten"
         return ""
 
