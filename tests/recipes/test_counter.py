@@ -16,7 +16,9 @@ from tenure.errors import (
     AcquireTimeout,
     EngineUnavailable,
     InvalidArgument,
+    LeaseLost,
     SemaphoreNotFound,
+    SessionExpired,
 )
 from tenure.recipes import CountDownLatch, Counter
 from tenure.recipes.counter import LARGEST
@@ -140,6 +142,23 @@ async def test_a_cancelled_change_keeps_the_mutex_until_its_write_is_answered(wo
         await turns()
         assert not await eye.mutex("n.counting").locked()
         assert await counter.get() == 2
+
+
+async def test_a_change_is_not_written_through_a_later_session(world: World) -> None:
+    async with world.client() as client:
+        counter = Counter(client, "n")
+        await counter.add()
+
+        def lose_the_session(old: int) -> int:
+            session = client._implicit.current()
+            assert session is not None
+            session.ended(SessionExpired("it has expired"))
+            return old + 1
+
+        with pytest.raises((LeaseLost, SessionExpired)):
+            await counter._number.change(lose_the_session, None)
+        assert await counter.get() == 1
+        assert await counter.add() == 2
 
 
 @pytest.mark.timeout(60)

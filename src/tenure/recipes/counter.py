@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tenure._client.contact import Obstacle
-from tenure._client.internals import source_of
+from tenure._client.internals import session_core, source_of
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, SemaphoreExists, SemaphoreNotFound
 from tenure.model import SemaphoreDescription
@@ -80,7 +80,8 @@ class _Number(Generic[T]):
             return self._initial
 
     async def change(self, change: Callable[[T], T], timeout: Duration | None) -> T:
-        async with self._changing.lock(timeout=timeout):
+        async with self._changing.lock(timeout=timeout) as lease:
+            session = session_core(lease.session)  # a client may have a new one by then
             try:
                 described = await self._semaphore.describe()
             except SemaphoreNotFound:
@@ -89,7 +90,9 @@ class _Number(Generic[T]):
             old = self._value(described)
             new = change(old)
             if new != old:
-                await _to_its_end(self._semaphore.update(str(new).encode()))
+                data = str(new).encode()
+                write = session.engine.update_semaphore(self.name, data)
+                await _to_its_end(session.race(write))
         return new
 
     def watch(self) -> States[T]:
