@@ -36,6 +36,7 @@ async def main(url: str, name: str, window: float, *options: str) -> None:
     resumable = "resumable" in options
     session = await client.session(recovery_window=window, resumable=resumable)
     lease = await session.mutex(name).lock()
+    leases = []
     say(f"holds {lease.fencing_token}")
     while True:
         match await told():
@@ -49,6 +50,12 @@ async def main(url: str, name: str, window: float, *options: str) -> None:
             case "detach":
                 await session.detach()
                 say("detached")
+            case "twice":  # two requests of one session for one name
+                semaphore = session.semaphore("s", limit=2)
+                leases = [await semaphore.acquire() for _ in range(2)]
+                assert all(each.held for each in leases)
+                await asyncio.to_thread(reaper.settled)
+                say("holds s")
             case "again":
                 other = tenure.connect(url)
                 await other.mutex("b").lock()

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="for Linux
 AT_ONCE = 10.0
 """Seconds, on a busy machine; the recovery window is 30 s."""
 
-ENGINES = ("redis", "postgresql", "etcd", "tenure")
+ENGINES = ("redis", "postgresql", "etcd", "tenure", "ydb")
 KINDS = ("exit", "abort", "term", "kill")
 
 
@@ -103,6 +103,17 @@ async def test_the_next_holder_follows_a_killed_program(url: str) -> None:
             await ends(program.reaper)
 
 
+async def test_all_requests_of_a_session_for_one_name_end_with_it(url: str) -> None:
+    async with tenure.connect(url) as client:
+        with Program.holding(url) as program:
+            assert program.tell("twice") == "holds s"
+            program.kill()
+            async with client.semaphore("s").acquire(2, timeout=AT_ONCE):
+                pass
+            async with client.mutex("a").lock(timeout=AT_ONCE):
+                pass
+
+
 @pytest.mark.parametrize("kind", KINDS[:-1])
 async def test_each_kind_of_death_counts(redis: str, kind: str) -> None:
     async with tenure.connect(redis) as client:
@@ -161,7 +172,7 @@ def test_more_sessions_than_the_reaper_may_have_descriptors_are_ended(redis: str
 
 
 @pytest.mark.parametrize("how", ["refuse", pytest.param("stall", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("store", ["redis", "postgresql", "etcd", "native"])
+@pytest.mark.parametrize("store", ["redis", "postgresql", "etcd", "native", "ydb"])
 async def test_a_store_that_is_out_of_reach_at_the_death_is_tried_again(
     store: str, how: str
 ) -> None:

@@ -522,9 +522,12 @@ class SessionCore(SessionLife):
 
     def attached(self) -> None:
         """Record that contact is re-established, and renew the session."""
-        if self.step(states.CONTACT_RESTORED):
+        restored = self.step(states.CONTACT_RESTORED)
+        if restored:
             self.contact.attached(self)
+        if self.phase is states.SessionPhase.ATTACHED:
             self.register()
+        if restored:
             self.emit("SessionAttached")
             self.renew()
 

@@ -126,7 +126,10 @@ class SessionEvents(Protocol):
         """
 
     def attached(self) -> None:
-        """Record that contact is re-established, with every request in its place."""
+        """Record that contact is re-established, with every request in its place.
+
+        It may also be called while there is contact, when the session's credential has changed.
+        """
 
     def ended(self, error: SessionExpired) -> None:
         """Record that the store has ended the session."""

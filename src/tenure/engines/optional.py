@@ -174,8 +174,8 @@ class SessionDefaults:
     def credential(self) -> str | None:
         """Secret with which another process ends exactly this session (`Engine.end_orphan`).
 
-        It changes only while the session is reattached. ``None`` if the store has no use for it: it
-        notices the death of a program itself, or no other process can end a session.
+        Each change is followed by `SessionEvents.attached`. ``None`` if the store has no use for
+        it: it notices the death of a program itself, or no other process can end a session.
         """
         return None
 

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
-from tenure.engines.ydb import errors, messages
+from tenure.engines.contract import Attach, EngineDefaults, Orphan, Removal, SessionEvents
+from tenure.engines.ydb import errors, messages, orphans
 from tenure.engines.ydb.database import Database
 from tenure.engines.ydb.session import YdbSession
 from tenure.engines.ydb.url import YdbUrl
@@ -125,6 +125,11 @@ class YdbEngine(EngineDefaults):
         self.sessions.add(session)
         await session.attach()
         return session
+
+    async def end_orphan(self, orphan: Orphan) -> None:
+        """End a session whose program is dead, by the ids and the keys of its members."""
+        self._opened()
+        await orphans.end(self.database, orphan)
 
     # The contract: nodes
 

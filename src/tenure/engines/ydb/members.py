@@ -84,8 +84,13 @@ class MemberEvents(Protocol):
 class Member:
     """A session on the server.
 
+    Args:
+        session_id: the session to attach to; 0 for a new one.
+        seq_no: the number of its last attachment, which the next one exceeds.
+
     Attributes:
         protocol: its state, and the messages to send.
+        key: its protection key.
         names: the semaphores for which it has a request.
         detached: whether its contact was lost, and is not re-established.
         stopping: whether it is ending, and accepts no more requests.
@@ -102,8 +107,13 @@ class Member:
         key: bytes,
         now: Callable[[], float],
         events: MemberEvents,
+        session_id: int = 0,
+        seq_no: int = 0,
     ) -> None:
-        self.protocol = YdbProtocol(path, window, description, key, now, self)
+        self.protocol = YdbProtocol(
+            path, window, description, key, now, self, session_id=session_id, seq_no=seq_no
+        )
+        self.key = key
         self.names: set[str] = set()
         self.detached = False
         self.stopping = False
@@ -403,6 +413,11 @@ class GroupSession(PlainSession, ABC):
         return self.main.protocol.seq_no
 
     @property
+    def credential(self) -> str:
+        """Id and protection key of each member that is known to the server."""
+        return ",".join(f"{each.id}:{each.key.hex()}" for each in self.all if each.id)
+
+    @property
     def failure(self) -> EngineUnavailable | None:
         """Cause of a lost contact; ``None`` while there is contact."""
         return EngineUnavailable(self._failure) if self._broken else None
@@ -459,6 +474,8 @@ class GroupSession(PlainSession, ABC):
             self.id = member.id
         else:
             self.database.siblings[member.id] = self.main.id
+            if not self._broken and not self.over:
+                self.events.attached()  # with another credential
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
         self._report_contact()

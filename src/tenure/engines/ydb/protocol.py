@@ -106,9 +106,11 @@ class YdbProtocol:
         key: bytes,
         now: Callable[[], float],
         events: YdbProtocolEvents,
+        session_id: int = 0,
+        seq_no: int = 0,
     ) -> None:
-        self.id = 0
-        self.seq_no = 0
+        self.id = session_id
+        self.seq_no = seq_no
         self.attached = False
         self.outgoing: list[Message] = []
         self.last_activity = self.last_proof = self._last_contact = now()
