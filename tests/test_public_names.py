@@ -25,7 +25,7 @@ PUBLIC = """
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound SelfDeadlock SemaphoreBusy
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
     Unsupported
-    Attempt Attempts Client Decorator Election EventStream Leadership Lease Mutex RunLease
+    Attempt Attempts Client Decorator Election EventStream Leadership Lease Leases Mutex RunLease
     Semaphore Session SessionHandle Ticket Watch
     Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription Recovered RequestDescription
     SemaphoreDescription SessionDescription
@@ -47,6 +47,7 @@ FENCING = "Fence Fenced RedisFence SQLFence StaleToken".split()
 
 # Names in annotations that are Python's own, a module, or a type variable.
 EVERYWHERE = """
+    AbstractAsyncContextManager AbstractContextManager
     Any Awaitable BaseException Callable ClassVar Coroutine Exception Final Generator Generic
     J L Literal Never None Protocol Sequence T TypeVar
 """.split()

@@ -23,6 +23,7 @@ from tenure._client.session import Session
 from tenure._client.session_handle import SessionHandle
 from tenure._client.session_life import SessionState
 from tenure._client.sessions import Attempt, Attempts
+from tenure._client.several import Leases
 from tenure._client.ticket import Ticket
 from tenure._client.watch import Watch
 from tenure.clock import Clock
@@ -92,6 +93,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseReleased",
+    "Leases",
     "Liveness",
     "Misuse",
     "Mutex",

@@ -251,6 +251,21 @@ def _with_mutex(client: blocking.Client) -> Prepared:
     return run
 
 
+def _all_of(client: blocking.Client) -> Prepared:
+    a, b = client.mutex("a"), client.mutex("b")
+
+    def run() -> None:
+        with client.all_of(a, b):
+            pass
+
+    return run
+
+
+def _any_of(client: blocking.Client) -> Prepared:
+    a, b = client.mutex("a"), client.mutex("b")
+    return lambda: client.any_of(a, b).release()
+
+
 OPERATIONS: dict[str, Callable[[blocking.Client], Prepared]] = {
     "mutex.lock()": _lock,
     "mutex.try_lock()": _try_lock,
@@ -264,6 +279,8 @@ OPERATIONS: dict[str, Callable[[blocking.Client], Prepared]] = {
     "semaphore.enqueue()": _enqueue,
     "with ticket, and ticket.wait()": _with_ticket,
     "ticket.withdraw()": _withdraw,
+    "with client.all_of()": _all_of,
+    "client.any_of()": _any_of,
     "election.campaign()": _campaign,
     "leadership.resign()": _resign,
     "client.session()": _session,

@@ -33,6 +33,7 @@ from tenure._client import (
     session,
     session_handle,
     sessions,
+    several,
     ticket,
 )
 from tenure._client import watch as watches
@@ -50,6 +51,7 @@ PAIRS: dict[type, type] = {
     election.Leadership: blocking.Leadership,
     events.EventStream: blocking.EventStream,
     lease.Lease: blocking.Lease,
+    several.Leases: blocking.Leases,
     mutex.Mutex: blocking.Mutex,
     runs.RunLease: blocking.RunLease,
     semaphore.Semaphore: blocking.Semaphore,

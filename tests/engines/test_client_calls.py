@@ -31,6 +31,30 @@ async def test_a_ticket_keeps_a_place_for_a_mutex(stores: Stores) -> None:
 
 
 @ON_EVERY_ENGINE
+async def test_several_locks_are_taken_as_one(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+
+            async def work(each: tenure.Client, names: str) -> None:
+                for _ in range(3):
+                    async with each.all_of(*map(each.mutex, names), timeout=60) as leases:
+                        leases.check()
+                        assert [lease.name for lease in leases] == list(names)
+
+            await asyncio.gather(*(work(client, "ab"), work(other, "ba"), work(other, "cab")))
+            held = [await other.mutex(name).lock() for name in "ab"]
+            with pytest.raises(tenure.AcquireTimeout, match="none of 'a', 'b'"):
+                await client.any_of(client.mutex("a"), client.mutex("b"), timeout=0.01)
+            waiting = asyncio.ensure_future(client.any_of(client.mutex("a"), client.mutex("b")))
+            await held[1].release()
+            lease = await waiting
+            assert lease.name == "b"
+            await held[0].release()
+            async with other.mutex("a").lock(timeout=30):  # nobody waits for it any more
+                await lease.release()
+
+
+@ON_EVERY_ENGINE
 async def test_calls_of_decorated_functions_exclude_each_other(stores: Stores) -> None:
     with stores.empty() as url:
         async with tenure.connect(url) as client, tenure.connect(url) as other:

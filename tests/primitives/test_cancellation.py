@@ -112,6 +112,17 @@ async def enqueue_and_withdraw(place: Place) -> None:
     await ticket.withdraw()
 
 
+async def take_all(place: Place) -> None:
+    session = place.session
+    async with place.client.all_of((session.semaphore("s"), 2), session.mutex("m")):
+        await turns(1)
+
+
+async def take_any(place: Place) -> object:
+    session = place.session
+    return await place.client.any_of(session.mutex("m"), session.semaphore("s"), timeout=50)
+
+
 async def campaign(place: Place) -> None:
     async with place.session.election("e").campaign(b"me") as leadership:
         await leadership.proclaim(b"still me")
@@ -175,6 +186,8 @@ OPERATIONS: list[Operation] = [
     enqueue_and_wait,
     enqueue_and_wait_in_time,
     enqueue_and_withdraw,
+    take_all,
+    take_any,
     campaign,
     campaign_and_resign,
     open_a_session,

@@ -335,7 +335,7 @@ async def _in_time(
         if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
         if request is not None:
-            _emit_timeout(request)
+            emit_timeout(request)
     else:
         return _outcome(request, timeout, probe)
     finally:
@@ -369,7 +369,7 @@ def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request |
     if request.held:
         return request
     if request.why_gone is Removal.TIMED_OUT:
-        _emit_timeout(request)
+        emit_timeout(request)
     elif request.why_gone is not Place.REFUSED:
         raise request.why_not_held()
     obstacle = probe.obstacle()
@@ -379,7 +379,8 @@ def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request |
     raise _not_acquired(request.options, request.node, timeout, because) from obstacle.cause
 
 
-def _emit_timeout(request: Request) -> None:
+def emit_timeout(request: Request) -> None:
+    """Emit the event of a wait that took too long."""
     session = request.session
     waited = session.now() - request.sent_at
     session.emit("TimedOut", request.name, waited)

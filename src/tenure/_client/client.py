@@ -43,6 +43,7 @@ from tenure._client.sessions import (
     attach_anchored,
     path_and_work,
 )
+from tenure._client.several import Several
 from tenure._client.signals import close_on_loop, release_on
 from tenure._client.source import ClientAnchor
 from tenure.clock import Clock, SystemClock
@@ -249,7 +250,7 @@ def connect(
     )
 
 
-class Client(Nodes, Decorators, AsyncHandle):
+class Client(Nodes, Decorators, Several, AsyncHandle):
     """A program's access to one store. `connect` makes one. It belongs to one event loop.
 
     Example::

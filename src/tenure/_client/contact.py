@@ -65,6 +65,11 @@ class Contact:
         self._cause: BaseException | None = None  # of the outage
         self._warning: asyncio.TimerHandle | None = None  # not logged yet
 
+    @property
+    def url(self) -> str:
+        """URL of the store, without secrets."""
+        return self._engine.url
+
     # Reports of the sessions
 
     def attached(self, session: object) -> None:

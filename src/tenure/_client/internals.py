@@ -12,7 +12,7 @@ from tenure._client.handles import CallSite, call_site
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
     from types import TracebackType
 
     from tenure._client.client import Client
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenure._client.election import Election
     from tenure._client.lease import Acquirable, Lease
     from tenure._client.mutex import Mutex
-    from tenure._client.request import Request
+    from tenure._client.request import Request, RequestOptions
     from tenure._client.semaphore import Semaphore
     from tenure._client.session_core import SessionCore
     from tenure._client.session_handle import SessionHandle
@@ -87,6 +87,11 @@ def source_of(primitive: Mutex | Semaphore | Election) -> SessionSource:
     return primitive._source
 
 
+def options_of(primitive: Mutex | Semaphore, count: int) -> RequestOptions[Lease]:
+    """Return the options of a request for so many tokens, which of a mutex are all."""
+    return primitive._wanted(count)
+
+
 def lease_of(ticket: Ticket[Any]) -> Lease:
     """Return the lease that a ticket waits for."""
     lease: Lease = ticket._lease
@@ -129,10 +134,20 @@ def leave_entered(
 def abandon_entered(primitive: Acquirable, lease: Lease) -> None:
     """Undo entering a primitive itself."""
     primitive._forget(lease)
+    _abandon(lease)
+
+
+def _abandon(lease: Lease) -> None:
     scope = lease._request.scope
     if scope is not None and scope.task is not None:
         scope.exit(None)
     lease._request.withdraw()
+
+
+def abandon_all(leases: Iterable[Lease]) -> None:
+    """Undo entering several leases, the last one first."""
+    for lease in reversed(tuple(leases)):
+        _abandon(lease)
 
 
 def put_back(stream: Readable[T_contra], item: T_contra) -> None:

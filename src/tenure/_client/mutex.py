@@ -204,6 +204,9 @@ class Mutex(Acquirable):
             description=owner.session_description,
         )
 
+    def _wanted(self, _count: int) -> RequestOptions[Lease]:
+        return self._plain
+
     async def _acquired(self, site: CallSite) -> Lease:
         return await acquire(self._source, self._plain, None, site)
 

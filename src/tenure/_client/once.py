@@ -67,6 +67,19 @@ class Once(AsyncHandle, Coroutine[Any, Any, B], Generic[B]):
             self._function = None
             super().__enter__()
 
+    def arguments_for(self, function: Callable[..., Any]) -> tuple[Any, ...] | None:
+        """Return the arguments if it calls `function`; then it is used, for a call of another kind.
+
+        Raises:
+            Misuse: it has been awaited or entered already.
+        """
+        if self._function is None:
+            raise self._used()
+        if self._function is not function:
+            return None
+        self._function = None
+        return self._arguments
+
     def _start(self) -> Coroutine[Any, Any, B]:
         function, self._function = self._function, None
         if function is None:

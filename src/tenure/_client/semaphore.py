@@ -263,8 +263,11 @@ class Semaphore(Acquirable):
                 name=self.name,
             )
 
+    def _wanted(self, count: int) -> RequestOptions[Lease]:
+        return self._options(count, b"", None, 0.0)
+
     async def _acquired(self, site: CallSite) -> Lease:
-        return await acquire(self._source, self._options(1, b"", None, 0.0), None, site)
+        return await acquire(self._source, self._wanted(1), None, site)
 
     def _options(
         self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration

@@ -25,6 +25,7 @@ from tenure.blocking.decorators import Decorator
 from tenure.blocking.lease import Election, Leadership, Lease, RunLease, SessionHandle, Ticket
 from tenure.blocking.primitives import Mutex, Semaphore
 from tenure.blocking.session import Session
+from tenure.blocking.several import Leases
 from tenure.blocking.streams import EventStream, Watch
 from tenure.clock import Clock
 from tenure.durations import Duration
@@ -91,6 +92,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseReleased",
+    "Leases",
     "Liveness",
     "Misuse",
     "Mutex",

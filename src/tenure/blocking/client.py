@@ -26,6 +26,7 @@ from tenure.blocking.decorators import Decorators
 from tenure.blocking.lease import Leadership
 from tenure.blocking.portal import Error, Kind, Portal, Trace, the_portal
 from tenure.blocking.session import Session
+from tenure.blocking.several import Several
 from tenure.blocking.wrapper import insist, releasing
 from tenure.clock import Clock
 from tenure.durations import Duration
@@ -90,7 +91,7 @@ def _served(client: Client, portal: Portal, core: ClientCore, anchor: ClientAnch
         raise
 
 
-class Client(ClientCalls, Decorators):
+class Client(ClientCalls, Decorators, Several):
     """A program's access to one store. `connect` makes one. Any number of threads may share it.
 
     Example::
