@@ -258,6 +258,10 @@ class MutexHolder:
     description: str | None = None
 
 
+FULL_STORES = "memory://, sqlite://, redis://, postgresql://, etcd:// and tenure://"
+"""Stores with fencing tokens, positions of waiters, data and sessions that can be resumed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Features of an engine, and the facts that it reports.

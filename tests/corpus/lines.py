@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._client import handles
+from tenure._client import scope
 from tenure._client.request import Request
 from tenure.core import rules
 from tenure.engines.dflockd.connection import DflockdConnection
@@ -29,7 +29,7 @@ DELAY = 0.05
 """Seconds that everything takes, in each direction, where answers are to be late."""
 
 
-@row(1, replacing(handles.Scope, "trigger", does_nothing), on=DFLOCKD)
+@row(1, replacing(scope.Scope, "trigger", does_nothing), on=DFLOCKD)
 async def the_body_of_a_lease_that_went_with_its_connection_is_cancelled(scene: Scene) -> None:
     client, network = scene.afar()
     went_on = False

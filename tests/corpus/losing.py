@@ -10,7 +10,7 @@ import pytest
 
 import tenure
 from tenure import fork
-from tenure._client import handles
+from tenure._client import scope
 from tenure._client.client_core import TICK, Keeper
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
@@ -25,7 +25,7 @@ from tests.primitives.helpers import is_held
 
 @row(
     1,
-    replacing(handles.Scope, "trigger", does_nothing),
+    replacing(scope.Scope, "trigger", does_nothing),
     not_on={"dflockd": "tests/corpus/lines.py asks it, by cutting connections off"},
     shows=("administrator", ("loss reported",)),
 )

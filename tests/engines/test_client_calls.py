@@ -7,11 +7,21 @@ import asyncio
 import pytest
 
 import tenure
+from tenure.model import FULL_STORES
 from tenure.recipes import CountDownLatch, Counter
 from tenure.testing.conformance import Stores
 from tests.engines.stores import at_once
 
 ON_EVERY_ENGINE = pytest.mark.parametrize("stores", at_once().values(), ids=at_once())
+
+
+@ON_EVERY_ENGINE
+async def test_errors_name_the_stores_that_can(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client:
+            can = client.capabilities
+            full = can.fencing and can.waiter_order and can.data and can.lasting and can.resume
+            assert full == (f"{url.partition(':')[0].partition('+')[0]}://" in FULL_STORES)
 
 
 @ON_EVERY_ENGINE

@@ -31,9 +31,9 @@ FEW, MANY = 150, 300
 KEEP_WATCHES = {
     *(
         "engine.py",
-        "lookout.py",
+        "watches.py",
         "monitor.py",
-        "delivery.py",
+        "monitor.py",
         "node.py",
         "store.py",
         "watchers.py",

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tenure._client.client import Client
-from tenure._client.handles import Scope
 from tenure._client.lease import Lease
+from tenure._client.scope import Scope
 from tenure.clock import Clock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Connector

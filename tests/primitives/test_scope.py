@@ -13,7 +13,8 @@ from weakref import ref
 
 import pytest
 
-from tenure._client.handles import Scope, entered_scopes, note_failure
+from tenure._client.handles import note_failure
+from tenure._client.scope import Scope, entered_scopes
 from tenure.errors import Misuse
 from tests.primitives.helpers import EnteredScopes, turns
 

@@ -16,7 +16,7 @@ import pytest
 import tenure
 from tenure import greenlets
 from tenure._client.internals import client_core
-from tenure._client.session_core import MOST_READINGS
+from tenure._client.waits import MOST_READINGS
 from tenure.background import Failures, supervise
 from tenure.errors import AcquireTimeout, EngineUnavailable, SelfDeadlock
 from tenure.model import Capabilities
@@ -263,7 +263,7 @@ async def test_one_line_is_logged_for_each_lease_and_not_for_each_waiter(
 async def test_what_another_program_holds_is_no_lease_of_this_one(
     world: World, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure._client.session_core.living_clients", list)
+    monkeypatch.setattr("tenure._client.waits.living_clients", list)
     async with (
         world.client() as client,
         world.client() as other,

@@ -1,4 +1,4 @@
-"""Sending a request and waiting for its grant: the acquire of every primitive.
+"""Acquiring: sending a request, waiting for its grant, and the reasons of a timeout.
 
 After the wait (grant, timeout, cancellation or loss) the request is either a lease that the caller
 holds, or out of the queue.
@@ -6,16 +6,13 @@ holds, or out of the queue.
 A timeout or a cancellation takes effect even when the store is out of reach: the session withdraws
 the request in the background.
 
-Read of the store shortly before a timeout, to distinguish an outage from contention.
+**The probe** distinguishes an outage from contention. A waiting request does not show whether the
+store still works: a stopped store and a busy mutex look alike. A `Probe` therefore reads the
+semaphore a moment before the timeout. If that read is unanswered at the timeout, the store is
+reported as the reason. Requests of one session that time out together share the read.
 
-A waiting request does not show whether the store still works: a stopped store and a busy mutex look
-alike. A `Probe` therefore reads the semaphore a moment before the timeout. If that read is
-unanswered at the timeout, the store is reported as the reason. Requests of one session that time
-out together share the read.
-
-Name of the holder, for the message of an `AcquireTimeout`.
-
-After the timeout the client reads the queue once, and waits at most 0.25 s for the answer. Tasks of
+**The contention** is the name of the holder, for the message of an `AcquireTimeout`. After the
+timeout the client reads the queue once, and waits at most 0.25 s for the answer. Tasks of
 one session that time out together share the read.
 """
 
@@ -27,8 +24,9 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from tenure._client.contact import Obstacle, shortened
-from tenure._client.handles import UNKNOWN, CallSite, entered_scopes
+from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
+from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now

@@ -1,17 +1,16 @@
-"""A client: one program's access to one store.
+"""A client: one program's access to one store, and its operations without a session.
 
 A client owns what outlives a single call:
 
 * the engine;
-* the sessions (`attaching` makes them) and the implicit session (`sessions`);
+* the sessions and the implicit session (`sessions`);
 * the keeper that renews the sessions, the listeners to events, and the tasks that finish operations
   of cancelled callers (`tasks`).
 
 `Client.aclose` ends all of them.
 
-Operations of a client on nodes and their contents, without a session.
-
-A read raises `EngineUnavailable` when the store does not answer within the client's answer timeout.
+**Without a session** are the operations on nodes and their contents. A read raises
+`EngineUnavailable` when the store does not answer within the client's answer timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State and services of one client, shared by its sessions.
+"""State and services of one client, and the renewal of its sessions.
 
 States::
 
@@ -9,12 +9,11 @@ States::
 * The core belongs to one process, and to the event loop on which it was first opened.
 * Closing ends every session, waits until the store has been informed, and closes the engine last.
 
-Renewal of a client's sessions, even while the event loop is busy.
-
-A keeper belongs to one client. It renews each session when due, from a timer on the client's event
-loop and, if that is late, from a thread. Both are needed. A loop that is stuck in one long call
-runs no timer, so the thread renews. A loop that is busy in slices of a millisecond can keep the
-thread waiting for the GIL for seconds, but still runs its timer.
+**The keeper** renews the sessions, even while the event loop is busy. A keeper belongs to one
+client. It renews each session when due, from a timer on the client's event loop and, if that is
+late, from a thread. Both are needed. A loop that is stuck in one long call runs no timer, so the
+thread renews. A loop that is busy in slices of a millisecond can keep the thread waiting for the
+GIL for seconds, but still runs its timer.
 
 Rules:
 

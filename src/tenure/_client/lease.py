@@ -1,4 +1,4 @@
-"""A lease: a granted request, as seen by the program that holds it.
+"""A lease, as seen by the program that holds it, its slots, and the end of its block.
 
 Rules:
 
@@ -6,21 +6,18 @@ Rules:
   check reads the clock.
 * A lease is entered once, by any task; only that task is cancelled when the lease is lost.
 
-Slots: numbers below the limit that distinguish the holders of one semaphore.
-
-Slot *i* of the semaphore ``gpu`` is the mutex ``gpu/slot/i`` on the same node. A lease takes the
-lowest free slots, as many as its count, through its own session. So a slot has at most one holder,
-like any mutex, and is released with the session of its lease.
+**Slots** are numbers below the limit that distinguish the holders of one semaphore. Slot *i* of the
+semaphore ``gpu`` is the mutex ``gpu/slot/i`` on the same node. A lease takes the lowest free slots,
+as many as its count, through its own session. So a slot has at most one holder, like any mutex, and
+is released with the session of its lease.
 
 * A lease takes its slots when the program first reads them, and keeps them until it ends.
 * It releases its slots before its tokens, so the next holder finds enough free slots. Only an
   evicted lease may hold its slots a little longer.
 * A lease whose count shrinks keeps its lowest slots, and releases the others.
 
-End of the block of a lease or of a ticket.
-
-The end withdraws or releases the request. Its failure never hides the body's error, and a cancelled
-body does not wait for the store.
+**The end of the block** of a lease or of a ticket withdraws or releases the request. Its failure
+never hides the body's error, and a cancelled body does not wait for the store.
 """
 
 from __future__ import annotations
@@ -38,12 +35,12 @@ from tenure._client.handles import (
     UNKNOWN,
     AsyncHandle,
     CallSite,
-    Scope,
     call_site,
     note_failure,
     warn_dropped,
 )
 from tenure._client.request import HELD, WAITING, Request, RequestOptions
+from tenure._client.scope import Scope
 from tenure._client.session_core import session_of
 from tenure._client.session_handle import SessionHandle
 from tenure._client.source import SessionAnchor, SessionSource
@@ -57,7 +54,7 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.model import EPHEMERAL_LIMIT, FULL_STORES
 
 
 def start_leaving(
@@ -315,7 +312,7 @@ class Lease(AsyncHandle):
         if self._request.order_id is None:
             raise Unsupported(
                 f"this engine has no fencing tokens (for {self.name!r} on {self.node}); "
-                "memory:// and sqlite:// do",
+                f"{FULL_STORES} do",
                 node=self.node,
                 name=self.name,
             )

@@ -1,6 +1,4 @@
-"""Loss of a lease: its policies and its errors.
-
-Streams of a client's events, and their delivery.
+"""Loss of a lease, its policies and its errors, and the delivery of a client's events.
 
 Most programs do not read events. An event is created only if there is a stream, and
 `tenure.events`, which is slow to import, is imported only then. So callers of `Listeners.emit`

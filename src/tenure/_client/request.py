@@ -34,7 +34,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact
-from tenure._client.handles import CallSite, Scope, note_failure
+from tenure._client.handles import CallSite, note_failure
 from tenure._client.loss import (
     EventKind,
     Listeners,
@@ -44,6 +44,7 @@ from tenure._client.loss import (
     late_release_error,
     lost_error,
 )
+from tenure._client.scope import Scope
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn, when_answered
 from tenure.errors import (

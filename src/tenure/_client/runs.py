@@ -38,7 +38,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.identity import ANONYMOUS, described, part
-from tenure.model import LastRun
+from tenure.model import FULL_STORES, LastRun
 
 SUFFIX = ":last-run"
 """Suffix of the name of the semaphore with the record."""
@@ -184,7 +184,7 @@ def _check_store(session: SessionCore, name: str) -> None:
     if not (can.data and can.lasting):
         raise Unsupported(
             f"the store of {session.client.url} stores no data, so no run of {name!r} is recorded; "
-            "sqlite://, redis://, postgresql://, etcd:// and tenure:// do",
+            f"{FULL_STORES} do",
             node=session.node,
             name=name,
         )

@@ -1,10 +1,8 @@
-"""Session without its primitives, as leases return it: its state, its block and its end.
+"""Session without its primitives, as leases return it, and its resume token.
 
-Resume tokens, with which a restarted program takes over its own session.
-
-A token is printable text without spaces. It contains the session's protection key, and any program
-that has it can take over the session, so keep it like a password. The format is internal to
-tenure::
+With a resume token a restarted program takes over its own session. It is printable text without
+spaces. It contains the session's protection key, and any program that has it can take over the
+session, so keep it like a password. The format is internal to tenure::
 
     tenure1.<base64 of: session id, recovery window, key, node, checksum of all that>
 """

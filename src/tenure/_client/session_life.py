@@ -1,4 +1,4 @@
-"""Life of one session: its state, its proof, and its end.
+"""Life of one session: its states, its proof, and its end.
 
 A session ends once, in two steps:
 
@@ -17,9 +17,7 @@ Rules:
   attribute `ORIGIN` refers to the original.
 * The session's loop owns all other state.
 
-States of a session and every transition between them. Pure: no clock, no I/O, no threads.
-
-::
+**The states** and every transition between them, without clock, I/O and threads::
 
     CONNECTING --attached--> ATTACHED <--contact lost, re-established--> DETACHED
 
@@ -30,10 +28,10 @@ States of a session and every transition between them. Pure: no clock, no I/O, n
 Each event is a table of transitions. An event without a transition from the current state changes
 nothing, so an end is final.
 
-Times until which a session is proven to live in its store, and of its next renewal.
-
-Deadline = proof + window - margin, where the proof counts from when the answered renewal was
-*sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a held lease).
+**The proof** has the time until which a session is proven to live in its store, and that of its
+next renewal. Deadline = proof + window - margin, where the proof counts from when the answered
+renewal was *sent*, and margin = max(5% of the window, 100 ms, the longest stop time of a held
+lease).
 
 Only the session's event loop changes the margin; proofs may be recorded from any thread.
 """
@@ -53,8 +51,8 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 from tenure import fork
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import shortened
-from tenure._client.handles import Scope
 from tenure._client.loss import EventKind
+from tenure._client.scope import Scope
 from tenure.background import Ending
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError

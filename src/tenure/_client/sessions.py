@@ -1,6 +1,4 @@
-"""Recurring sessions: the client's implicit one, and the retry loop of `Client.sessions`.
-
-Attaching of sessions, from the arguments of `Client.session` to the attached session.
+"""Sessions of a client: attaching, the implicit one, and the retry loop of `Client.sessions`.
 
 The engine attaches a session in a task that the client owns (`tasks`). If the caller is cancelled
 meanwhile, a new session is closed as soon as it is attached; a session that was taken over is
@@ -40,7 +38,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.identity import described
-from tenure.model import DEFAULT_NODE
+from tenure.model import DEFAULT_NODE, FULL_STORES
 
 DEFAULT_WINDOW = 30.0
 """Default recovery window in seconds."""
@@ -99,8 +97,7 @@ def attach(client: ClientAnchor, options: SessionOptions) -> Once[Session]:
     node = options.how.node
     if options.how.liveness == "window" and not client.core.capabilities.resume:
         raise Unsupported(
-            f"{client.core.url} has no sessions that can be resumed; "
-            "sqlite://, redis://, postgresql://, etcd:// and tenure:// have",
+            f"{client.core.url} has no sessions that can be resumed; {FULL_STORES} have",
             node=node,
         )
     return Once(f"the session on {node}", attach_anchored, client, options, call_site())

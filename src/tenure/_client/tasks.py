@@ -1,4 +1,4 @@
-"""Tasks of a client, which outlive the callers that started them.
+"""Tasks of a client that outlive the callers that started them, and repeated withdrawals.
 
 * A *beginning* produces something that callers wait for: the opened engine, an attached session.
   Each caller gets its result or its error; the cancellation of a caller does not stop it. Without
@@ -6,10 +6,9 @@
 * An *ending* notifies the store that something has ended. Closing the client waits for it, and
   raises its failure.
 
-Withdrawals that are sent again until the store confirms them.
-
-A withdrawn request must leave its queue, even when the caller was cancelled, the store failed, or
-no task waits for the answer. The end of the session releases everything and so ends the retries.
+**Withdrawals** are sent again until the store confirms them. A withdrawn request must leave its
+queue, even when the caller was cancelled, the store failed, or no task waits for the answer. The
+end of the session releases everything and so ends the retries.
 """
 
 from __future__ import annotations

@@ -8,14 +8,17 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from tenure._client.acquire import Probe, contention, join, settled
-from tenure._client.handles import AsyncHandle, CallSite, Scope
+from tenure._client.handles import AsyncHandle, CallSite
 from tenure._client.lease import Lease, finish_leaving, note_loss, start_leaving
 from tenure._client.request import HELD, WAITING, Request, RequestOptions
-from tenure._client.session_core import place_of, session_of
+from tenure._client.scope import Scope
+from tenure._client.session_core import session_of
 from tenure._client.source import SessionSource
+from tenure._client.waits import place_of
 from tenure._client.watch import described_now
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, Misuse, SemaphoreNotFound, Unsupported
+from tenure.model import FULL_STORES
 
 L = TypeVar("L", bound=Lease)
 
@@ -79,8 +82,7 @@ class Ticket(AsyncHandle, Generic[L]):
         if request.order_id is None:
             raise Unsupported(
                 f"this engine does not report a waiter's position (for {request.name!r} on "
-                f"{request.node}); memory://, sqlite://, redis://, postgresql://, etcd:// and "
-                "tenure:// do",
+                f"{request.node}); {FULL_STORES} do",
                 node=request.node,
                 name=request.name,
             )

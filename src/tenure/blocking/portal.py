@@ -1,4 +1,4 @@
-"""Portal: passes calls of threads to the event loop of `tenure.blocking`.
+"""Portal: runs the event loop of `tenure.blocking` in a thread, and passes calls to it.
 
 A process has one portal: an event loop, and a thread that runs it while a client is open or a call
 is pending. A call after the last close starts the thread again, to get the answer of async code.
@@ -13,15 +13,12 @@ Rules:
 * The interpreter's exit closes open clients (`_at_exit`), for at most `EXIT_TIMEOUT`.
 * A forked child forgets the portal, and never closes its loop: it shares the parent's selector.
 
-Checks on the threads that call `tenure.blocking`.
+**Checks of the callers.** A call blocks its thread until the portal's thread has answered. So the
+portal's thread may not call, and a thread that runs an event loop blocks that loop. Where gevent
+has replaced threads, a call blocks its greenlet alone (`tenure.greenlets`). eventlet's locks do not
+work between threads.
 
-A call blocks its thread until the portal's thread has answered. So the portal's thread may not
-call, and a thread that runs an event loop blocks that loop. Where gevent has replaced threads, a
-call blocks its greenlet alone (`tenure.greenlets`). eventlet's locks do not work between threads.
-
-Thread that runs the event loop of `tenure.blocking`, while the portal needs it.
-
-Rules:
+**The thread** runs the event loop while the portal needs it:
 
 * A lock guards the start and end of the thread. A caller registers its call before it checks the
   thread; ending the thread uses the opposite order. So no caller is left waiting.

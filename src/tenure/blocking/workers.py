@@ -45,8 +45,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
-from tenure._client.handles import entered_scopes
 from tenure._client.request import Request
+from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore
 from tenure.background import BackgroundTimer, Failures
 from tenure.errors import SessionClosed

@@ -1,4 +1,4 @@
-"""A complete store: the model as a state machine without a clock.
+"""A complete store, the model as a state machine without a clock, and its deadlines.
 
 A `Store` takes commands, each with the current time, and changes its state in place. It appends
 notifications to `effects`: tuples that begin with the session to notify. The caller sends them and
@@ -13,10 +13,8 @@ Rules that hold between two commands:
 * A command produces at most one effect for each watch.
 * `next_deadline` is never later than the first expiry or timeout.
 
-Deadlines of a store: the expiry of its sessions and the timeouts of its waiters.
-
-Outdated entries stay in the heap until they reach the top, or until half of the heap may be
-outdated.
+**Deadlines** are the expiry of its sessions and the timeouts of its waiters. Outdated entries stay
+in the heap until they reach the top, or until half of the heap may be outdated.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place, Withdrawn
 from tenure.engines.sqlite import monitor, requests
+from tenure.engines.sqlite.notifier import DatagramNotifier
 from tenure.engines.sqlite.store import Committer
 from tenure.engines.sqlite.transaction import Transaction
-from tenure.engines.sqlite.watches import DatagramNotifier
 from tenure.errors import EngineError
 from tenure.testing.stage import Stage, Stores
 from tests.engines.sqlite.conftest import Workers, on_either

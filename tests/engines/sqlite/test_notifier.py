@@ -17,7 +17,7 @@ import pytest
 from tenure.engines.contract import Place
 from tenure.engines.sqlite import monitor
 from tenure.engines.sqlite.liveness import started
-from tenure.engines.sqlite.watches import DatagramNotifier, ProcessWatch
+from tenure.engines.sqlite.notifier import DatagramNotifier, ProcessWatch
 from tests.engines.sqlite.helpers import program
 
 
@@ -73,7 +73,7 @@ async def test_without_a_socket_the_tick_must_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tenure.engines.sqlite.watches._LONGEST", 10**6
+        "tenure.engines.sqlite.notifier.LONGEST_FOLDER", 10**6
     )  # as if there were no /proc
     folder = tmp_path / ("x" * 200)
     folder.mkdir()

@@ -242,7 +242,7 @@ async def resume(engine: SqliteEngine, former: Program, **how: object) -> Progra
 
 def make_deaf(engine: SqliteEngine) -> None:
     """It reads no news, as one whose loop is stuck."""
-    engine.monitor.delivery.read = lambda tx: None  # type: ignore[method-assign]
+    engine.monitor.delivery.read = lambda tx: 0  # type: ignore[method-assign]
 
 
 async def taking_over(engine: SqliteEngine) -> None:

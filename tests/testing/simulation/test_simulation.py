@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tenure._client import handles
+from tenure._client import scope
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
 from tenure._client.session_life import Proof
@@ -136,7 +136,7 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
         {"limit", "order"},
     ),
     "a loss does not cancel": (
-        *(handles.Scope, "trigger", lambda _: None),
+        *(scope.Scope, "trigger", lambda _: None),
         {"loss"},
     ),
     "one too many is granted": (

@@ -15,11 +15,6 @@ FAR = 1.0
 """Seconds between two clocks above which a warning is given."""
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of an error without line breaks."""
-    return " ".join(str(error).split())
-
-
 def clock(ahead: float) -> Finding:
     """Compare the server's clock with this machine's.
 

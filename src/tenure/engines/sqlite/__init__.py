@@ -10,13 +10,15 @@ The modules, from the bottom up:
 * ``schema`` and ``checkpoint``: the tables, the connections to them, and SQLite's log.
 * ``liveness``: the liveness file and the heartbeats of each participant.
 * ``protection``: locks that keep SQLite's log in place, and new programs from a replaced one.
-* ``watches``: the watches of a process, and notification of other processes.
+* ``forking``: keeps forks away from open connections.
+* ``notifier``: notification of other processes, and of their deaths.
+* ``watches``: the watches of a process.
 * ``transaction``: the lock that orders writers, and the transaction in it.
 * ``expiry``, ``requests``, ``nodes``, ``sessions`` and ``participants``: the rules, as SQL
   statements. They use a connection only through their transaction.
 * ``store``: decides when, and on which thread, the statements run.
 * ``descriptions``: descriptions of nodes, semaphores and sessions.
-* ``monitor``: notifies sessions, and checks the waiters.
+* ``monitor``: checks the waiters, and delivers events to the sessions.
 * ``engine`` and ``session``: the engine contract.
 * ``doctor``: diagnoses a store that may be broken.
 * ``restore``: copies a store, and restores it.

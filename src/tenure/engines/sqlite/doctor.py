@@ -41,6 +41,7 @@ from tenure.engines.sqlite.files import (
     user,
 )
 from tenure.engines.sqlite.liveness import LivenessFiles, boot_id, clock_id, is_stopped
+from tenure.engines.sqlite.notifier import LONGEST_FOLDER
 from tenure.engines.sqlite.participants import describe_quarantine
 from tenure.engines.sqlite.url import SqliteUrl
 from tenure.errors import TenureError
@@ -56,7 +57,6 @@ INTEGRITY_UP_TO = 64 * MIB
 """A larger file is not read completely."""
 STALL = 0.5
 """Seconds after which a process that keeps the turn is called stalled."""
-SOCKET_PATH = 100
 
 
 def examine(address: SqliteUrl) -> Iterator[Finding]:
@@ -249,7 +249,7 @@ def _sockets(address: SqliteUrl) -> Finding:
     with left, right:
         left.send(b"!")
         right.recv(1)
-    short = length <= SOCKET_PATH - 25
+    short = length <= LONGEST_FOLDER
     if short:
         return Finding("ok", "sockets", "datagrams work; the path is short enough")
     if os.path.isdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""Monitor of one engine: checks the waiters, and the sessions before them.
+"""Monitor of one engine: checks the waiters and those before them, and delivers the events.
 
 A death is reported by the kernel (`ProcessWatch`) or by a socket without a receiver. A silent
 session is detected only by a periodic check, the *tick*: twice a second while there are waiters or
@@ -8,10 +8,9 @@ notification was lost, ends overdue waits, and notices missing files.
 In portable mode there are no notifications: events are read every `POLL` seconds while there are
 waiters, watches or takeovers here, and otherwise with the tick.
 
-Delivery of events to an engine's sessions, from the file and from its own commits.
-
-All events are delivered on the loop, in order, and never from inside the operation that caused
-them. Events of a request wait until its place is known.
+**Events** for the engine's sessions come from the file and from its own commits. All are delivered
+on the loop, in order, and never from inside the operation that caused them. A grant may precede the
+answer to its `enqueue`. Events of a session wait until its takeover is complete.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.engines.contract import Removal
 from tenure.engines.sqlite import expiry, requests, schema, sessions
 from tenure.engines.sqlite.expiry import Attachment, over_among, standing_before
+from tenure.engines.sqlite.notifier import ProcessWatch
 from tenure.engines.sqlite.participants import describe_quarantine, end_quarantine, reap
 from tenure.engines.sqlite.session import SqliteSession
 from tenure.engines.sqlite.store import Store, log
@@ -47,7 +47,7 @@ from tenure.engines.sqlite.transaction import (
     Push,
     Transaction,
 )
-from tenure.engines.sqlite.watches import Name, ProcessWatch, SqliteWatches
+from tenure.engines.sqlite.watches import Name, SqliteWatches
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 
 _REMOVALS = {TIMED_OUT: Removal.TIMED_OUT, DELETED: Removal.DELETED, EVICTED: Removal.EVICTED}
@@ -79,10 +79,10 @@ class EventDelivery:
         )
         self._last = 0
 
-    def read(self, tx: Transaction) -> None:
-        """Read the events that other participants have written for this engine."""
+    def read(self, tx: Transaction) -> int:
+        """Read the events that other participants have written for this engine; return how many."""
         if not tx.participant:
-            return
+            return 0
         rows = tx.execute(
             "SELECT id, kind, session, hold, order_id, why, node, name FROM news "
             "WHERE participant = ? AND id > ? ORDER BY id",
@@ -98,6 +98,7 @@ class EventDelivery:
                 ]
             )
             self._last = self._store.tx.events_read = rows[-1][0]
+        return len(rows)
 
     def pass_on(self, pushes: list[Push]) -> None:
         """Deliver events to the sessions, soon."""
@@ -179,10 +180,10 @@ class Monitor:
         self._silence_due = float("-inf")
         self._failures = Failures(f"checking the waiters on {store.address.url}", log)
         self._timer = BackgroundTimer(store.loop, store.clock.now, self._tick, self._failures)
-        self._reading = BackgroundTimer(
-            store.loop, store.clock.now, self._read_events, self._failures
-        )
-        self._polling = BackgroundTimer(store.loop, store.clock.now, self._poll, self._failures)
+        reading = Failures(f"reading the events on {store.address.url}", log)
+        self._reading = BackgroundTimer(store.loop, store.clock.now, self._read_events, reading)
+        polling = Failures(f"polling for events on {store.address.url}", log)
+        self._polling = BackgroundTimer(store.loop, store.clock.now, self._poll, polling)
         self._stall_reported: float | None = None
         self._marked_until = float("-inf")
 
@@ -343,7 +344,9 @@ class Monitor:
                     return
                 if self._is_set_back(tx, recorded):
                     return
-                self.delivery.read(tx)
+                if late := self.delivery.read(tx):
+                    url = self._store.address.url
+                    log.debug("events read without a notification: url=%s count=%d", url, late)
                 participants, silent = self._find_suspects(tx, now)
                 overdue = self._find_overdue(tx, now)
                 self._compare(tx, now)

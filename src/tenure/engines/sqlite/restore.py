@@ -1,4 +1,4 @@
-"""Restoring a store from a backup, so that no lease granted since is granted twice.
+"""Backups of a store, and restoring one, so that no lease granted since is granted twice.
 
 A backup is outdated: after it was taken, sessions ended, leases were granted, and tokens and
 session ids were assigned (the *lost future*). So a restored store
@@ -19,11 +19,10 @@ Rules:
   that outlives its `tenure run` keeps one). A program that opens the store meanwhile waits, and
   then finds the restored content.
 
-Backups of a store: one consistent copy, made while programs use the store.
-
-The copy is made in one SQLite read transaction, so it is consistent, and writers do not wait for
-it. It is written to a partial file in the target's folder, checked, synced, and renamed atomically.
-The target is always either a complete backup or the previous file.
+**A backup** is one consistent copy, made while programs use the store. It is made in one SQLite
+read transaction, so it is consistent, and writers do not wait for it. It is written to a partial
+file in the target's folder, checked, synced, and renamed atomically. The target is always either a
+complete backup or the previous file.
 
 A backup has its own application id, so that programs refuse to open it as a store: without
 `restore`, it could grant leases that other clients still hold.

@@ -44,10 +44,10 @@ from tenure.engines.sqlite.checkpoint import Checkpointer
 from tenure.engines.sqlite.files import OpenFiles, prepare, share_side_files, system_error
 from tenure.engines.sqlite.forking import Guard
 from tenure.engines.sqlite.liveness import LivenessFile, LivenessFiles, boot_id, clock_id
+from tenure.engines.sqlite.notifier import DatagramNotifier, NoNotifier
 from tenure.engines.sqlite.protection import FileMarks, LogLocks
 from tenure.engines.sqlite.transaction import DatabaseTurn, Messages, Transaction, Turn, is_set_back
 from tenure.engines.sqlite.url import SqliteUrl
-from tenure.engines.sqlite.watches import DatagramNotifier, NoNotifier
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.greenlets import new_queue
 
@@ -58,7 +58,7 @@ _ALONE = 16
 _LOCKED_TIMEOUT = 5.0
 """Seconds during which a transaction is retried while another program has locked the database."""
 
-_log = logging.getLogger("tenure.sqlite")
+log = logging.getLogger("tenure.sqlite")
 
 Work = Callable[..., Any]
 Note = Callable[[Any], None]
@@ -125,7 +125,7 @@ class Committer:
         self._alone = 0
         self._queue: deque[_Operation] = deque()
         self._finished: deque[tuple[deque[_Operation], deque[Messages]]] = deque()
-        self._failures = Failures(f"committing to {self._path}", _log)
+        self._failures = Failures(f"committing to {self._path}", log)
         self._flushing = BackgroundTimer(loop, clock.now, self._flush, self._failures)
         self._outgoing: BackgroundQueue[Messages] = BackgroundQueue(
             loop,
@@ -421,8 +421,6 @@ class Committer:
                 future.set_exception(error)
                 future.exception()  # marks it as retrieved: the caller need not wait for it
 
-
-log = logging.getLogger("tenure.sqlite")
 
 _opening = Guard()
 _open: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
-from tenure._client.handles import Scope
+from tenure._client.scope import Scope
 from tenure.clock import Clock
 from tenure.errors import EngineError, LeaseLost, LeaseReleased
 from tenure.interop.endings import UNDO_TIMEOUT, Endings, margin
