@@ -144,7 +144,11 @@ class Found(_Value[Recovered], array_like=True, frozen=True):
 
 
 class Abilities(_Value[Capabilities], array_like=True, frozen=True):
-    """Some of the `Capabilities` of the server's store; the others have their defaults."""
+    """Some of the `Capabilities` of the server's store.
+
+    The others have their defaults, because a server serves only stores which can do all that. A
+    default here is what a server of an older release means that does not send the field.
+    """
 
     counterpart = Capabilities
     fencing: bool = True

@@ -4,7 +4,7 @@ A forked child gets a copy of SQLite's memory, including locks held by other thr
 do not exist in the child, so the locks would never be released, and the child would find the file
 locked for ever. So a thread uses a connection only inside a `Guard`, and a fork acquires all guards
 first. Guards are uncontended and cheap, because a connection is used by one thread at a time; only
-a fork ever waits for one.
+a fork, and an opening beside another one in the same process, ever waits for one.
 
 A guard is re-entrant, so that a signal handler that forks during a transaction does not wait for
 itself.

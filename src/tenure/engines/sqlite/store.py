@@ -12,7 +12,9 @@ The `Committer` runs operations inline if possible, otherwise grouped in a backg
   deferred by then, all share one transaction, and later operations are grouped as well. Otherwise
   the next operations commit immediately again.
 * While another process has the turn, a thread waits for it, and then runs all operations deferred
-  meanwhile in one transaction. The event loop never waits for a lock or for a disk.
+  meanwhile in one transaction. So the event loop waits for no other process. It does wait for its
+  own commits without a sync, in which SQLite may write back its log, and for the first opening of
+  the loop's connection for reading.
 * Durable commits are all made by the thread, because each waits for the disk, for between a tenth
   of a millisecond and a second. Operations submitted meanwhile share the next commit.
 * Only one thread uses a connection: the loop's thread, or the background thread while `busy`.
