@@ -10,6 +10,7 @@ from tenure.recipes.base import Source, States
 from tenure.recipes.config import Codec, SharedConfig, dataclass_codec, json_codec
 from tenure.recipes.counter import CountDownLatch, Counter
 from tenure.recipes.group import Change, Changes, Group, Joined, Left, Member, Updated
+from tenure.recipes.pool import Pool, PoolItem
 from tenure.recipes.registry import Endpoint, ServiceRegistry
 from tenure.recipes.rwlock import RWLock
 
@@ -25,6 +26,8 @@ __all__ = [
     "Joined",
     "Left",
     "Member",
+    "Pool",
+    "PoolItem",
     "RWLock",
     "ServiceRegistry",
     "SharedConfig",
