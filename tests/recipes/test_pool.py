@@ -1,3 +1,4 @@
+# ruff: noqa: PT012  what raises here is a block, with its body
 """The pool: one holder for each resource, in order, and no unit without its resource."""
 
 from __future__ import annotations

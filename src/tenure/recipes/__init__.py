@@ -5,7 +5,7 @@ name. Recipes use only public primitives, so programs can define their own in th
 """
 
 from tenure.public import publish as _publish
-from tenure.recipes.barrier import Barrier
+from tenure.recipes.barrier import Barrier, BrokenBarrier, DoubleBarrier, Party
 from tenure.recipes.base import Source, States
 from tenure.recipes.config import Codec, SharedConfig, dataclass_codec, json_codec
 from tenure.recipes.counter import CountDownLatch, Counter
@@ -16,16 +16,19 @@ from tenure.recipes.rwlock import RWLock
 
 __all__ = [
     "Barrier",
+    "BrokenBarrier",
     "Change",
     "Changes",
     "Codec",
     "CountDownLatch",
     "Counter",
+    "DoubleBarrier",
     "Endpoint",
     "Group",
     "Joined",
     "Left",
     "Member",
+    "Party",
     "Pool",
     "PoolItem",
     "RWLock",
