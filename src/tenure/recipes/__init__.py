@@ -10,7 +10,9 @@ from tenure.recipes.base import Source, States
 from tenure.recipes.config import Codec, SharedConfig, dataclass_codec, json_codec
 from tenure.recipes.counter import CountDownLatch, Counter
 from tenure.recipes.group import Change, Changes, Group, Joined, Left, Member, Updated
+from tenure.recipes.outcome import RunFailed, run_once
 from tenure.recipes.pool import Pool, PoolItem
+from tenure.recipes.reentrant import InnerLease, ReentrantMutex
 from tenure.recipes.registry import Endpoint, ServiceRegistry
 from tenure.recipes.rwlock import RWLock
 
@@ -25,6 +27,7 @@ __all__ = [
     "DoubleBarrier",
     "Endpoint",
     "Group",
+    "InnerLease",
     "Joined",
     "Left",
     "Member",
@@ -32,6 +35,8 @@ __all__ = [
     "Pool",
     "PoolItem",
     "RWLock",
+    "ReentrantMutex",
+    "RunFailed",
     "ServiceRegistry",
     "SharedConfig",
     "Source",
@@ -39,6 +44,7 @@ __all__ = [
     "Updated",
     "dataclass_codec",
     "json_codec",
+    "run_once",
 ]
 
 _publish(__name__, __all__, globals())
