@@ -63,9 +63,12 @@ async def test_a_lease_of_the_plain_mutex_can_be_passed_on(world: World) -> None
     async with world.client() as client:
         async with client.mutex("m") as lease, ReentrantMutex(client, "m").lock(holding=lease):
             pass
-        async with client.session() as session, session.mutex("m").lock() as lease:
-            async with ReentrantMutex(client, "m").lock(holding=lease) as inner:
-                assert inner.held
+        async with (
+            client.session() as session,
+            session.mutex("m").lock() as lease,
+            ReentrantMutex(client, "m").lock(holding=lease) as inner,
+        ):
+            assert inner.held
 
 
 async def test_nothing_is_implicit(world: World) -> None:

@@ -484,7 +484,7 @@ class DoubleBarrier:
     reusable: the next round begins when all parties of this one have left.
 
     A party that dies, or leaves its block with an error, has left: the others do not wait for it. A
-    party that loses its place is cancelled, like the holder of any lease.
+    party that loses its place gets `LeaseLost`, like the holder of any lease.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -511,9 +511,9 @@ class DoubleBarrier:
     ) -> Once[Party]:
         """Enter when all have arrived: ``async with barrier.enter() as party``, or ``await`` it.
 
-        A party that is cancelled, or out of time, or dies, before all have arrived, is not counted:
-        another must arrive instead. (At the instant in which the last one arrives, a leaving party
-        may still be counted.)
+        A party that is cancelled, or out of time, or dies, before all have arrived, is
+        not counted: another must arrive instead. (At the instant in which the last one arrives, a
+        leaving party may still be counted.)
 
         Args:
             timeout: seconds to wait, on the local clock; ``None``: until all have arrived.
