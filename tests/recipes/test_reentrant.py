@@ -248,3 +248,13 @@ async def test_an_inner_lease_that_is_dropped_releases_nothing(world: World) -> 
             await mutex.lock(holding=lease)
             await turns()
             assert is_held(lease)
+
+
+async def test_inner_blocks_leave_nothing_behind_in_the_outer_one(world: World) -> None:
+    async with world.client() as client:
+        mutex = ReentrantMutex(client, "m")
+        async with mutex.lock() as lease:
+            for _ in range(10):
+                async with mutex.lock(holding=lease):
+                    await turns(3)
+            assert len(lease._request._waiters) <= 1

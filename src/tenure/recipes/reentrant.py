@@ -36,12 +36,13 @@ from tenure.recipes.base import Source
 class InnerLease(Lease):
     """The lease of an outer block, inside of an inner one. It does not release it."""
 
-    __slots__ = ("_inner", "_used")
+    __slots__ = ("_change", "_inner", "_used")
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self._inner = Scope(request)
         self._used = False
+        self._change: asyncio.Future[None] | None = None
 
     def __del__(self) -> None:
         """Release nothing: the outermost block does."""
@@ -61,13 +62,14 @@ class InnerLease(Lease):
     def _enter(self, task: asyncio.Task[object] | None = None) -> None:
         self._used = True
         self._inner.enter(task or asyncio.current_task(self._request.session.loop))
-        self._changed()
+        self._request.session.client.soon(self._changed)  # a thread enters outside of the loop
 
     def _changed(self, _: object = None) -> None:
         if self._inner.task is None:
             return
         if self._request.held:
-            self._request.change().add_done_callback(self._changed)
+            self._change = self._request.change()
+            self._change.add_done_callback(self._changed)
         else:
             self._inner.trigger()
 
@@ -81,6 +83,8 @@ class InnerLease(Lease):
         if self._inner.task is None:
             return  # a thread was interrupted before it was inside
         cancelled = self._inner.exit(error)
+        if self._change is not None:
+            self._change.cancel()
         if not request.held:
             if error is None or cancelled:
                 raise request.why_not_held()
