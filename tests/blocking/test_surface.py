@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ PAIRS: dict[type, type] = {
     recipe_twins.States: recipes.States,
 }
 
-FUNCTIONS = {recipe_twins.run_once: recipes.run_once}
+FUNCTIONS: dict[Any, Any] = {recipe_twins.run_once: recipes.run_once}
 """Functions that are other ones here, with the same parameters."""
 
 MADE_BY_TENURE = {"Changes", "InnerLease", "Party", "PoolItem", "States"}
@@ -185,9 +186,10 @@ def test_what_is_no_handle_is_the_same_object() -> None:
 
 def test_the_recipes_are_the_same() -> None:
     assert sorted(recipes.__all__) == sorted(recipe_twins.__all__)
+    others: dict[Any, Any] = {**PAIRS, **FUNCTIONS}
     for name in set(recipes.__all__) - {"Source"}:
         theirs = getattr(recipe_twins, name)
-        expected = {**PAIRS, **FUNCTIONS}.get(theirs, theirs) if callable(theirs) else theirs
+        expected: Any = others.get(theirs, theirs) if callable(theirs) else theirs
         assert getattr(recipes, name) is expected, name
         if theirs in FUNCTIONS:
             assert shape(expected) == shape(theirs), name

@@ -242,6 +242,21 @@ async def test_a_released_resource_is_free_at_once(world: World) -> None:
                 item.check()
 
 
+async def test_a_unit_is_free_only_after_its_resource(world: World) -> None:
+    """So its next owner finds a free resource, even if the store answers releases late."""
+    client, engine = world.slow()
+    async with client:
+        item = await Pool(client, "p", PAIR).acquire()
+        engine.back.flowing = False
+        releasing = asyncio.create_task(item.release())
+        await turns()
+        assert await world.queue("p/a") == []
+        assert len(await world.queue("p")) == 1
+        engine.back.flowing = True
+        await releasing
+        await assert_all_free(world)
+
+
 async def test_the_end_of_a_session_returns_its_resources(world: World) -> None:
     async with world.client() as client, world.client() as other:
         session = await other.session(description="doomed")

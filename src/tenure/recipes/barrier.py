@@ -175,7 +175,6 @@ class _Rounds:
             except BaseException as error:
                 place.withdraw_because(error)
                 raise
-            expiry.reschedule(None)  # this party has passed
             return place, view.state.passed
 
     async def _is_full(self) -> bool:
