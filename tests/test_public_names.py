@@ -36,9 +36,11 @@ PUBLIC = """
 ASYNC_ONLY = ["Once"]  # what a call that acquires gives before it is awaited
 
 RECIPES = """
-    Barrier CountDownLatch Counter Group RWLock ServiceRegistry SharedConfig
-    Change Changes Codec Endpoint Joined Left Member Source States Updated
-    dataclass_codec json_codec
+    Barrier CountDownLatch Counter DoubleBarrier Group Pool RWLock ReentrantMutex ServiceRegistry
+    SharedConfig
+    BrokenBarrier Change Changes Codec Endpoint InnerLease Joined Left Member Party PoolItem
+    RunFailed Source States Updated
+    dataclass_codec json_codec run_once
 """.split()
 
 

@@ -51,6 +51,9 @@ RULES = {
     "Once[Lease]": ("Lease", "obtain:Lease:undo_acquire"),
     "Once[Leadership]": ("Leadership", "obtain:Leadership:undo_acquire"),
     "Once[Session]": ("Session", "obtain:Session:abandon_session"),
+    "Once[Party]": ("Party", "obtain:Party:undo_acquire"),
+    "Once[PoolItem]": ("PoolItem", "obtain:PoolItem:undo_acquire"),
+    "PoolItem | None": ("PoolItem | None", "obtain:optional(PoolItem):undo_acquire"),
     "Once[RunLease | None]": ("RunLease | None", "obtain:optional(RunLease):undo_acquire"),
     "Lease | None": ("Lease | None", "obtain:optional(Lease):undo_acquire"),
     "Once[Ticket[Lease]]": (
@@ -290,7 +293,9 @@ from typing import Generic, TypeAlias, TypeVar
 from tenure import recipes as async_recipes
 from tenure.blocking.blocks import Stream, undo_acquire, optional
 from tenure.blocking.client import Client
+from collections.abc import Mapping
 from tenure.blocking.lease import Lease
+from tenure.blocking.recipes.reentrant import InnerLeaseBlock, ReentrantBlock
 from tenure.blocking.session import Session
 from tenure.blocking.wrapper import SyncWrapper, made_from, obtaining, releasing
 from tenure.recipes import Change, Codec, Endpoint, Member, json_codec
@@ -346,6 +351,36 @@ from tenure.recipes import Change, Codec, Endpoint, Member, json_codec
                 "SyncWrapper[async_recipes.CountDownLatch]",
                 attributes={"name": "str", "count": "int"},
                 makes="name, count",
+            ),
+            Wrapper("Party", "recipes.barrier", "Lease", object="async_recipes.Party"),
+            Wrapper(
+                "DoubleBarrier",
+                "recipes.barrier",
+                "SyncWrapper[async_recipes.DoubleBarrier]",
+                attributes={"name": "str", "parties": "int"},
+                makes="name, parties",
+            ),
+            Wrapper("PoolItem", "recipes.pool", "Lease", object="async_recipes.PoolItem"),
+            Wrapper(
+                "Pool",
+                "recipes.pool",
+                "SyncWrapper[async_recipes.Pool]",
+                attributes={"name": "str", "resources": "dict[str, bytes]"},
+                makes="name, resources",
+            ),
+            Wrapper(
+                "InnerLease",
+                "recipes.reentrant",
+                "InnerLeaseBlock",
+                object="async_recipes.InnerLease",
+            ),
+            Wrapper(
+                "ReentrantMutex",
+                "recipes.reentrant",
+                "ReentrantBlock",
+                attributes=_NAME,
+                by_hand=frozenset({"lock"}),
+                makes="name",
             ),
         ),
         exports=("Source",),

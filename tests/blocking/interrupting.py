@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from tenure import blocking
+from tenure.blocking import recipes
 from tests.blocking.helpers import is_free
 
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
@@ -266,6 +268,50 @@ def _any_of(client: blocking.Client) -> Prepared:
     return lambda: client.any_of(a, b).release()
 
 
+def _resources(client: blocking.Client) -> recipes.Pool:
+    return recipes.Pool(client, "a", {"x": b""})
+
+
+def _acquire_item(client: blocking.Client) -> Prepared:
+    pool = _resources(client)
+    return lambda: pool.acquire(timeout=10).release
+
+
+def _with_item(client: blocking.Client) -> Prepared:
+    item = _resources(client).acquire(timeout=10)
+
+    def block() -> None:
+        with item:
+            pass
+
+    return block
+
+
+def _release_item(client: blocking.Client) -> Prepared:
+    item = _resources(client).acquire(timeout=10)
+    return item.release
+
+
+_outer: WeakKeyDictionary[blocking.Client, blocking.Lease] = WeakKeyDictionary()
+
+
+def _with_inner_lease(client: blocking.Client) -> Prepared:
+    mutex = recipes.ReentrantMutex(client, "outer")
+    lease = _outer.setdefault(client, _outer.get(client) or mutex.lock(timeout=10))
+    assert lease.held, "an interruption has released the outer lease"
+
+    def block() -> None:
+        with mutex.lock(holding=lease) as inner:
+            inner.check()
+
+    return block
+
+
+def _enter_barrier(client: blocking.Client) -> Prepared:
+    barrier = recipes.DoubleBarrier(client, "a", 1)
+    return lambda: barrier.enter(timeout=10).release
+
+
 OPERATIONS: dict[str, Callable[[blocking.Client], Prepared]] = {
     "mutex.lock()": _lock,
     "mutex.try_lock()": _try_lock,
@@ -288,6 +334,11 @@ OPERATIONS: dict[str, Callable[[blocking.Client], Prepared]] = {
     "session.close()": _close_session,
     "with client": _with_client,
     "client.close()": _close_client,
+    "pool.acquire()": _acquire_item,
+    "with item": _with_item,
+    "item.release()": _release_item,
+    "with lock(holding=lease)": _with_inner_lease,
+    "barrier.enter()": _enter_barrier,
 }
 """The operations that are interrupted; each prepares a call."""
 

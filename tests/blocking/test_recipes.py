@@ -10,19 +10,40 @@ import pytest
 from tenure import blocking
 from tenure.blocking.recipes import (
     Barrier,
+    BrokenBarrier,
     CountDownLatch,
     Counter,
+    DoubleBarrier,
     Group,
+    InnerLease,
     Joined,
     Left,
     Member,
+    Pool,
+    ReentrantMutex,
+    RunFailed,
     RWLock,
     ServiceRegistry,
     SharedConfig,
     Updated,
+    run_once,
 )
-from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, SelfDeadlock
-from tests.blocking.helpers import Thread, is_free, lose, until, waiting
+from tenure.errors import (
+    AcquireTimeout,
+    InvalidArgument,
+    LeaseLost,
+    LeaseReleased,
+    SelfDeadlock,
+)
+from tests.blocking.helpers import (
+    Thread,
+    end_sessions,
+    is_free,
+    is_held,
+    lose,
+    until,
+    waiting,
+)
 
 
 def test_readers_share_the_lock_and_a_writer_is_alone(
@@ -181,3 +202,149 @@ def test_a_latch_opens_for_threads(client: blocking.Client, eye: blocking.Client
     waiting.result()
     latch.reset()
     assert other.left() == 2
+
+
+def test_a_barrier_is_broken_for_threads(client: blocking.Client, eye: blocking.Client) -> None:
+    here, there = Barrier(client, "phase", 2), Barrier(eye, "phase", 2)
+    waiting = Thread(here.wait)
+    until(lambda: not is_free(eye, "phase"))
+    there.abort()
+    with pytest.raises(BrokenBarrier):
+        waiting.result()
+    assert here.broken()
+    here.reset()
+    assert not there.broken()
+    other = Thread(there.wait)
+    assert {here.wait(), other.result()} == {0, 1}
+
+
+def test_threads_enter_and_leave_together(client: blocking.Client, eye: blocking.Client) -> None:
+    left: list[int] = []
+
+    def take_part(source: blocking.Client) -> int:
+        barrier = DoubleBarrier(source, "phase", 2)
+        assert (barrier.name, barrier.parties) == ("phase", 2)
+        with barrier.enter(timeout=60) as party:
+            left.append(party.position)
+            party.leave(timeout=60)
+            assert sorted(left) == [0, 1]
+            return party.position
+
+    other = Thread(lambda: take_part(eye))
+    assert {take_part(client), other.result()} == {0, 1}
+    until(lambda: is_free(client, "phase"))
+
+
+def test_threads_share_a_pool(client: blocking.Client, eye: blocking.Client) -> None:
+    resources = {"a": b"1", "b": b"2"}
+    here, there = Pool(client, "p", resources), Pool(eye, "p", resources)
+    assert (here.name, here.resources) == ("p", resources)
+    with here.acquire() as first, there.acquire(timeout=60) as second:
+        assert [(each.name, each.data) for each in (first, second)] == [("a", b"1"), ("b", b"2")]
+        assert second.fencing_token > 0
+        assert here.try_acquire() is None
+        with pytest.raises(AcquireTimeout):
+            there.acquire(timeout=0.01)
+        waits = Thread(lambda: there.acquire(timeout=60))
+        until(lambda: waiting(eye, "p"))
+        first.release()
+        third = waits.result()
+        assert third.name == "a"
+        third.release()
+    until(lambda: is_free(eye, "p") and is_free(eye, "p/a") and is_free(eye, "p/b"))
+
+
+def test_the_loss_of_a_resource_is_raised(client: blocking.Client, eye: blocking.Client) -> None:
+    pool = Pool(client, "p", {"a": b""})
+    with pytest.raises(LeaseLost), pool.acquire() as item:
+        end_sessions(eye, but=0)
+        until(lambda: item.loss is not None)
+        pool.try_acquire()
+    with Pool(eye, "p", {"a": b""}).acquire(timeout=60):
+        pass
+
+
+def test_a_mutex_is_entered_again_with_its_lease(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    mutex = ReentrantMutex(client, "m")
+    assert mutex.name == "m"
+    with mutex.lock() as outer:
+        assert not isinstance(outer, InnerLease)
+        with mutex.lock(holding=outer) as inner, mutex.lock(holding=inner) as innermost:
+            assert isinstance(innermost, InnerLease)
+            assert innermost.fencing_token == outer.fencing_token
+            innermost.release()
+            assert eye.mutex("m").try_lock() is None
+        assert is_held(outer)
+        with pytest.raises(SelfDeadlock):
+            mutex.lock()
+        with pytest.raises(InvalidArgument):
+            ReentrantMutex(client, "another").lock(holding=outer)
+        with pytest.raises(InvalidArgument):
+            mutex.lock(holding=True)  # type: ignore[arg-type]
+    with pytest.raises(LeaseReleased):
+        mutex.lock(holding=outer)
+    with eye.mutex("m").lock(timeout=60):
+        pass
+
+
+def test_an_inner_block_in_another_thread_ends_with_the_lease(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    mutex = ReentrantMutex(client, "m")
+    lease = mutex.lock()
+
+    def callee() -> None:
+        with mutex.lock(holding=lease) as inner:
+            lose(eye, inner)
+
+    with pytest.raises(LeaseLost):
+        Thread(callee).result()
+    assert lease.loss is not None
+
+
+def test_a_function_runs_once_for_all_threads(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    runs: list[int] = []
+
+    def work(lease: blocking.Lease) -> dict[str, int]:
+        runs.append(lease.fencing_token)
+        return {"version": len(runs)}
+
+    threads = [
+        Thread(lambda each=each: run_once(each, "w", work, keep=60))  # type: ignore[misc]
+        for each in (client, eye, client)
+    ]
+    assert [each.result() for each in threads] == [{"version": 1}] * 3
+    assert run_once(eye, "w", work, keep=60, timeout=1) == {"version": 1}
+
+
+def test_the_error_of_a_function_is_raised_in_all_threads(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    def fail(_: blocking.Lease) -> None:
+        raise ValueError("no such table")
+
+    with pytest.raises(ValueError, match="no such table"):
+        run_once(client, "w", fail, keep=60)
+    with pytest.raises(RunFailed, match="failed: ValueError: no such table"):
+        run_once(eye, "w", fail, keep=60)
+    assert run_once(eye, "w", lambda _: b"7", keep=60, keep_failed=False) == b"7"
+
+
+def test_a_run_that_is_interrupted_has_no_outcome(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    def interrupted(_: blocking.Lease) -> None:
+        raise KeyboardInterrupt
+
+    def lost(lease: blocking.Lease) -> None:
+        lose(eye, lease)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_once(client, "w", interrupted, keep=60)
+    with pytest.raises(LeaseLost):
+        run_once(client, "w", lost, keep=60)
+    assert run_once(eye, "w", lambda _: 7, keep=60) == 7

@@ -8,11 +8,24 @@ import pytest
 
 import tenure
 from tenure.model import FULL_STORES
-from tenure.recipes import CountDownLatch, Counter
+from tenure.recipes import (
+    Barrier,
+    BrokenBarrier,
+    CountDownLatch,
+    Counter,
+    DoubleBarrier,
+    Pool,
+    ReentrantMutex,
+    run_once,
+)
 from tenure.testing.conformance import Stores
-from tests.engines.stores import at_once
+from tests.engines.stores import VARIANTS, at_once
 
 ON_EVERY_ENGINE = pytest.mark.parametrize("stores", at_once().values(), ids=at_once())
+ON_EVERY_VARIANT = pytest.mark.parametrize(
+    "stores",
+    [pytest.param(each.slow_stores, id=each.name, marks=each.marks) for each in VARIANTS],
+)
 
 
 @ON_EVERY_ENGINE
@@ -146,3 +159,149 @@ async def test_a_counter_loses_no_change_and_a_latch_opens_once(stores: Stores) 
             assert not any(each.done() for each in waiting)
             assert await latches[1].count_down() == 0
             await asyncio.gather(*waiting)
+
+
+@ON_EVERY_VARIANT
+async def test_a_pool_gives_each_resource_to_one_holder_at_a_time(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            resources = {"a": b"data of a", "b": b"data of b"}
+            pools = [Pool(each, "p", resources) for each in (client, other)]
+            if not (client.capabilities.data and client.capabilities.lasting):
+                for use in (pools[0].acquire(), pools[0].try_acquire()):
+                    with pytest.raises(tenure.Unsupported):
+                        await use
+                return
+            tokens: dict[str, list[int]] = {"a": [], "b": []}
+            held: set[str] = set()
+
+            async def use_one(pool: Pool) -> None:
+                async with pool.acquire(timeout=60) as item:
+                    assert item.name not in held
+                    held.add(item.name)
+                    assert item.data == resources[item.name]
+                    tokens[item.name].append(item.fencing_token)
+                    await asyncio.sleep(0)
+                    held.remove(item.name)
+
+            await asyncio.gather(*(use_one(each) for each in pools * 5))
+            assert sum(map(len, tokens.values())) == 10
+            assert all(each == sorted(set(each)) for each in tokens.values())
+            session = await other.session()
+            doomed = await Pool(session, "p", resources).acquire(timeout=60)
+            last = await pools[0].acquire(timeout=60)
+            assert {doomed.name, last.name} == {"a", "b"}
+            assert await pools[1].try_acquire() is None
+            waiting = asyncio.create_task(_acquired(pools[0]))
+            await session.aclose()
+            assert (await waiting).name == doomed.name
+            await last.release()
+            await (await waiting).release()
+
+
+async def _acquired(pool: Pool) -> tenure.Lease:
+    return await pool.acquire(timeout=60)
+
+
+@ON_EVERY_ENGINE
+async def test_the_resource_of_an_ended_session_returns_to_the_pool(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            doomed = await Pool(other, "p", {"a": b""}).acquire(timeout=60)
+            waiting = asyncio.create_task(_acquired(Pool(client, "p", {"a": b""})))
+            await client.end_session("/default", doomed.session.id)
+            lease = await waiting
+            assert lease.name == "a"
+            assert lease.fencing_token > doomed.fencing_token
+            await doomed.wait_lost()
+            await lease.release()
+
+
+@ON_EVERY_VARIANT
+async def test_a_barrier_is_broken_and_can_be_used_again(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            here, there = Barrier(client, "b", 2), Barrier(other, "b", 2)
+            if not (client.capabilities.data and client.capabilities.lasting):
+                for use in (here.wait(), here.abort(), here.reset()):
+                    with pytest.raises(tenure.Unsupported):
+                        await use
+                return
+            for number, break_it in enumerate((here.abort, there.reset)):
+                waiting = asyncio.create_task(there.wait(60))
+                async with client.semaphore("b", limit=2).watch(owners=True) as states:
+                    while not (await anext(states)).owners:
+                        pass
+                await break_it(timeout=60)
+                with pytest.raises(BrokenBarrier):
+                    await waiting
+                assert await there.broken() is (number == 0)
+                await here.reset()
+                assert sorted(await asyncio.gather(here.wait(60), there.wait(60))) == [0, 1]
+
+
+@ON_EVERY_VARIANT
+async def test_parties_enter_and_leave_a_double_barrier_together(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            if not (client.capabilities.data and client.capabilities.lasting):
+                with pytest.raises(tenure.Unsupported):
+                    await DoubleBarrier(client, "b", 2).enter()
+                return
+            inside: list[int] = []
+            left: list[int] = []
+
+            async def take_part(barrier: DoubleBarrier) -> None:
+                for number in range(3):
+                    inside.append(number)
+                    async with barrier.enter(timeout=60) as party:
+                        assert inside.count(number) == 2
+                        left.append(number)
+                        await party.leave(timeout=60)
+                        assert left.count(number) == 2
+
+            await asyncio.gather(
+                *(take_part(DoubleBarrier(each, "b", 2)) for each in (client, other))
+            )
+
+
+@ON_EVERY_VARIANT
+async def test_a_mutex_is_entered_again_with_its_lease(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            mutex = ReentrantMutex(client, "m")
+            async with mutex.lock(timeout=60) as outer:
+                async with mutex.lock(holding=outer) as inner:
+                    assert inner.held
+                assert await other.mutex("m").try_lock() is None
+            async with other.mutex("m").lock(timeout=60):
+                with pytest.raises(tenure.LeaseReleased):
+                    await mutex.lock(holding=outer)
+
+
+@ON_EVERY_VARIANT
+async def test_a_function_runs_once_for_all_callers(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            runs: list[int] = []
+
+            async def work(lease: tenure.Lease) -> dict[str, int]:
+                runs.append(lease.fencing_token)
+                return {"runs": len(runs)}
+
+            async def fail(_: tenure.Lease) -> None:
+                raise ValueError("no such table")
+
+            if not (client.capabilities.data and client.capabilities.lasting):
+                with pytest.raises(tenure.Unsupported):
+                    await run_once(client, "w", work, keep=60)
+                return
+            callers = [client, other] * 2
+            calls = [run_once(each, "w", work, keep=60, timeout=60) for each in callers]
+            assert await asyncio.gather(*calls) == [{"runs": 1}] * 4
+            calls = [run_once(each, "f", fail, keep=60, timeout=60) for each in callers]
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+            assert sorted(type(each).__name__ for each in failed) == [
+                *["RunFailed"] * 3,
+                "ValueError",
+            ]

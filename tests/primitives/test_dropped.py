@@ -152,6 +152,14 @@ async def writing(client: Client) -> Any:
     return await recipes.RWLock(client, "m").write()
 
 
+async def in_pool(client: Client) -> Any:
+    return await recipes.Pool(client, "m", {"x": b""}).acquire()
+
+
+async def inside(client: Client) -> Any:
+    return await recipes.DoubleBarrier(client, "m", 1).enter()
+
+
 async def queued(client: Client) -> Any:
     return await pool_of(client).enqueue()
 
@@ -161,10 +169,10 @@ async def entered_by_hand(client: Client) -> Any:
 
 
 LEASES = [
-    *(locked, tried, acquired, leading, run_begun, registered, writing, queued),
+    *(locked, tried, acquired, leading, run_begun, registered, writing, queued, in_pool, inside),
     entered_by_hand,
 ]
-WITH_DATA = {run_begun, registered}
+WITH_DATA = {run_begun, registered, in_pool, inside}
 
 
 @pytest.mark.parametrize("obtain", LEASES)
@@ -183,8 +191,9 @@ async def test_a_lease_that_no_variable_refers_to_is_released(
             tried: "mutex",
             run_begun: "mutex",
         }
-        kind[entered_by_hand] = "mutex"
-        with dropped(f"the lease of {kind.get(obtain, 'semaphore')} 'm' on /default"):
+        kind |= {entered_by_hand: "mutex", in_pool: "resource", inside: "barrier"}
+        name = "m/x" if obtain is in_pool else "m"
+        with dropped(f"the lease of {kind.get(obtain, 'semaphore')} '{name}' on /default"):
             del held
         await until_free(store, "m")
         async with client.mutex("other").lock():  # the client is as good as before

@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 import tenure
 from tenure.errors import (
     AcquireTimeout,
+    EngineUnavailable,
     InvalidArgument,
     LeaseLost,
+    SelfDeadlock,
     SemaphoreNotFound,
     SessionExpired,
 )
-from tenure.recipes import Barrier
+from tenure.recipes import Barrier, BrokenBarrier, DoubleBarrier, Party
+from tenure.testing.clock import VirtualClock
+from tests.cancelling import cancellers
 from tests.guarantees import SQLITE, guarantee
 from tests.primitives.helpers import World, turns
 from tests.recipes.conftest import program
@@ -256,7 +260,7 @@ async def test_when_the_marker_dies_before_it_marks_whoever_gets_its_place_does(
         assert await first == 0
         assert await next_one == 1
         engine.back.flowing = True
-        with pytest.raises(SessionExpired):
+        with pytest.raises((LeaseLost, SessionExpired)):
             await marking
 
 
@@ -399,9 +403,339 @@ async def test_whoever_comes_and_gives_up_meanwhile_the_rounds_stay_whole(
         assert described.owners == ()
 
 
+# Breaking
+
+
+async def test_an_abort_breaks_parties_until_the_reset(url: str) -> None:
+    async with tenure.connect(url) as client, tenure.connect(url) as other:
+        here, there = Barrier(client, "phase", 3), Barrier(other, "phase", 3)
+        assert not await here.broken()
+        waiting = [asyncio.create_task(each.wait()) for each in (here, there)]
+        async with client.semaphore("phase", limit=3).watch(owners=True) as states:
+            while len((await anext(states)).owners) < 2:
+                pass
+        await there.abort(timeout=30)
+        for task in waiting:
+            with pytest.raises(BrokenBarrier, match=r"'phase' on /default was aborted; reset\(\)"):
+                await task
+        assert await here.broken()
+        with pytest.raises(RuntimeError):
+            await here.wait()
+        await there.abort()
+        await here.reset()
+        assert not await there.broken()
+        assert sorted(await asyncio.gather(here.wait(), here.wait(), there.wait())) == [0, 1, 2]
+
+
+async def test_a_reset_breaks_the_parties_that_wait_and_no_later_ones(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        barrier = Barrier(client, "phase", 2)
+        assert sorted(await asyncio.gather(barrier.wait(), barrier.wait())) == [0, 1]
+        waiting = asyncio.create_task(barrier.wait())
+        await turns()
+        await Barrier(other, "phase", 2).reset()
+        with pytest.raises(BrokenBarrier, match="was reset while this party waited; wait again"):
+            await waiting
+        assert sorted(await asyncio.gather(barrier.wait(), barrier.wait())) == [0, 1]
+        await turns()
+        assert await world.queue("phase") == []
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_parties_in_the_queue_are_broken_too(world: World, aborted: bool) -> None:
+    async with world.client() as client, world.client() as other:
+        pool = other.semaphore("phase")
+        await pool.create(2)
+        slow = await pool.acquire(2)  # those of the round before, slow to leave
+        barrier = Barrier(client, "phase", 2)
+        waiting = [asyncio.create_task(barrier.wait(timeout)) for timeout in (None, 60)]
+        await turns()
+        await (Barrier(other, "phase", 2).abort() if aborted else barrier.reset())
+        for task in waiting:
+            with pytest.raises(BrokenBarrier):
+                await task
+        await turns()
+        assert len(await world.queue("phase")) == 1
+        await slow.release()
+
+
+async def test_a_party_that_has_not_seen_the_reset_fills_no_round(world: World) -> None:
+    slow, engine = world.slow(1)
+    async with world.client() as client, slow:
+        barrier = Barrier(client, "phase", 2)
+        late = asyncio.create_task(Barrier(slow, "phase", 2).wait())
+        await turns()
+        engine.back.flowing = False
+        await barrier.reset()
+        waiting = asyncio.create_task(barrier.wait())
+        await turns()
+        assert not waiting.done()
+        engine.back.flowing = True
+        with pytest.raises(BrokenBarrier):
+            await late
+        assert not waiting.done()
+        await asyncio.gather(waiting, barrier.wait())
+
+
+async def test_a_party_that_has_not_seen_the_mark_passes_an_aborted_barrier(world: World) -> None:
+    slow, engine = world.slow(1)
+    async with world.client() as client, slow:
+        barrier = Barrier(client, "phase", 2)
+        late = asyncio.create_task(Barrier(slow, "phase", 2).wait())
+        await turns()
+        engine.back.flowing = False
+        assert await barrier.wait() == 1
+        await barrier.abort()
+        engine.back.flowing = True
+        assert await late == 0
+        with pytest.raises(BrokenBarrier):
+            await barrier.wait()
+
+
+@pytest.mark.parametrize("how", ["abort", "reset"])
+@pytest.mark.parametrize("late", [False, True])
+async def test_cancelled_at_any_step_it_is_broken_or_not(
+    world: World, how: str, late: bool
+) -> None:
+    client, _ = world.slow()
+    async with client, world.client() as other:
+        for number, canceller in enumerate(cancellers(late=late)):
+            barrier = Barrier(other, f"phase{number}", 2)
+            waiting = asyncio.create_task(barrier.wait())
+            await turns()
+            await canceller.run(getattr(Barrier(client, barrier.name, 2), how)())
+            await turns()
+            assert await world.queue(f"{barrier.name}.marking") == []
+            if not waiting.done():
+                assert not await barrier.broken()
+                assert await barrier.wait() == 1
+            else:
+                with pytest.raises(BrokenBarrier):
+                    await waiting
+                assert await barrier.broken() is (how == "abort")
+            await asyncio.wait([waiting])
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_party_in_the_queue_that_is_cancelled_has_left(world: World, late: bool) -> None:
+    client, _ = world.slow()
+    async with client, world.client() as other:
+        pool = other.semaphore("phase", limit=2)
+        for canceller in cancellers(late=late):
+            slow = await pool.acquire(2)
+            waiting = asyncio.create_task(canceller.run(Barrier(client, "phase", 2).wait()))
+            await turns(40)
+            assert await pool.count() == 2
+            await slow.release()
+            await turns()
+            if not waiting.done():
+                await Barrier(other, "phase", 2).wait()
+            await waiting
+            await turns()
+            assert await world.queue("phase") == []
+
+
+async def test_an_abort_waits_as_long_as_it_may(world: World, clock: VirtualClock) -> None:
+    async with world.client() as client, world.client() as other:
+        async with other.mutex("phase.marking").lock():
+            begun = clock.now()
+            with pytest.raises(AcquireTimeout):
+                await Barrier(client, "phase", 2).abort(timeout=2)
+            assert clock.now() - begun == pytest.approx(2, abs=0.1)
+        assert not await Barrier(client, "phase", 2).broken()
+        await client.semaphore("other").create(1, b"1 reset soon")
+        for use in (Barrier(client, "other", 1).reset(), Barrier(client, "other", 1).broken()):
+            with pytest.raises(InvalidArgument, match="data that is not a barrier's"):
+                await use
+
+
+async def test_the_end_of_its_session_ends_a_wait_in_the_queue(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        pool = other.semaphore("phase", limit=2)
+        slow = await pool.acquire(2)
+        session = await client.session(description="doomed")
+        waiting = asyncio.create_task(Barrier(session, "phase", 2).wait())
+        await turns()
+        await world.end_sessions("doomed")
+        with pytest.raises((LeaseLost, SessionExpired)):
+            await waiting
+        await slow.release()
+
+
+# Both ways
+
+
+async def test_parties_enter_and_leave_together(url: str) -> None:
+    inside: list[int] = []
+    left: list[int] = []
+
+    async def take_part(barrier: DoubleBarrier, rounds: int) -> None:
+        for number in range(rounds):
+            inside.append(number)
+            async with barrier.enter(timeout=60) as party:
+                assert inside.count(number) == 3
+                assert party.position in range(3)
+                left.append(number)
+                await party.leave(timeout=60)
+                assert left.count(number) == 3
+
+    async with (
+        tenure.connect(url) as client,
+        tenure.connect(url) as other,
+        asyncio.TaskGroup() as group,
+    ):
+        for source in (client, client, other):
+            barrier = DoubleBarrier(source, "phase", 3)
+            assert repr(barrier) == "<DoubleBarrier 'phase' of 3 parties>"
+            group.create_task(take_part(barrier, 4))
+
+
+async def two_inside(one: tenure.Client, two: tenure.Client) -> list[Party]:
+    entering = []
+    for each in (one, two):
+        entering.append(asyncio.create_task(_entered(DoubleBarrier(each, "phase", 2))))
+        await turns()
+    return await asyncio.gather(*entering)
+
+
+async def _entered(barrier: DoubleBarrier) -> Party:
+    return await barrier.enter(timeout=30)
+
+
+async def test_no_round_begins_before_all_have_left(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        first, second = await two_inside(client, other)
+        assert (first.position, second.position) == (0, 1)
+        leaving = asyncio.create_task(first.leave())
+        await turns()
+        assert not leaving.done()
+        entering = [asyncio.create_task(_entered(DoubleBarrier(client, "phase", 2)))]
+        entering.append(asyncio.create_task(_entered(DoubleBarrier(client, "phase", 2))))
+        await turns()
+        assert not any(each.done() for each in entering)
+        await second.leave()
+        await leaving
+        for party in await asyncio.gather(*entering):
+            await party.release()
+        await turns()
+        assert await world.queue("phase") == []
+
+
+async def test_a_party_that_dies_inside_is_not_waited_for(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        session = await other.session(description="doomed")
+        first = asyncio.create_task(_entered(DoubleBarrier(client, "phase", 2)))
+        with pytest.raises(LeaseLost):  # noqa: PT012  a block, with its body
+            async with DoubleBarrier(session, "phase", 2).enter() as doomed:
+                leaving = asyncio.create_task((await first).leave())
+                await turns()
+                assert not leaving.done()
+                await world.end_sessions("doomed")
+                await asyncio.Event().wait()
+        await leaving
+        with pytest.raises(LeaseLost):
+            await doomed.leave()
+
+
+async def test_a_party_whose_body_fails_leaves_without_waiting(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        first, second = await two_inside(client, other)
+        with pytest.raises(ZeroDivisionError):
+            async with first:
+                _ = 1 // 0
+        await second.leave(timeout=1)
+
+
+async def test_out_of_time_it_has_left_and_may_wait_again(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        first, second = await two_inside(client, other)
+        async with first:
+            for _ in range(2):
+                with pytest.raises(
+                    AcquireTimeout, match=r"not all parties .* left within 3 s: 1 of 2 were inside"
+                ):
+                    await first.leave(timeout=3)
+            assert len(await world.queue("phase")) == 1
+            await second.leave()
+            await first.leave()
+        with pytest.raises(AcquireTimeout, match=r"not all 2 parties .* arrived within 3 s"):
+            await DoubleBarrier(client, "phase", 2).enter(timeout=3)
+
+
+async def test_another_timeout_is_not_taken_for_that_of_leaving(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        first, second = await two_inside(client, other)
+        with pytest.raises(TimeoutError) as raised:
+            async with asyncio.timeout(1):
+                await first.leave(timeout=5)
+        assert not isinstance(raised.value, AcquireTimeout)
+        await second.release()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_entering_that_is_cancelled_keeps_no_place(world: World, late: bool) -> None:
+    client, _ = world.slow()
+    async with client, world.client() as other:
+        for canceller in cancellers(late=late):
+            partner = asyncio.create_task(_entered(DoubleBarrier(other, "phase", 2)))
+            await canceller.run(DoubleBarrier(client, "phase", 2).enter())
+            await turns()
+            if not partner.done():
+                async with DoubleBarrier(client, "phase", 2).enter(timeout=5):
+                    pass
+            await (await partner).release()
+            await turns()
+            assert await world.queue("phase") == []
+            assert await world.queue("phase.marking") == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_leaving_that_is_cancelled_has_left(world: World, late: bool) -> None:
+    client, _ = world.slow()
+    async with client, world.client() as other:
+        for canceller in cancellers(late=late):
+            first, second = await two_inside(client, other)
+            leaving = asyncio.create_task(canceller.run(first.leave()))
+            await turns()
+            await second.leave(timeout=5)
+            await leaving
+            await turns()
+            assert await world.queue("phase") == []
+
+
+async def test_a_task_inside_that_enters_again_gets_an_error(world: World) -> None:
+    async with world.client() as client:
+        barrier = DoubleBarrier(client, "phase", 1)
+        async with barrier.enter():
+            with pytest.raises(SelfDeadlock):
+                await barrier.enter()
+
+
+async def test_the_callers_policy_handles_the_loss_of_a_party(world: World) -> None:
+    lost: list[LeaseLost] = []
+    async with world.client() as client:
+        party = await DoubleBarrier(client, "phase", 1).enter(on_loss=lost.append, stop_time=1)
+        await client.semaphore("phase").delete(force=True)
+        await party.wait_lost()
+        assert len(lost) == 1
+
+
+async def test_an_outage_is_reported_by_parties(world: World) -> None:
+    client, engine = world.slow()
+    async with client, world.client() as other:
+        first, second = await two_inside(client, other)
+        outage = EngineUnavailable("no route to host")
+        engine.trouble_told = outage
+        for use in (first.leave(5), Barrier(client, "phase", 2).wait(5)):
+            with pytest.raises(AcquireTimeout, match="no route to host") as raised:
+                await use
+            assert raised.value.__cause__ is outage
+        await second.release()
+
+
 PARTY = """
 import asyncio, sys, tenure
-from tenure.recipes import Barrier
+from tenure.recipes import Barrier, BrokenBarrier, DoubleBarrier, Party
 
 async def main():
     async with tenure.connect(sys.argv[1]) as client:

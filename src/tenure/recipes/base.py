@@ -1,13 +1,20 @@
-"""Parts shared by the recipes: the source of their primitives, and streams of states."""
+"""Parts shared by the recipes: the source of their primitives, streams of states, and writes.
+
+A recipe whose state is a semaphore's data changes it under a mutex, in one session (`write_under`).
+A holder that was paused for too long has lost its session, and the store rejects its write. (The
+session of an evicted holder is still alive.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tenure._client.client import Client
-from tenure._client.internals import put_back
+from tenure._client.internals import put_back, session_core
+from tenure._client.lease import Lease
 from tenure._client.session import Session
 from tenure._client.watch import Watch
 from tenure.errors import TenureError
@@ -75,3 +82,33 @@ class States(Generic[T]):
     def _put_back(self, state: T) -> None:
         """Return a state to the stream, after its reader was interrupted."""
         put_back(self._watch, state)
+
+
+async def write_under(lease: Lease, name: str, data: bytes) -> None:
+    """Replace the data of a semaphore, in the session that holds the lease of its mutex.
+
+    Raises:
+        LeaseLost, SessionExpired, SessionClosed: the session has ended; the store may have the
+            data.
+    """
+    session = session_core(lease.session)  # a client may have a new one by then
+    await _to_its_end(session.race(session.engine.update_semaphore(name, data)))
+
+
+async def _to_its_end(write: Coroutine[Any, Any, None]) -> None:
+    """Wait for a write, also when cancelled.
+
+    Otherwise the mutex could be released, and the next value written, before this one: some stores
+    keep the order of operations for each name only.
+    """
+    writing = asyncio.ensure_future(write)
+    cancelled: asyncio.CancelledError | None = None
+    while not writing.done():
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and not writing.cancelled():
+        writing.exception()  # retrieves it
+        raise cancelled
+    writing.result()

@@ -2,9 +2,8 @@
 
 Both are numbers in the data of a lasting semaphore of limit 1, created when missing. Rules:
 
-* A change reads, computes and writes under the mutex ``<name>.counting``, all in one session. A
-  holder that was paused for too long has lost its session, and the store rejects its write. (The
-  session of an evicted holder is still alive.)
+* A change reads, computes and writes under the mutex ``<name>.counting``, all in one session
+  (`tenure.recipes.base`).
 * The mutex is released only after the write has been answered, also when the caller is cancelled.
 * A number that does not change is not written.
 * Reading and watching need no mutex.
@@ -13,39 +12,20 @@ Both are numbers in the data of a lasting semaphore of limit 1, created when mis
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 from tenure._client.contact import Obstacle
-from tenure._client.internals import session_core, source_of
+from tenure._client.internals import source_of
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, SemaphoreExists, SemaphoreNotFound
 from tenure.model import SemaphoreDescription
-from tenure.recipes.base import Source, States
+from tenure.recipes.base import Source, States, write_under
 
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 """The largest number of a counter; -2^63 is the smallest."""
-
-
-async def _to_its_end(write: Coroutine[Any, Any, None]) -> None:
-    """Wait for a write, also when cancelled.
-
-    Otherwise the mutex could be released, and the next value written, before this one: some stores
-    keep the order of operations for each name only.
-    """
-    writing = asyncio.ensure_future(write)
-    cancelled: asyncio.CancelledError | None = None
-    while not writing.done():
-        try:
-            await asyncio.wait([writing])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None and not writing.cancelled():
-        writing.exception()  # retrieves it
-        raise cancelled
-    writing.result()
 
 
 class _Number(Generic[T]):
@@ -81,7 +61,6 @@ class _Number(Generic[T]):
 
     async def change(self, change: Callable[[T], T], timeout: Duration | None) -> T:
         async with self._changing.lock(timeout=timeout) as lease:
-            session = session_core(lease.session)  # a client may have a new one by then
             try:
                 described = await self._semaphore.describe()
             except SemaphoreNotFound:
@@ -90,9 +69,7 @@ class _Number(Generic[T]):
             old = self._value(described)
             new = change(old)
             if new != old:
-                data = str(new).encode()
-                write = session.engine.update_semaphore(self.name, data)
-                await _to_its_end(session.race(write))
+                await write_under(lease, self.name, str(new).encode())
         return new
 
     def watch(self) -> States[T]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Generic, TypeAlias, TypeVar
 
 from tenure import recipes as async_recipes
@@ -10,6 +11,7 @@ from tenure._client.loss import OnLoss
 from tenure.blocking.blocks import Stream, optional, undo_acquire
 from tenure.blocking.client import Client
 from tenure.blocking.lease import Lease
+from tenure.blocking.recipes.reentrant import InnerLeaseBlock, ReentrantBlock
 from tenure.blocking.session import Session
 from tenure.blocking.wrapper import SyncWrapper, made_from, obtaining, releasing
 from tenure.durations import Duration
@@ -20,8 +22,14 @@ __all__ = [
     "Changes",
     "CountDownLatch",
     "Counter",
+    "DoubleBarrier",
     "Group",
+    "InnerLease",
+    "Party",
+    "Pool",
+    "PoolItem",
     "RWLock",
+    "ReentrantMutex",
     "ServiceRegistry",
     "SharedConfig",
     "Source",
@@ -400,8 +408,18 @@ class Group(SyncWrapper[async_recipes.Group]):
 class Barrier(SyncWrapper[async_recipes.Barrier]):
     """A barrier on a node, where a number of parties wait for each other. It is reusable.
 
+    Example::
+
+        from tenure.blocking.recipes import Barrier
+
+        loaded = Barrier(session, "loaded", parties=1)
+        assert loaded.wait(timeout=60) == 0
+
     No party passes before all have arrived in its round. A party that waits again takes part in the
     next round, and surplus parties wait for the round after it.
+
+    Unlike `threading.Barrier`, it is not broken by a party that leaves: another one may arrive
+    instead. `abort` breaks it.
 
     Args:
         source: a session, or a client for its implicit session on ``/default``.
@@ -439,13 +457,49 @@ class Barrier(SyncWrapper[async_recipes.Barrier]):
             The position of this party's arrival in its round: 0 the first, `parties` - 1 the last.
 
         Raises:
-            AcquireTimeout: not all arrived in time.
+            AcquireTimeout: not all arrived in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
+            BrokenBarrier: the barrier is aborted, or was reset while this party waited.
             InvalidArgument: a barrier for another number of parties, or another object, has that
                 name.
             LeaseLost: the place in the round was lost before all had arrived.
             SessionExpired, SessionClosed: the session has ended.
         """
         return self._portal.call(self._wrapped.wait, timeout)
+
+    def abort(self, *, timeout: Duration | None = None) -> None:
+        """Break the barrier: its parties get `BrokenBarrier`, also later ones, until `reset`.
+
+        Parties of a round that is full have passed, even if they do not know yet.
+
+        Args:
+            timeout: seconds to wait for a party that completes a round, on the local clock.
+
+        Raises:
+            AcquireTimeout: it took too long; nothing was changed.
+            InvalidArgument: a barrier for another number of parties, or another object, has that
+                name.
+            LeaseLost, SessionExpired, SessionClosed: the session has ended, or the request for the
+                mutex was evicted; it may have been aborted.
+        """
+        self._portal.call(self._wrapped.abort, timeout=timeout)
+
+    def reset(self, *, timeout: Duration | None = None) -> None:
+        """Begin a new round: the parties that wait now get `BrokenBarrier`, later ones do not.
+
+        An aborted barrier can be used again. Arguments and errors are those of `abort`.
+        """
+        self._portal.call(self._wrapped.reset, timeout=timeout)
+
+    def broken(self) -> bool:
+        """Read whether the barrier is aborted.
+
+        Raises:
+            EngineUnavailable: the store cannot be reached, or does not answer.
+            InvalidArgument: another object has that name.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.call(self._wrapped.broken)
 
 
 class Counter(SyncWrapper[async_recipes.Counter]):
@@ -602,3 +656,303 @@ class CountDownLatch(SyncWrapper[async_recipes.CountDownLatch]):
             SessionExpired, SessionClosed: the session has ended.
         """
         self._portal.call(self._wrapped.wait, timeout)
+
+
+class Party(Lease):
+    """A party inside of a double barrier: the lease of its place. `DoubleBarrier.enter` returns it.
+
+    The end of its block leaves without waiting for the others; `leave` waits.
+    """
+
+    __slots__ = ()
+
+    _wrapped: async_recipes.Party
+
+    @property
+    def position(self) -> int:
+        """The position of its arrival: 0 the first, and so on."""
+        return self._wrapped.position
+
+    def leave(self, timeout: Duration | None = None) -> None:
+        """Leave, and wait until all parties that entered together have left, or have died.
+
+        Called again, for example after `AcquireTimeout`, it continues to wait.
+
+        Args:
+            timeout: seconds to wait, on the local clock; ``None``: until all have left.
+
+        Raises:
+            AcquireTimeout: not all left in time; this party has left. During an outage the message
+                says so, and ``__cause__`` is the failure of the connection.
+            LeaseLost: the place was lost before.
+            SemaphoreNotFound: the barrier was deleted.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        self._portal.call(self._wrapped.leave, timeout)
+
+
+class DoubleBarrier(SyncWrapper[async_recipes.DoubleBarrier]):
+    """A barrier on a node that a number of parties enter together, and leave together.
+
+    Example::
+
+        from tenure.blocking.recipes import DoubleBarrier
+
+        computing = DoubleBarrier(session, "computing", parties=1)
+        with computing.enter(timeout=60) as party:
+            work(party.position)
+            party.leave(timeout=60)
+
+    No party enters before all have arrived, and `Party.leave` waits until all have left. It is
+    reusable: the next round begins when all parties of this one have left.
+
+    A party that dies, or leaves its block with an error, has left: the others do not wait for it. A
+    party that loses its place gets `LeaseLost`, like the holder of any lease.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,016 bytes; the mutex ``<name>.marking`` is used, too.
+        parties: the number of parties, 1 to 60,000; the same for all of them.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str, parties: int) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
+        super().__init__(*made_from(source, async_recipes.DoubleBarrier, name, parties))
+
+    @property
+    def name(self) -> str:
+        """1 to 1,016 bytes; the mutex ``<name>.marking`` is used, too."""
+        return self._wrapped.name
+
+    @property
+    def parties(self) -> int:
+        """The number of parties, 1 to 60,000; the same for all of them."""
+        return self._wrapped.parties
+
+    @obtaining
+    def enter(
+        self,
+        *,
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> Party:
+        """Enter when all have arrived: ``with barrier.enter() as party``.
+
+        A party that is interrupted, or out of time, or dies, before all have arrived, is
+        not counted: another must arrive instead. (At the instant in which the last one arrives, a
+        leaving party may still be counted.)
+
+        Args:
+            timeout: seconds to wait, on the local clock; ``None``: until all have arrived.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after the loss; the lease
+                counts as lost that much earlier.
+
+        Raises:
+            AcquireTimeout: not all arrived in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
+            InvalidArgument: a barrier for another number of parties, or another object, has that
+                name.
+            LeaseLost: the place was lost before all had arrived.
+            SelfDeadlock: the calling thread is inside already, so not all can arrive.
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.obtain(
+            Party,
+            undo_acquire,
+            self._wrapped.enter,
+            timeout=timeout,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+
+
+class PoolItem(Lease):
+    """The lease of one resource of a pool. `Pool.acquire` returns one.
+
+    Its fencing token rises with every holder of the resource.
+    """
+
+    __slots__ = ()
+
+    _wrapped: async_recipes.PoolItem
+
+    @property
+    def name(self) -> str:
+        """The name of the resource."""
+        return self._wrapped.name
+
+    @property
+    def data(self) -> bytes:
+        """The data of the resource, as this program has given it to the pool."""
+        return self._wrapped.data
+
+    @releasing
+    def release(self) -> None:
+        """Return the resource to the pool. Safe to call twice; takes effect even when interrupted.
+
+        Raises:
+            LeaseLost: it was lost before, even if only the release shows it.
+        """
+        self._portal.release(self._wrapped.release)
+
+
+class Pool(SyncWrapper[async_recipes.Pool]):
+    """Named resources on a node, each with at most one holder: licences, profiles, devices.
+
+    Example::
+
+        from tenure.blocking.recipes import Pool
+
+        gpus = Pool(session, "gpus", {"gpu-0": b"GPU-8a2f", "gpu-1": b"GPU-91c0"})
+        with gpus.acquire(timeout=5) as item:
+            assert (item.name, item.data) == ("gpu-0", b"GPU-8a2f")
+            work(fencing_token=item.fencing_token)
+
+    Waiters are served in strict FIFO order. Each gets the first resource that is free, in the order
+    of `resources`. The resource of a program that dies returns to the pool like any lease.
+
+    All programs must name the same resources, in any order. Another list is rejected with
+    `InvalidArgument`. To change the list, delete the semaphore `name` while the pool is not in use.
+
+    A program that locks the mutex ``<name>/<resource>`` takes that resource out of the pool, for
+    maintenance. Meanwhile the last waiter of the others waits for it.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: the name of the pool. ``<name>/<resource>`` has 1 to 1,024 bytes for each resource.
+        resources: the data of each resource, by its name; 1 to 1,024 of them. The data is not sent
+            to the store.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str, resources: Mapping[str, bytes]) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
+        super().__init__(*made_from(source, async_recipes.Pool, name, resources))
+
+    @property
+    def name(self) -> str:
+        """The name of the pool.
+
+        ``<name>/<resource>`` has 1 to 1,024 bytes for each resource.
+        """
+        return self._wrapped.name
+
+    @property
+    def resources(self) -> dict[str, bytes]:
+        """The data of each resource, by its name; 1 to 1,024 of them.
+
+        The data is not sent to the store.
+        """
+        return self._wrapped.resources
+
+    @obtaining
+    def acquire(
+        self,
+        *,
+        timeout: Duration | None = None,
+        on_loss: OnLoss | None = None,
+        stop_time: Duration = 0.0,
+    ) -> PoolItem:
+        """Acquire a resource: ``with pool.acquire() as item``.
+
+        Args:
+            timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
+                or the session ends.
+            on_loss: reaction to a loss, besides raising it; the session's default if ``None``.
+            stop_time: seconds that the work needs to stop after the loss; the lease
+                counts as lost that much earlier.
+
+        Raises:
+            AcquireTimeout: no resource was free in time. During an outage the message says so, and
+                ``__cause__`` is the failure of the connection.
+            InvalidArgument: programs disagree on the resources, or something else has that name.
+            SelfDeadlock: what the program holds prevents the grant, and no other thread is known
+                that could release it (see `tenure.SelfDeadlock`).
+            SessionExpired, SessionClosed: the session has ended.
+            Unsupported: the store keeps no data.
+        """
+        return self._portal.obtain(
+            PoolItem,
+            undo_acquire,
+            self._wrapped.acquire,
+            timeout=timeout,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+
+    @obtaining
+    def try_acquire(
+        self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> PoolItem | None:
+        """Acquire a resource if one is free and there are no waiters; else ``None``.
+
+        The arguments and the other errors are those of `acquire`.
+
+        Raises:
+            AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
+                failure.
+        """
+        return self._portal.obtain(
+            optional(PoolItem),
+            undo_acquire,
+            self._wrapped.try_acquire,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+
+
+class InnerLease(InnerLeaseBlock):
+    """The lease of an outer block, inside of an inner one. It does not release it."""
+
+    __slots__ = ()
+
+    _wrapped: async_recipes.InnerLease
+
+    @releasing
+    def release(self) -> None:
+        """Do nothing: the outermost block releases the lease."""
+        self._portal.release(self._wrapped.release)
+
+
+class ReentrantMutex(ReentrantBlock):
+    """A mutex on a node that a callee can enter again, with the lease of its caller.
+
+    Example::
+
+        from tenure.blocking.recipes import ReentrantMutex
+
+        accounts = ReentrantMutex(session, "accounts")
+
+        def book(holding=None):
+            with accounts.lock(holding=holding) as lease:
+                work(lease.fencing_token)
+
+        book()  # locks the mutex
+        with accounts.lock() as lease:
+            book(holding=lease)  # is inside already
+
+    Only the outermost block releases the mutex, at its end. Nothing is implicit: a callee that does
+    not get the lease waits for the mutex, even in the same thread.
+
+    It is the mutex of that name: leases of `Client.mutex` can be passed on as well.
+
+    Args:
+        source: a session, or a client for its implicit session on ``/default``.
+        name: 1 to 1,024 bytes.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str) -> None:
+        """Use the node of `source`; nothing is sent to the store."""
+        super().__init__(*made_from(source, async_recipes.ReentrantMutex, name))
+
+    @property
+    def name(self) -> str:
+        """1 to 1,024 bytes."""
+        return self._wrapped.name
