@@ -16,6 +16,7 @@ like any mutex, and is released with the session of its lease.
 * It releases its slots before its tokens, so the next holder finds enough free slots. Only an
   evicted lease may hold its slots a little longer.
 * A lease whose count shrinks keeps its lowest slots, and releases the others.
+* If the limit is lowered, a lease keeps its slots, even those above the limit.
 
 End of the block of a lease or of a ticket.
 
@@ -170,7 +171,8 @@ class Slots:
                 node=request.node,
                 name=request.name,
             )
-        return described.limit
+        # After the limit was lowered, leases may have slots above it.
+        return max(described.limit, described.held)
 
     def _source(self) -> SessionSource:
         # The caller has the lease, which keeps the session.

@@ -69,6 +69,16 @@ def semaphore_exists(path: str, name: str, limit: int) -> SemaphoreExists:
     )
 
 
+def limit_changed(path: str, name: str, limit: int, count: int) -> InvalidArgument:
+    """Return the error of a waiter whose count is above the limit that the semaphore has now."""
+    return InvalidArgument(
+        f"the limit of semaphore {name!r} on {path} was changed to {limit} while this request "
+        f"waited for {count}. Acquire at most {limit}",
+        node=path,
+        name=name,
+    )
+
+
 def semaphore_busy(path: str, name: str) -> SemaphoreBusy:
     """Return the error for deleting a semaphore with owners or waiters."""
     return SemaphoreBusy(

@@ -53,8 +53,8 @@ def same_removal(one: ProgramRequest, other: ProgramRequest) -> bool:
     """Return true if both were removed for the same reason, as far as both engines report it."""
     gone = {Removal.DELETED, Removal.EVICTED}
     if not (one.program.capabilities.removal_reason and other.program.capabilities.removal_reason):
-        return one.removal is other.removal or {one.removal, other.removal} <= gone
-    return one.removal is other.removal
+        return one.removal == other.removal or {one.removal, other.removal} <= gone
+    return one.removal == other.removal
 
 
 @dataclass(eq=False)

@@ -561,8 +561,8 @@ class Holder:
         except tenure.SemaphoreExists as error:
             raise Mistake(
                 Status.USAGE,
-                f"{job.name!r} on {job.node} has the limit {error.limit}, not {job.limit}; a limit "
-                "never changes: give that one, or another name",
+                f"{job.name!r} on {job.node} has the limit {error.limit}, not {job.limit}; give "
+                "that one, or another name, or change it with 'tenure sem resize'",
             ) from None
         except tenure.SemaphoreNotFound:
             raise Mistake(
