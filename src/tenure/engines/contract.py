@@ -293,8 +293,8 @@ class EngineSession(Protocol):
         """Call `changed`, on the session's loop, after every change of the watched state.
 
         Changes may be merged but none is missed, including deletion (also the disappearance of an
-        ephemeral semaphore) re-creation and another limit; the caller reads the state by describing the
-        semaphore. The watch is active when the session's next operation has been answered. The name
+        ephemeral semaphore), re-creation and another limit; the caller reads the state by
+        describing the semaphore. The watch is active when the session's next operation has been answered. The name
         need not exist (yet). Changes of owners are: a grant, a release, an expiry, an owner's count
         or data. Waiters are not watched: one that joins or leaves changes nothing here.
 

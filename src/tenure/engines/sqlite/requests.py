@@ -256,7 +256,9 @@ def leave(
 def resize(tx: Transaction, node: int, name: str, limit: int) -> None:
     """Change the limit of a lasting semaphore, and grant what fits now."""
     where = (node, name)
-    (held,) = tx.execute("SELECT held FROM semaphores WHERE node = ? AND name = ?", where).fetchone()
+    (held,) = tx.execute(
+        "SELECT held FROM semaphores WHERE node = ? AND name = ?", where
+    ).fetchone()
     first = tx.execute(_FIRST, where).fetchone()
     whole = first is not None and first[0] is not None and first[1] == held == limit
     tx.execute('UPDATE semaphores SET "limit" = ? WHERE node = ? AND name = ?', (limit, *where))
