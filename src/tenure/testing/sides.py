@@ -213,7 +213,7 @@ class Side:
             return "nothing"
         self._place(found)
         owners = self._queue(found.owners) if watch.owners else ()
-        return (found.data if watch.data else b"", found.limit, owners)
+        return ((found.data, found.limit) if watch.data else None, owners)
 
     async def truth(self, watch: TwinWatch) -> object:
         """Return the current state of the watched semaphore, which the watch must show."""
