@@ -6,7 +6,6 @@ tokens, and exists while it has an owner or a waiter. It serves to list owners w
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Never
 
 from tenure._client.acquire import acquire, try_acquire
@@ -19,10 +18,10 @@ from tenure._client.request import RequestOptions
 from tenure._client.source import SessionSource
 from tenure._client.ticket import Ticket, enqueue, recover
 from tenure._client.watch import Watch, described_now
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import InvalidArgument, SemaphoreExists
-from tenure.model import DEFAULT_NODE, SemaphoreDescription
+from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
     from tenure._client.contact import Contact
@@ -275,7 +274,7 @@ class Semaphore(Acquirable):
         """Watch the semaphore: its current state, then a newer one after each watched change.
 
         Args:
-            data: watch the semaphore's data.
+            data: watch the semaphore's data, and its limit.
             owners: watch its owners, and their data.
         """
         return Watch(
@@ -373,11 +372,10 @@ class _CreatingSource:
     def _other_limit(self, limit: int | None, *, resizes: bool) -> SemaphoreExists:
         exists = "exists with another limit" if limit is None else f"has the limit {limit}"
         if resizes and max(limit or 0, self.limit) <= rules.EXACT:
-            command = ["tenure", "sem", "resize", self._name, str(self.limit)]
-            command += [] if self.node == DEFAULT_NODE else ["--node", self.node]
+            command = refusals.resizing(self.node, self._name, self.limit)
             change = (
-                f"change it: semaphore.resize({self.limit}) or '{shlex.join(command)}' does that "
-                "while it is in use"
+                f"change it: semaphore.resize({self.limit}) or '{command}' does that while it is "
+                "in use"
             )
         else:
             change = "delete() it while it is not in use, and the next use creates it"

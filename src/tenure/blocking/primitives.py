@@ -414,7 +414,7 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
         """Watch the semaphore: its current state, then a newer one after each watched change.
 
         Args:
-            data: watch the semaphore's data.
+            data: watch the semaphore's data, and its limit.
             owners: watch its owners, and their data.
         """
         return Watch(self._portal, self._wrapped.watch(data=data, owners=owners))

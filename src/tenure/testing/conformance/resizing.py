@@ -1,4 +1,4 @@
-"""Changes of a limit: what they grant, whom they remove, and what they leave alone."""
+"""Changes of a limit: the requests that they grant, remove, and leave alone."""
 
 from __future__ import annotations
 
