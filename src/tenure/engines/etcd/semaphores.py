@@ -32,6 +32,7 @@ from tenure.engines.etcd.keys import (
     limit_value,
     nonce_of,
     note,
+    number_owning,
     queues,
     resized,
     taking_out,
@@ -121,7 +122,7 @@ async def resize(session: EtcdAttachment, name: Name, limit: int) -> None:
 
     The limit's key says which requests own at that time. They are those that were read if the
     owners and the first waiter have not changed since, and no request has joined behind owners
-    alone. The transaction compares that.
+    alone. The transaction compares that; if they are too many, it reads the queue again.
     """
     changed = 0  # the revision of our change
     while True:
@@ -135,7 +136,8 @@ async def resize(session: EtcdAttachment, name: Name, limit: int) -> None:
             queue.limit.tokens, name.path, name.name, ephemeral=queue.limit_kv is None
         )
         too_large = [each for each in queue.requests[queue.owning :] if each.count > limit]
-        if queue.limit.tokens == limit and not too_large:
+        changes = queue.limit.tokens != limit
+        if not changes and not too_large:
             return
         try:
             answer, _ = await session.transact(
@@ -145,8 +147,10 @@ async def resize(session: EtcdAttachment, name: Name, limit: int) -> None:
             if not refused.no_lease:
                 raise
             continue  # a session has just ended; if it is ours, the next read raises
-        if queue.limit.tokens != limit and _all_held(answer):
+        if answer.ok and changes:
             changed = answer.revision
+            if queue.owning >= _MOST_COMPARED:
+                changed = await _correct(session, name, queue, limit, answer)
 
 
 def _resizing(
@@ -157,17 +161,16 @@ def _resizing(
     revision: int,
     too_large: Sequence[Entry],
 ) -> bytes:
-    """Build the transaction that changes a limit, and removes the first waiters too large for it.
-
-    Comparisons that are too many for one transaction are those of a nested one.
-    """
+    """Build the transaction that changes a limit, and removes waiters that are too large."""
     kv, owning = queue.limit_kv, queue.owning
     assert kv is not None
     then: list[bytes] = []
     compares = [session.mine, wire.modified_at(name.limit, kv.modified)]
     if queue.limit.tokens != limit:
-        owned = queue.requests[owning - 1].created if owning else 0
-        then.append(wire.put(name.limit, limit_value(limit, nonce_of(kv.value), owned)))
+        value = limit_value(limit, nonce_of(kv.value), _last_owner(queue.requests, owning))
+        then.append(wire.put(name.limit, value))
+        if owning >= _MOST_COMPARED:
+            return wire.txn(tuple(compares), (*then, name.queue), (session.get,))
         deciding = queue.requests[: owning + 1]  # the owners, and the first waiter
         compares += [wire.modified_at(each.key, each.modified) for each in deciding]
         if owning == len(queue.requests):
@@ -175,17 +178,39 @@ def _resizing(
     for each in too_large[:_MOST_NOTED]:
         key = session.engine.keys.session(name.path, each.session)
         then += taking_out(name, each, key, resized(limit))
-    while len(compares) > _MOST_COMPARED:
-        compares, nested = compares[:-_MOST_COMPARED], compares[-_MOST_COMPARED:]
-        then = [wire.nested(wire.txn(tuple(nested), tuple(then), (name.get_limit,)))]
     return wire.txn(tuple(compares), tuple(then), (session.get,))
 
 
-def _all_held(answer: answers.Answer) -> bool:
-    """Return true if the comparisons of a transaction held, and those of the nested ones."""
-    while answer.ok and len(answer.parts) == 1 and answer.parts[0].rest:
-        answer = answer.parts[0]
-    return answer.ok
+def _last_owner(queue: Sequence[Entry], owning: int) -> int:
+    return queue[owning - 1].created if owning else 0
+
+
+async def _correct(
+    session: EtcdAttachment, name: Name, before: Queue, limit: int, answer: answers.Answer
+) -> int:
+    """Have the limit's key name the requests that owned at its change.
+
+    Args:
+        session: the session that has changed the limit.
+        name: the semaphore.
+        before: the queue as it was read before the change.
+        limit: the new limit.
+        answer: the answer to the change, which has read the queue.
+
+    Returns:
+        The revision of the key.
+    """
+    assert before.limit_kv is not None
+    there = entries(answer.parts[-1].found)
+    owned = _last_owner(there, number_owning(there, before.limit))
+    if owned == _last_owner(before.requests, before.owning):
+        return answer.revision
+    value = limit_value(limit, nonce_of(before.limit_kv.value), owned)
+    same = wire.modified_at(name.limit, answer.revision)
+    corrected, _ = await session.transact(
+        lambda: wire.txn((session.mine, same), (wire.put(name.limit, value),), (session.get,))
+    )
+    return corrected.revision if corrected.ok else answer.revision
 
 
 async def delete(session: EtcdAttachment, name: Name, *, force: bool) -> None:
