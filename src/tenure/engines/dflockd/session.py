@@ -249,8 +249,8 @@ class DflockdSession(PlainSession):
         rules.check_new_limit(limit, self.path, name)
         raise Unsupported(
             f"the limit of semaphore {name!r} on {self.path} cannot be changed: with dflockd, each "
-            "request brings its limit. Stop all programs that use the semaphore, and start them "
-            f"with limit {limit}",
+            "request brings its limit; sqlite://, redis:// and tenure:// can. Stop all programs "
+            f"that use the semaphore, and start them with limit {limit}",
             node=self.path,
             name=name,
         )

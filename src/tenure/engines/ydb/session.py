@@ -111,9 +111,9 @@ class YdbSession(GroupSession):
         rules.check_new_limit(limit, self.path, name)
         raise Unsupported(
             f"the limit of semaphore {name!r} on {self.path} cannot be changed: YDB's API has no "
-            "operation for that. Change it through tenure:// or the store itself if a tenure "
-            "server is behind the API; otherwise delete the semaphore while it is not in use, and "
-            f"create it with limit {limit}",
+            "operation for that; sqlite://, redis:// and tenure:// can. If a tenure server is "
+            "behind the API, change it through tenure://; otherwise delete the semaphore while it "
+            f"is not in use, and create it with limit {limit}",
             node=self.path,
             name=name,
         )
