@@ -189,12 +189,12 @@ async def test_a_removal_that_was_lost_on_the_way_is_told_with_its_reason(
         program, other = await stage.program(engine=engine), await stage.program()
         await other.create("pool", 1)
         await other.enqueue("pool")
-        timeout = 0.3 if why is Removal.TIMED_OUT else None
+        timeout = 0.3 if why == Removal.TIMED_OUT else None
         waiting = await program.enqueue("pool", timeout=timeout)
         cable.deaf = True
-        if why is Removal.DELETED:
+        if why == Removal.DELETED:
             await other.session.delete_semaphore("pool", force=True)
-        elif why is Removal.EVICTED:
+        elif why == Removal.EVICTED:
             assert waiting.order_id is not None
             await stage.eye.evict(DEFAULT_NODE, "pool", waiting.order_id)
 
@@ -216,7 +216,7 @@ async def test_an_owner_that_was_evicted_meanwhile_is_told(address: str) -> None
         await stage.eye.evict(DEFAULT_NODE, "m", held.order_id)
         await waiting.granted()
         cable.cut()
-        assert await held.removed() is Removal.EVICTED
+        assert await held.removed() == Removal.EVICTED
 
 
 async def test_what_changed_in_the_gap_is_told_to_those_who_watch(address: str) -> None:
