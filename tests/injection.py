@@ -155,7 +155,7 @@ async def a_timeout(injector: Injector, number: int, programs: Sequence[Program]
     assert (held.place, blocking.place) == (Place.GRANTED, Place.WAITING)
     injector.arm(number)
     await waiting.granted()
-    assert await blocking.removed() is Removal.TIMED_OUT
+    assert await blocking.removed() == Removal.TIMED_OUT
     return await _withdrawn(waiting) + await _withdrawn(held)
 
 

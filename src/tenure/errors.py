@@ -94,7 +94,10 @@ class SelfDeadlock(Misuse):
 
 
 class InvalidArgument(TenureError, ValueError):
-    """A value that no engine accepts."""
+    """A value that no engine accepts, such as a count above the limit.
+
+    A request that waits gets it if the limit is changed to less than its count.
+    """
 
 
 class Unsupported(TenureError):

@@ -286,6 +286,7 @@ class Capabilities:
         store_time: the store's wall clock can be read. If false, `Client.once` uses the caller's
             clock.
         adopt: a session that is taken over can get another recovery window.
+        resize: the limit of a semaphore can be changed.
     """
 
     fencing: bool = True
@@ -304,3 +305,4 @@ class Capabilities:
     longest_window: float = 1800.0
     store_time: bool = True
     adopt: bool = False
+    resize: bool = False

@@ -52,6 +52,8 @@ def test_a_semaphore_from_its_creation_to_its_end(tenure: Tenure) -> None:
     assert tenure("sem", "update", "config", "--data-file", "-", says="piped").returncode == 0
     assert tenure.json("describe", "config")["data"] == "piped"
     assert "data: piped\n" in tenure.inside("describe", "config").stdout
+    assert tenure.inside("sem", "resize", "config", "6").returncode == 0
+    assert tenure.json("describe", "config")["limit"] == 6
     assert tenure.inside("sem", "delete", "config").returncode == 0
     assert tenure.inside("describe", "config").returncode == 73
 
@@ -76,6 +78,10 @@ def test_a_semaphore_from_its_creation_to_its_end(tenure: Tenure) -> None:
         (["sem", "update", "taken", "--data", "a", "--data-file", "-"], 78, "not both"),
         (["sem", "update", "taken", "--data-file", "missing"], 78, "missing"),
         (["sem", "update", "tekan", "--data", "x"], 73, "(did you mean 'taken'?)"),
+        (["sem", "resize", "taken"], 78, "missing argument 'LIMIT'"),
+        (["sem", "resize", "taken", "0"], 78, "one or more"),
+        (["sem", "resize", "taken", str(2**53)], 78, "1 to 2^53-1"),
+        (["sem", "resize", "tekan", "2"], 73, "(did you mean 'taken'?)"),
         (
             ["sem", "delete", "nobody"],
             73,

@@ -238,8 +238,8 @@ def test_another_limit_is_refused_and_both_are_named(tenure: Tenure) -> None:
     done = tenure("run", "--semaphore", "gpu", "--limit", "5", "--", "true")
     assert done.returncode == 78
     assert done.stderr == (
-        "tenure: 'gpu' on /default has the limit 4, not 5; a limit never changes: give that one, "
-        "or another name\n"
+        "tenure: 'gpu' on /default has the limit 4, not 5; give that one, "
+        "or another name, or change it: 'tenure sem resize gpu 5'\n"
     )
 
 

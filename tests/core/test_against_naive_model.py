@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tenure.core.node import StoredRequest, StoredSession
 from tenure.core.rules import EXACT
-from tenure.core.store import ENDED, GRANTED, TIMED_OUT, Store
+from tenure.core.store import ENDED, GRANTED, RESIZED, TIMED_OUT, Store
 from tenure.model import EPHEMERAL_LIMIT
 from tests.guarantees import MEMORY, guarantee
 
@@ -20,15 +20,22 @@ LASTING = {"one": 1, "four": 4, "exact": EXACT, "vast": EPHEMERAL_LIMIT}
 
 @dataclass
 class Naive:
-    """A queue as a list; who owns is worked out anew each time."""
+    """A queue as a list; who owns is worked out anew each time.
+
+    What owned when the limit was changed owns for as long as it is in the queue.
+    """
 
     limit: int
     queue: list[NaiveRequest] = field(default_factory=list)
+    kept: list[NaiveRequest] = field(default_factory=list)
 
     def owners(self) -> list[NaiveRequest]:
         owning: list[NaiveRequest] = []
         for request in self.queue:
             whole = request.count == self.limit
+            if request in self.kept:
+                owning.append(request)
+                continue
             if owning and (whole or owning[0].count == self.limit):
                 break
             held = sum(each.count for each in owning)
@@ -36,6 +43,13 @@ class Naive:
                 break
             owning.append(request)
         return owning
+
+    def resize(self, limit: int) -> list[NaiveRequest]:
+        """Change the limit; those that wait for more than it leave, and are returned."""
+        self.kept, self.limit = self.owners(), limit
+        gone = [each for each in self.queue if each not in self.kept and each.count > limit]
+        self.queue = [each for each in self.queue if each not in gone]
+        return gone
 
 
 @dataclass(eq=False)
@@ -80,7 +94,7 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
     def enqueue(self, data: st.DataObject, name: str, timeout: float | None) -> None:
         session = data.draw(st.sampled_from(self.alive))
         ephemeral = name not in LASTING
-        limit = LASTING.get(name, EPHEMERAL_LIMIT)
+        limit = self.naive[name].limit if name in LASTING else EPHEMERAL_LIMIT
         counts = {1, min(2, limit), min(3, limit), min(EXACT, limit), limit}
         count = data.draw(st.sampled_from(sorted(counts)))
         self.holds += 1
@@ -159,6 +173,25 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
         self.store.create(self.node, name, LASTING[name], b"", exist_ok=False)
         self.naive[name] = Naive(LASTING[name])
 
+    @rule(
+        name=st.sampled_from(["one", "four", "exact"]),
+        limit=st.sampled_from([1, 2, 3, 4, 6, EXACT - 1, EXACT]),
+    )
+    def resize(self, name: str, limit: int) -> None:
+        self.store.effects.clear()
+        owned = self.owning(name)
+        self.store.resize(self.node, name, limit, self.now)
+        assert self.owning(name)[: len(owned)] == owned, "a change takes nothing away"
+        gone = self.naive[name].resize(limit)
+        told = [effect[2] for effect in self.store.effects if effect[1] == RESIZED]
+        assert [(each.request_id, new) for each, new in told] == [
+            (each.request_id, limit) for each in gone
+        ]
+
+    def owning(self, name: str) -> list[int]:
+        semaphore = self.node.semaphores[name]
+        return [each.request_id for each in semaphore if each.granted_at is not None]
+
     @rule(pause=st.sampled_from([0.1, 0.6, 1.0, 2.5]))
     def time_passes(self, pause: float) -> None:
         until = self.now + pause
@@ -227,6 +260,8 @@ class CoreAgainstNaiveModel(RuleBasedStateMachine):
             assert orders == sorted(set(orders))
             assert semaphore.held == sum(each.count for each in naive.owners())
             assert semaphore.waiting == len(naive.queue) - len(owning)
+            waiting = [each.count for each in semaphore if each.granted_at is None]
+            assert all(count <= semaphore.limit for count in waiting)
 
 
 TestCoreAgainstNaiveModel = CoreAgainstNaiveModel.TestCase

@@ -61,6 +61,11 @@ WRONG: list[Callable[[], None]] = [
     lambda: rules.check_kind(True, False, "/a", "x"),
     lambda: rules.check_kind(False, True, "/a", "x"),
     lambda: rules.check_droppable("/default"),
+    lambda: rules.check_new_limit(0),
+    lambda: rules.check_new_limit(2**53),
+    lambda: rules.check_new_limit(1.5),  # type: ignore[arg-type]
+    lambda: rules.check_resizable(2**53, "/a", "x", ephemeral=False),
+    lambda: rules.check_resizable(EPHEMERAL_LIMIT, "/a", "x", ephemeral=True),
 ]
 
 
@@ -80,7 +85,10 @@ def test_the_greatest_values_are_accepted() -> None:
     rules.check_count(2**53 - 1, EPHEMERAL_LIMIT)
     rules.check_count(EPHEMERAL_LIMIT, EPHEMERAL_LIMIT)
     rules.check_count(2**53, 2**53)
+    rules.check_new_limit(2**53 - 1)
+    rules.check_resizable(2**53 - 1, "/a", "x", ephemeral=False)
     rules.check_shrink(1, 2, 4)
+    rules.check_shrink(4, 5, 3)  # the limit was lowered meanwhile
     rules.check_timeout(0)
     rules.check_timeout(None)
     rules.check_kind(True, True, "/a", "x")

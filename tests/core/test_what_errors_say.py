@@ -251,6 +251,11 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
                     lambda s: s.store.create(s.node, "new", 0, b"", exist_ok=False),
                 ],
             ),
+            (
+                "pool",
+                "a limit is changed to a whole number from 1 to 2^53-1, not 9007199254740992",
+                [lambda s: s.store.resize(s.node, "pool", 2**53, 0.0)],
+            ),
             ("pool", OF_COUNT, [lambda s: s.enqueue("pool", 0), lambda s: s.alter(count=0)]),
             (
                 "new",
@@ -288,6 +293,7 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
                 OF_KIND,
                 [
                     lambda s: s.store.create(s.node, "mutex", 4, b"", exist_ok=True),
+                    lambda s: s.store.resize(s.node, "mutex", 4, 0.0),
                     lambda s: s.enqueue("mutex"),
                 ],
             ),
@@ -306,6 +312,7 @@ NAMED: list[tuple[Call, type[TenureError], str, str]] = [
                     lambda s: s.store.create(s.node, "", 4, b"", exist_ok=True),
                     lambda s: s.store.watch(s.session, "", data=True, owners=True, sink=None),
                     lambda s: s.store.update(s.node, "", b""),
+                    lambda s: s.store.resize(s.node, "", 4, 0.0),
                     lambda s: s.enqueue("", ephemeral=True),
                 ],
             ),

@@ -103,7 +103,7 @@ async def test_a_removal_before_the_answer_counts(variant: str) -> None:
             waiting = await joins(stage, waiter)
             (place,) = (await owner.describe("m")).waiters
             assert await stage.eye.evict(owner.node, "m", place.order_id)
-            assert await waiting.removed() is Removal.EVICTED
+            assert await waiting.removed() == Removal.EVICTED
         await waiting.answered()
         await owner.withdraw(held)
         assert not waiter.recorder.grants

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tenure.testing.conformance import BEHAVIOURS, Conformance, Stores, conformance_tests
-from tests.guarantees.vocabulary import INAPPLICABLE, Engine, Fault, Promise, guarantee
+from tests.guarantees.vocabulary import INAPPLICABLE, YDB, Engine, Fault, Promise, guarantee
 
 SHOWN: dict[Fault, dict[str, tuple[Promise, ...]]] = {
     "none": {
@@ -54,6 +54,11 @@ SHOWN: dict[Fault, dict[str, tuple[Promise, ...]]] = {
         "an_evicted_owner_is_notified_and_the_next_is_granted": ("loss reported", "others proceed"),
         "an_evicted_waiter_is_notified_and_passed_over": ("loss reported", "in order"),
         "deleting_by_force_notifies_owners_and_waiters": ("loss reported",),
+        "a_waiter_for_more_than_the_limit_is_removed_and_those_behind_go_on": (
+            "loss reported",
+            "others proceed",
+        ),
+        "a_higher_limit_lets_no_waiter_pass_another": ("in order",),
         "an_evicted_request_is_missing_at_its_release": ("loss reported",),
         "what_was_deleted_by_force_was_not_there": ("loss reported",),
         "a_node_dropped_by_force_ends_its_sessions_as_expired": ("loss reported",),
@@ -77,8 +82,11 @@ def conformance_of(engine: Engine, stores: Stores) -> type[Conformance]:
     suite = conformance_tests(stores)
     for fault, shown in SHOWN.items():
         for name, promises in shown.items():
-            needs_virtual_time = "virtual" in BEHAVIOURS[name].needs
-            if (engine, fault) in INAPPLICABLE or (needs_virtual_time and not stores.virtual):
+            needs = BEHAVIOURS[name].needs
+            cannot = ("virtual" in needs and not stores.virtual) or (
+                "resize" in needs and engine == YDB
+            )
+            if (engine, fault) in INAPPLICABLE or cannot:
                 continue
             place = f"{BEHAVIOURS[name].play.__module__.replace('.', '/')}.py::{name}"
             test = _of_its_own(getattr(suite, f"test_{name}"))

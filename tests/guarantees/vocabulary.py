@@ -82,7 +82,8 @@ FAULTS: dict[Fault, str] = {
     "wall clock": "the wall clock jumps",
     "clocks drift": "the clocks of the clients disagree",
     "fork": "a process forks",
-    "administrator": "a session is ended, a request evicted, a semaphore deleted by force",
+    "administrator": "a session is ended, a request evicted, a semaphore deleted by force, a limit "
+    "changed",
     "taken over": "a session is resumed by another process while its own still runs",
 }
 

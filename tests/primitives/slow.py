@@ -287,6 +287,9 @@ class SlowSession(SessionDefaults):
     async def update_semaphore(self, name: str, data: bytes) -> None:
         await self.engine.run("update", lambda: self._store.update_semaphore(name, data))
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        await self.engine.run("resize", lambda: self._store.resize_semaphore(name, limit))
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         await self.engine.run("delete", lambda: self._store.delete_semaphore(name, force=force))
 

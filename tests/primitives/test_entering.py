@@ -148,7 +148,7 @@ async def test_another_limit_is_an_error_that_says_how_to_change_it(world: World
         await client.semaphore("pool").create(limit=2)
         other = client.semaphore("pool", limit=4)
         for attempt in (other.acquire, other.try_acquire, other.describe, other.enqueue):
-            with pytest.raises(SemaphoreExists, match=r"has the limit 2, not 4.*delete\(\)") as e:
+            with pytest.raises(SemaphoreExists, match=r"has the limit 2, not 4.*resize\(4\)") as e:
                 await attempt()
             assert e.value.limit == 2
         await other.delete()

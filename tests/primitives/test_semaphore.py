@@ -21,6 +21,7 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
+from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, for_ever, is_held, released_after, turns
 
@@ -114,6 +115,107 @@ async def test_a_try_gives_a_lease_or_none(world: World) -> None:
 def test_a_name_is_checked_when_it_is_given(world: World) -> None:
     with pytest.raises(InvalidArgument, match="1 to 1024 bytes"):
         world.client().semaphore("")
+
+
+# Changing its limit
+
+
+async def test_a_higher_limit_grants_and_a_lower_one_takes_nothing_away(world: World) -> None:
+    async with world.client() as client:
+        pool = client.semaphore("s")
+        await pool.create(1)
+        lease = await pool.acquire()
+        async with pool.enqueue() as ticket:
+            await pool.resize(2)
+            second = await ticket.wait()
+            await pool.resize(1)
+            assert lease.held
+            assert second.held
+            assert await pool.count() == 2
+            await lease.release()
+            assert await pool.try_acquire() is None
+        async with pool:
+            assert await pool.count() == 1
+
+
+async def test_a_waiter_for_more_than_the_new_limit_is_told_so(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        pool = client.semaphore("s")
+        await pool.create(4)
+        async with pool.acquire(2):
+            waiting = asyncio.create_task(other.semaphore("s").acquire(4))
+            ticket = await other.semaphore("s").enqueue(3)
+            behind = await other.semaphore("s").enqueue(2)
+            await turns()
+            await pool.resize(2)
+            with pytest.raises(
+                InvalidArgument,
+                match=r"limit of semaphore 's' on /default was changed to 2 while .* for 4\. Acq",
+            ):
+                await waiting
+            with pytest.raises(
+                InvalidArgument, match="changed to 2 while this request waited for 3"
+            ):
+                await ticket.wait()
+        async with behind:
+            await behind.wait()
+        with pytest.raises(InvalidArgument, match="from 1 to the limit, which is 2, not 3"):
+            await pool.acquire(3)
+
+
+async def test_a_changed_limit_is_seen_by_a_watch_of_the_data(world: World) -> None:
+    async with world.client() as client:
+        pool = client.semaphore("s")
+        await pool.create(4)
+        async with pool.watch(data=True) as states:
+            assert (await anext(states)).limit == 4
+            await pool.resize(6)
+            assert (await anext(states)).limit == 6
+
+
+async def test_only_a_semaphore_with_a_limit_has_one_to_change(world: World) -> None:
+    async with world.client() as client:
+        with pytest.raises(SemaphoreNotFound):
+            await client.semaphore("s").resize(2)
+        with pytest.raises(SemaphoreNotFound):
+            await client.semaphore("s", limit=4).resize(2)
+        with pytest.raises(InvalidArgument, match="used here as ephemeral, and so has no limit"):
+            await client.semaphore("s", ephemeral=True).resize(2)
+        await client.semaphore("vast").create(EPHEMERAL_LIMIT)
+        with pytest.raises(InvalidArgument, match="is unbounded"):
+            await client.semaphore("vast").resize(2)
+        for limit in (0, 2**53, 1.5):
+            with pytest.raises(InvalidArgument, match="a limit is changed to"):
+                await client.semaphore("vast").resize(limit)  # type: ignore[arg-type]
+        async with client.mutex("m").lock():
+            with pytest.raises(InvalidArgument, match="ephemeral semaphore in use"):
+                await client.semaphore("m").resize(2)
+
+
+async def test_the_object_that_changes_a_limit_goes_on_with_it(world: World) -> None:
+    async with world.client() as client:
+        await client.semaphore("s").create(2)
+        pool = client.semaphore("s", limit=4)
+        with pytest.raises(SemaphoreExists, match=r"resize\(4\) or 'tenure sem resize s 4'"):
+            await pool.acquire()
+        await pool.resize(4)
+        async with pool.acquire(4):
+            await pool.resize(5)
+            async with pool:
+                assert await pool.count() == 5
+
+
+async def test_where_a_limit_cannot_be_changed_another_way_is_named(world: World) -> None:
+    async with world.client() as client:
+        await client.semaphore("vast").create(EPHEMERAL_LIMIT)
+        with pytest.raises(SemaphoreExists, match=r"Use the same limit everywhere, or delete\(\)"):
+            await client.semaphore("vast", limit=4).acquire()
+        await client.create_node("/a-b")
+        async with client.session("/a-b") as session:
+            await session.semaphore("my pool").create(2)
+            command = r"'tenure sem resize 'my pool' 4 --node /a-b'"
+            with pytest.raises(SemaphoreExists, match=command):
+                await session.semaphore("my pool", limit=4).acquire()
 
 
 # Places in its queue

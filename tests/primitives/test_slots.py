@@ -44,6 +44,21 @@ async def test_a_lease_of_several_has_as_many_slots(world: World) -> None:
             await lease.slot()
 
 
+async def test_leases_keep_their_slots_when_the_limit_is_lowered(world: World) -> None:
+    async with world.client() as client:
+        pool = await pool_of(client, 3)
+        leases = [await pool.acquire() for _ in range(3)]
+        assert await leases[2].slot() == 0
+        await pool.resize(1)
+        assert {await each.slot() for each in leases} == {0, 1, 2}
+        await leases[2].release()
+        await leases[0].release()
+        assert await pool.try_acquire() is None
+        await leases[1].release()
+        async with pool.acquire() as lease:
+            assert await lease.slot() == 0
+
+
 async def test_two_tasks_that_ask_at_once_get_the_same_slot(world: World) -> None:
     client, _ = world.slow(3)
     async with client:

@@ -366,7 +366,7 @@ def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request |
     """
     if request.held:
         return request
-    if request.why_gone is Removal.TIMED_OUT:
+    if request.why_gone == Removal.TIMED_OUT:
         emit_timeout(request)
     elif request.why_gone is not Place.REFUSED:
         raise request.why_not_held()

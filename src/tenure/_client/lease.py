@@ -15,6 +15,7 @@ is released with the session of its lease.
 * It releases its slots before its tokens, so the next holder finds enough free slots. Only an
   evicted lease may hold its slots a little longer.
 * A lease whose count shrinks keeps its lowest slots, and releases the others.
+* If the limit is lowered, a lease keeps its slots, even those above the limit.
 
 **The end of the block** of a lease or of a ticket withdraws or releases the request. Its failure
 never hides the body's error, and a cancelled body does not wait for the store.
@@ -167,7 +168,8 @@ class Slots:
                 node=request.node,
                 name=request.name,
             )
-        return described.limit
+        # After the limit was lowered, leases may have slots above it.
+        return max(described.limit, described.held)
 
     def _source(self) -> SessionSource:
         # The caller has the lease, which keeps the session.

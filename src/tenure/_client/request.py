@@ -45,6 +45,7 @@ from tenure._client.loss import (
     lost_error,
 )
 from tenure._client.scope import Scope
+from tenure.core import refusals
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn, when_answered
 from tenure.errors import (
@@ -560,11 +561,13 @@ class Request:
             return copy
         if isinstance(why, Exception):
             return why
-        if why is Removal.DELETED:
+        if why == Removal.DELETED:
             return SemaphoreNotFound(
                 f"{name!r} on {node} was deleted while this request waited", node=node, name=name
             )
-        if isinstance(why, Removal) and why is not Removal.TIMED_OUT:
+        if isinstance(why, Removal) and why.limit is not None:
+            return refusals.limit_changed(node, name, why.limit, self.count)
+        if isinstance(why, Removal) and why != Removal.TIMED_OUT:
             return lost_error(self, f"its request was {why.value} while it waited", None)
         if self.state is GONE and self.session.why is not None:
             return self.session.error()

@@ -18,7 +18,7 @@ from tenure._client.request import RequestOptions
 from tenure._client.source import SessionSource
 from tenure._client.ticket import Ticket, enqueue, recover
 from tenure._client.watch import Watch, described_now
-from tenure.core import rules
+from tenure.core import refusals, rules
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import InvalidArgument, SemaphoreExists
 from tenure.model import SemaphoreDescription
@@ -42,7 +42,8 @@ class Semaphore(Acquirable):
             await work(devices=await lease.slots())
 
     A lasting semaphore is created before use, by `create` or with ``limit=``, and exists until it
-    is deleted. Its limit never changes; its data (at most 1 MiB) can be replaced and watched.
+    is deleted. Its limit can be changed while it is in use (`resize`). Its data (at most 1 MiB) can
+    be replaced and watched.
 
     The semaphore itself is the block of `acquire` without arguments. Any number of tasks may enter
     one object; each waits for its turn.
@@ -114,6 +115,35 @@ class Semaphore(Acquirable):
         session = await self._source.obtain()
         await session.race(session.engine.update_semaphore(self.name, data))
 
+    async def resize(self, limit: int) -> None:
+        """Change the limit, while the semaphore is in use.
+
+        A higher limit grants at once, in the order of the queue. A lower one takes no lease away:
+        the owners may then hold more than the limit, and nothing is granted until their sum and the
+        count of the first waiter fit. A waiter whose count is above the limit leaves the queue in
+        the same step, because it would block those behind it; its call raises `InvalidArgument`.
+
+        Watchers of the data are notified. An equal limit changes nothing, so the call can be
+        repeated. Of concurrent calls, the last one in the store counts.
+
+        Do not change the limit of an election or a shared configuration: theirs is 1.
+
+        Args:
+            limit: the new number of tokens, 1 to 2^53-1.
+
+        Raises:
+            SemaphoreNotFound: the semaphore does not exist.
+            InvalidArgument: the limit is out of range; this is an ephemeral semaphore, or a mutex
+                or registry of that name is in use; or the semaphore is unbounded.
+            Unsupported: the store cannot do that (``ydb://``, ``dflockd://``).
+        """
+        self._check_lasting("has no limit that could be changed")
+        rules.check_new_limit(limit, self.node, self.name)
+        session = await self._existing.obtain()
+        await session.race(session.engine.resize_semaphore(self.name, limit))
+        if isinstance(self._source, _CreatingSource):
+            self._source.limit = limit
+
     async def delete(self, *, force: bool = False) -> None:
         """Delete the semaphore.
 
@@ -180,7 +210,8 @@ class Semaphore(Acquirable):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: the semaphore does not exist; `create` it.
-            InvalidArgument: the count is not between 1 and the limit.
+            InvalidArgument: the count is not between 1 and the limit, or `resize` has lowered the
+                limit below the count meanwhile.
             SelfDeadlock: what the program holds prevents the grant, and no other task is known
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
@@ -243,7 +274,7 @@ class Semaphore(Acquirable):
         """Watch the semaphore: its current state, then a newer one after each watched change.
 
         Args:
-            data: watch the semaphore's data.
+            data: watch the semaphore's data, and its limit.
             owners: watch its owners, and their data.
         """
         return Watch(
@@ -294,13 +325,14 @@ class _CreatingSource:
     """Source of a session in which a semaphore exists: it is created at its first use.
 
     Attributes:
+        limit: the limit that it is created with.
         created: whether it was created, or was found with the limit.
     """
 
     def __init__(self, source: SessionSource, name: str, limit: int) -> None:
         self._source = source
         self._name = name
-        self._limit = limit
+        self.limit = limit
         self.created = False
 
     @property
@@ -330,21 +362,29 @@ class _CreatingSource:
         """
         session = await self._source.obtain()
         if not self.created:
-            name, limit = self._name, self._limit
+            name, limit = self._name, self.limit
             creating = session.engine.create_semaphore(name, limit, b"", exist_ok=True)
             try:
                 await session.race(creating)
             except SemaphoreExists as error:
-                raise self._other_limit(error.limit) from None
+                resizes = session.client.capabilities.resize
+                raise self._other_limit(error.limit, resizes=resizes) from None
             self.created = True
         return session
 
-    def _other_limit(self, limit: int | None) -> SemaphoreExists:
+    def _other_limit(self, limit: int | None, *, resizes: bool) -> SemaphoreExists:
         exists = "exists with another limit" if limit is None else f"has the limit {limit}"
+        if resizes and max(limit or 0, self.limit) <= rules.EXACT:
+            command = refusals.resizing(self.node, self._name, self.limit)
+            change = (
+                f"change it: semaphore.resize({self.limit}) or '{command}' does that while it is "
+                "in use"
+            )
+        else:
+            change = "delete() it while it is not in use, and the next use creates it"
         return SemaphoreExists(
-            f"semaphore {self._name!r} on {self.node} {exists}, not {self._limit}. A limit never "
-            "changes: use the same one everywhere, or delete() the semaphore while it is not in "
-            "use, and the next use creates it",
+            f"semaphore {self._name!r} on {self.node} {exists}, not {self.limit}. Use the same "
+            f"limit everywhere, or {change}",
             node=self.node,
             name=self._name,
             limit=limit,

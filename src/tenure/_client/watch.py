@@ -145,7 +145,7 @@ class Watch(AsyncHandle, Generic[T]):
 
     def _watched_state(self, described: SemaphoreDescription) -> object:
         owners = [(owner.order_id, owner.count, owner.data) for owner in described.owners]
-        return (described.data if self._data else None, owners)
+        return ((described.data, described.limit) if self._data else None, owners)
 
     async def _subscribe(self) -> None:
         session = await self._source.obtain()

@@ -194,7 +194,8 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
             work(devices=lease.slots())
 
     A lasting semaphore is created before use, by `create` or with ``limit=``, and exists until it
-    is deleted. Its limit never changes; its data (at most 1 MiB) can be replaced and watched.
+    is deleted. Its limit can be changed while it is in use (`resize`). Its data (at most 1 MiB) can
+    be replaced and watched.
 
     The semaphore itself is the block of `acquire` without arguments. Any number of threads may
     enter
@@ -250,6 +251,30 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
         """
         self._portal.call(self._wrapped.update, data)
 
+    def resize(self, limit: int) -> None:
+        """Change the limit, while the semaphore is in use.
+
+        A higher limit grants at once, in the order of the queue. A lower one takes no lease away:
+        the owners may then hold more than the limit, and nothing is granted until their sum and the
+        count of the first waiter fit. A waiter whose count is above the limit leaves the queue in
+        the same step, because it would block those behind it; its call raises `InvalidArgument`.
+
+        Watchers of the data are notified. An equal limit changes nothing, so the call can be
+        repeated. Of concurrent calls, the last one in the store counts.
+
+        Do not change the limit of an election or a shared configuration: theirs is 1.
+
+        Args:
+            limit: the new number of tokens, 1 to 2^53-1.
+
+        Raises:
+            SemaphoreNotFound: the semaphore does not exist.
+            InvalidArgument: the limit is out of range; this is an ephemeral semaphore, or a mutex
+                or registry of that name is in use; or the semaphore is unbounded.
+            Unsupported: the store cannot do that (``ydb://``, ``dflockd://``).
+        """
+        self._portal.call(self._wrapped.resize, limit)
+
     def delete(self, *, force: bool = False) -> None:
         """Delete the semaphore.
 
@@ -303,7 +328,8 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             SemaphoreNotFound: the semaphore does not exist; `create` it.
-            InvalidArgument: the count is not between 1 and the limit.
+            InvalidArgument: the count is not between 1 and the limit, or `resize` has lowered the
+                limit below the count meanwhile.
             SelfDeadlock: what the program holds prevents the grant, and no other thread is known
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
@@ -388,7 +414,7 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
         """Watch the semaphore: its current state, then a newer one after each watched change.
 
         Args:
-            data: watch the semaphore's data.
+            data: watch the semaphore's data, and its limit.
             owners: watch its owners, and their data.
         """
         return Watch(self._portal, self._wrapped.watch(data=data, owners=owners))

@@ -82,6 +82,25 @@ def update(name: str, node: str, data: str | None, data_file: Any) -> None:
 
 @sem.command()
 @name_argument
+@click.argument("limit", type=a_count)
+@node_option
+@url_option
+def resize(name: str, node: str, limit: int) -> None:
+    """Change the limit of the semaphore NAME to LIMIT, while it is in use.
+
+    A higher limit grants at once. A lower one takes no lease away: nothing is granted until enough
+    is released. A waiter for more than LIMIT gets an error.
+    """
+
+    async def work() -> None:
+        async with _semaphore(name, node) as semaphore:
+            await semaphore.resize(limit)
+
+    run_async(work())
+
+
+@sem.command()
+@name_argument
 @click.option("--force", is_flag=True, help="Delete it even with owners or waiters.")
 @node_option
 @url_option

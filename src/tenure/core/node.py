@@ -186,8 +186,9 @@ class StoredRequest:
 class StoredSemaphore:
     """One semaphore and its queue.
 
-    `held` is the sum of the owners' counts. `whole` is true while the only owner holds the whole
-    limit (`rules.fits`).
+    `held` is the sum of the owners' counts. It is above the limit after the limit was lowered,
+    until enough is released. `whole` is true while the only owner holds the whole limit
+    (`rules.fits`).
     """
 
     __slots__ = (
@@ -264,6 +265,13 @@ class StoredSemaphore:
         else:
             self.held -= request.count
             self.whole = False
+
+    def resize(self, limit: int) -> list[StoredRequest]:
+        """Change the limit, and return the waiters that can never be granted any more."""
+        self.limit = limit
+        first = self.first
+        self.whole = first is not None and first.count == self.held == limit
+        return [each for each in self if each.granted_at is None and each.count > limit]
 
     def grant_next(self, now: float) -> StoredRequest | None:
         """Make the first waiter an owner if it fits, and return it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from tenure.core import rules
 from tenure.errors import (
     InvalidArgument,
@@ -14,6 +16,7 @@ from tenure.errors import (
     SemaphoreNotFound,
     SessionExpired,
 )
+from tenure.model import DEFAULT_NODE
 
 
 def node_not_found(path: str) -> NodeNotFound:
@@ -66,6 +69,22 @@ def semaphore_exists(path: str, name: str, limit: int) -> SemaphoreExists:
     """Return the error for creating a semaphore that exists with `limit`."""
     return SemaphoreExists(
         f"{name!r} on {path} exists already, with limit {limit}", node=path, name=name, limit=limit
+    )
+
+
+def resizing(path: str, name: str, limit: int) -> str:
+    """Return the command that changes a limit, for a message."""
+    node = [] if path == DEFAULT_NODE else ["--node", path]
+    return shlex.join(["tenure", "sem", "resize", name, str(limit), *node])
+
+
+def limit_changed(path: str, name: str, limit: int, count: int) -> InvalidArgument:
+    """Return the error of a waiter whose count is above the limit that the semaphore has now."""
+    return InvalidArgument(
+        f"the limit of semaphore {name!r} on {path} was changed to {limit} while this request "
+        f"waited for {count}. Acquire at most {limit}",
+        node=path,
+        name=name,
     )
 
 

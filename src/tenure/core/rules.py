@@ -173,6 +173,31 @@ def check_limit(limit: int, node: str | None = None, name: str | None = None) ->
         )
 
 
+def check_new_limit(limit: int, node: str | None = None, name: str | None = None) -> None:
+    """Check the limit to which a semaphore is changed: 1 to 2^53-1."""
+    if not isinstance(limit, int) or not 1 <= limit <= EXACT:
+        raise InvalidArgument(
+            f"a limit is changed to a whole number from 1 to 2^53-1, not {limit!r}",
+            node=node,
+            name=name,
+        )
+
+
+def check_resizable(limit: int, node: str, name: str, *, ephemeral: bool) -> None:
+    """Reject a change of the limit of an ephemeral semaphore, or of an unbounded one.
+
+    Such a limit counts nothing: a request takes all of it, or any part beside others.
+    """
+    check_kind(False, ephemeral, node, name)
+    if limit > EXACT:
+        raise InvalidArgument(
+            f"semaphore {name!r} on {node} is unbounded (its limit {limit} is above 2^53-1), and "
+            "its limit cannot be changed. Delete it while it is not in use, and create it again",
+            node=node,
+            name=name,
+        )
+
+
 def check_count(count: int, limit: int, node: str | None = None, name: str | None = None) -> None:
     """Check a request's count: 1 to the limit; above 2^53-1 only the whole limit."""
     if not isinstance(count, int) or not 1 <= count <= limit:
@@ -192,8 +217,11 @@ def check_count(count: int, limit: int, node: str | None = None, name: str | Non
 def check_shrink(
     new: int, old: int, limit: int, node: str | None = None, name: str | None = None
 ) -> None:
-    """Check a new count: a request may shrink in place, but not grow."""
-    check_count(new, limit, node, name)
+    """Check a new count: a request may shrink in place, but not grow.
+
+    After the limit was lowered, an owner may still have more than the limit.
+    """
+    check_count(new, max(limit, old), node, name)
     if new > old:
         raise InvalidArgument(
             f"a request cannot grow from {old} to {new}: it would overtake those behind it; "

@@ -6,8 +6,10 @@ clears the list.
 
 Rules that hold between two commands:
 
-* In every queue the owners are the longest prefix that fits: each command that removes or shrinks a
-  request grants the waiters that then fit.
+* In every queue the owners are the longest prefix that fits, or a longer one that fitted before the
+  limit was lowered: each command that removes or shrinks a request, or raises the limit, grants the
+  waiters that then fit, and no command takes anything from an owner.
+* No waiter has a count above the limit.
 * When a session ends, all its requests are removed before any request is granted, so none of its
   own waiters is granted.
 * A command produces at most one effect for each watch.
@@ -77,9 +79,9 @@ def _is_right(entry: tuple[float, int, StoredSession | StoredRequest]) -> bool:
     return what.alive and what.due == when
 
 
-GRANTED, TIMED_OUT, DELETED, EVICTED, CHANGED, ENDED = range(6)
+GRANTED, TIMED_OUT, DELETED, EVICTED, CHANGED, ENDED, RESIZED = range(7)
 """Kinds of effects: (session, GRANTED, request), (session, TIMED_OUT | DELETED | EVICTED, request),
-(session, CHANGED, watch), (session, ENDED, reason)."""
+(session, CHANGED, watch), (session, ENDED, reason), (session, RESIZED, (request, limit))."""
 
 Effect = tuple[Any, ...]
 
@@ -207,6 +209,21 @@ class Store:
         if found.data != data:
             found.data = data
             self._changed(node, name, data=True, owners=False)
+
+    def resize(self, node: Node, name: str, limit: int, now: float) -> None:
+        """Change the limit of a semaphore.
+
+        A waiter whose count is above it leaves the queue, where it would block those behind it.
+        """
+        rules.check_new_limit(limit, node.path, name)
+        found = node.semaphore(name)
+        rules.check_resizable(found.limit, node.path, name, ephemeral=found.ephemeral)
+        if found.limit == limit:
+            return
+        for request in found.resize(limit):
+            request.leave()
+            self.effects.append((request.session, RESIZED, (request, limit)))
+        self._changed(node, name, data=True, owners=self._grant(found, now))
 
     def delete(self, node: Node, name: str, *, force: bool) -> None:
         """Delete a semaphore; if it has requests, remove them if `force`, else raise."""

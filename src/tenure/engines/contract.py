@@ -194,6 +194,21 @@ class EngineSession(Protocol):
             SemaphoreNotFound: the semaphore does not exist.
         """
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change the limit of a lasting semaphore, from 1 to 2^53-1.
+
+        A higher limit grants at once, in the order of the queue. A lower one takes nothing from the
+        owners: nothing is granted until their sum and the count of the first waiter fit. In the
+        same step, waiters with a count above it leave the queue (`Removal.resized`). A changed
+        limit is a change of the data for watches; an equal one changes nothing.
+
+        Raises:
+            SemaphoreNotFound: the semaphore does not exist.
+            InvalidArgument: the limit is out of range, or the semaphore is ephemeral, or its limit
+                is above 2^53-1.
+            Unsupported: `Capabilities.resize` is false.
+        """
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore; by force with everything in its queue.
 
@@ -278,10 +293,11 @@ class EngineSession(Protocol):
         """Call `changed`, on the session's loop, after every change of the watched state.
 
         Changes may be merged but none is missed, including deletion (also the disappearance of an
-        ephemeral semaphore) and re-creation; the caller reads the state by describing the
-        semaphore. The watch is active when the session's next operation has been answered. The name
-        need not exist (yet). Changes of owners are: a grant, a release, an expiry, an owner's count
-        or data. Waiters are not watched: one that joins or leaves changes nothing here.
+        ephemeral semaphore), re-creation and another limit; the caller reads the state by
+        describing the semaphore. The watch is active when the session's next operation has been
+        answered. The name need not exist (yet). Changes of owners are: a grant, a release, an
+        expiry, an owner's count or data. Waiters are not watched: one that joins or leaves changes
+        nothing here.
 
         Returns:
             A synchronous function that ends the watch; safe to call twice.

@@ -170,6 +170,18 @@ class SessionDefaults:
         """
         return None
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:  # noqa: ARG002
+        """Change the limit of a lasting semaphore, if `Capabilities.resize` is true.
+
+        Raises:
+            Unsupported: the store cannot do that.
+        """
+        raise Unsupported(
+            f"the limit of semaphore {name!r} cannot be changed: the store has no operation for "
+            "that. Delete the semaphore while it is not in use, and create it with the new limit",
+            name=name,
+        )
+
     @property
     def credential(self) -> str | None:
         """Secret with which another process ends exactly this session (`Engine.end_orphan`).

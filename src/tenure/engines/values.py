@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from tenure.model import Liveness
 
@@ -35,15 +35,37 @@ class Withdrawn(Enum):
     MISSING = "missing"  # the store says that it had left its queue before
 
 
-class Removal(Enum):
-    """Reason for which a request left its queue without a call of its session."""
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Reason for which a request left its queue without a call of its session.
 
-    TIMED_OUT = "timed out"
-    DELETED = "the semaphore was deleted"
-    EVICTED = "evicted by an administrator"
-    UNCONFIRMED = "not confirmed by enough replicas"
-    CUT_OFF = "lost with its connection to the store"
-    LAPSED = "forgotten by the store: its lease expired, or it was released there"
+    Attributes:
+        value: the reason in words.
+        limit: the new limit, below the count of this waiter; ``None`` for other reasons.
+    """
+
+    value: str
+    limit: int | None = None
+
+    TIMED_OUT: ClassVar[Removal]
+    DELETED: ClassVar[Removal]
+    EVICTED: ClassVar[Removal]
+    UNCONFIRMED: ClassVar[Removal]
+    CUT_OFF: ClassVar[Removal]
+    LAPSED: ClassVar[Removal]
+
+    @classmethod
+    def resized(cls, limit: int) -> Removal:
+        """Return the reason of a waiter whose count is above the new limit of its semaphore."""
+        return cls(f"too large for the limit, which was changed to {limit}", limit)
+
+
+Removal.TIMED_OUT = Removal("timed out")
+Removal.DELETED = Removal("the semaphore was deleted")
+Removal.EVICTED = Removal("evicted by an administrator")
+Removal.UNCONFIRMED = Removal("not confirmed by enough replicas")
+Removal.CUT_OFF = Removal("lost with its connection to the store")
+Removal.LAPSED = Removal("forgotten by the store: its lease expired, or it was released there")
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,6 +413,10 @@ class FaultySession(SessionDefaults):
         """Replace a semaphore's data, over the way."""
         await self._operate(partial(self.store.update_semaphore, name, data))
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change a semaphore's limit, over the way."""
+        await self._operate(partial(self.store.resize_semaphore, name, limit))
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore, over the way."""
         await self._operate(partial(self.store.delete_semaphore, name, force=force))

@@ -347,6 +347,18 @@ class Histories(Sessions):
 
         self._both(change)
 
+    def _resizes(self) -> bool:
+        """Return true if both stores can change a limit, and there is a session to do it."""
+        able = all(side.stage.capabilities.resize for side in self._sides)
+        return able and self.has_session()
+
+    @precondition(_resizes)
+    @rule(who=ANY, name=NAMES, limit=LIMITS)
+    def resize(self, who: int, name: str, limit: int) -> None:
+        """Change a limit, while the semaphore is in use, unused or missing."""
+        session = self._session(who)
+        self._both(lambda number, _: session.sides[number].session.resize_semaphore(name, limit))
+
     @precondition(Sessions.has_session)
     @rule(who=ANY, name=NAMES, owners=st.booleans(), waiters=st.booleans())
     def describe(self, who: int, name: str, owners: bool, waiters: bool) -> None:

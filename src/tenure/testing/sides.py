@@ -53,8 +53,8 @@ def same_removal(one: ProgramRequest, other: ProgramRequest) -> bool:
     """Return true if both were removed for the same reason, as far as both engines report it."""
     gone = {Removal.DELETED, Removal.EVICTED}
     if not (one.program.capabilities.removal_reason and other.program.capabilities.removal_reason):
-        return one.removal is other.removal or {one.removal, other.removal} <= gone
-    return one.removal is other.removal
+        return one.removal == other.removal or {one.removal, other.removal} <= gone
+    return one.removal == other.removal
 
 
 @dataclass(eq=False)
@@ -213,7 +213,7 @@ class Side:
             return "nothing"
         self._place(found)
         owners = self._queue(found.owners) if watch.owners else ()
-        return (found.data if watch.data else b"", found.limit, owners)
+        return ((found.data, found.limit) if watch.data else None, owners)
 
     async def truth(self, watch: TwinWatch) -> object:
         """Return the current state of the watched semaphore, which the watch must show."""

@@ -61,7 +61,10 @@ READ_PRICE = 16
 STORE_TIME = "store time"
 """The feature of servers that answer `ReadStoreTime`."""
 
-FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME})
+RESIZE = "resize"
+"""The feature of servers that answer `ResizeSemaphore`."""
+
+FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME, RESIZE})
 """Features of this code that were added to this protocol version later."""
 
 GREETING_BYTES = 16 * 1024
@@ -281,6 +284,13 @@ class UpdateSemaphore(ChannelRequest, array_like=True, tag=13, frozen=True):
     data: bytes
 
 
+class ResizeSemaphore(ChannelRequest, array_like=True, tag=18, frozen=True):
+    """`EngineSession.resize_semaphore`. Answered by `Done`. It belongs to the feature `RESIZE`."""
+
+    name: str
+    limit: int
+
+
 class DeleteSemaphore(ChannelRequest, array_like=True, tag=14, frozen=True):
     """`EngineSession.delete_semaphore`. Answered by `Done`."""
 
@@ -416,6 +426,7 @@ ClientMessage: TypeAlias = (
     | Alter
     | CreateSemaphore
     | UpdateSemaphore
+    | ResizeSemaphore
     | DeleteSemaphore
     | DescribeSemaphore
     | Watch
@@ -490,6 +501,7 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
             push refers to an earlier state.
         removed: with ``again``, requests that left their queues without `Withdraw`, with the
             reason, as far as the server knows.
+        resized: those of them that were too large for a new limit, with that limit.
     """
 
     rid: Number
@@ -499,6 +511,7 @@ class Attached(Struct, array_like=True, tag=3, frozen=True):
     kept: bool = False
     requests: list[Found] = []
     removed: list[tuple[Number, RemovalWord]] = []
+    resized: list[tuple[Number, Number]] = []
 
 
 class Placed(AnswerMessage, array_like=True, tag=4, frozen=True):
@@ -561,10 +574,16 @@ class Granted(ChannelMessage, array_like=True, tag=12, frozen=True):
 
 
 class Removed(ChannelMessage, array_like=True, tag=13, frozen=True):
-    """`SessionEvents.removed`."""
+    """`SessionEvents.removed`.
+
+    Attributes:
+        why: the reason; ``evicted`` if there is a limit.
+        limit: the new limit of the semaphore, if the waiter was too large for it.
+    """
 
     request_id: Number
     why: RemovalWord
+    limit: Number | None = None
 
 
 class Changed(ChannelMessage, array_like=True, tag=14, frozen=True):

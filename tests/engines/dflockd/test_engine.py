@@ -235,6 +235,9 @@ async def test_behind_a_server_its_clients_are_known_by_their_address(tmp_path: 
         async with tenure.connect(server.url) as client, client.mutex("m").lock():
             with pytest.raises(tenure.Unsupported):
                 await client.describe_semaphore("m")
+            assert not client.capabilities.resize
+            with pytest.raises(tenure.Unsupported, match=r"sqlite://.* start them with limit 4"):
+                await client.semaphore("pool").resize(4)
             async with tenure.connect(store) as eye:
                 (owner,) = (await eye.describe_semaphore("m", "/dflockd")).owners
                 assert (owner.host, owner.pid) == ("127.0.0.1", None)

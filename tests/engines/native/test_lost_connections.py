@@ -13,11 +13,12 @@ from typing import Any, cast
 import pytest
 
 from tenure.engines.contract import Place, Removal, Withdrawn
-from tenure.errors import EngineError, LeaseReleased, SessionExpired
+from tenure.errors import EngineError, LeaseReleased, SessionExpired, Unsupported
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, NodeConfig
 from tenure.testing.program import Program, answer_of, raises
 from tenure.testing.recorder import Attached, Detached, Recorder
 from tenure.testing.stage import Stage
+from tenure.wire import messages as wire
 from tests.engines.native.cable import Cable, on_a_cable
 from tests.engines.stores import stores
 
@@ -181,29 +182,59 @@ async def test_a_grant_that_was_lost_on_the_way_is_told(address: str) -> None:
         assert await stage.queue("m") == ([program.id], [])
 
 
-@pytest.mark.parametrize("why", [Removal.TIMED_OUT, Removal.DELETED, Removal.EVICTED])
+@pytest.mark.parametrize(
+    "why", [Removal.TIMED_OUT, Removal.DELETED, Removal.EVICTED, Removal.resized(2)]
+)
 async def test_a_removal_that_was_lost_on_the_way_is_told_with_its_reason(
     address: str, why: Removal
 ) -> None:
     async with on_a_cable(address) as (stage, cable, engine):
         program, other = await stage.program(engine=engine), await stage.program()
-        await other.create("pool", 1)
+        await other.create("pool", 3)
         await other.enqueue("pool")
-        timeout = 0.3 if why is Removal.TIMED_OUT else None
-        waiting = await program.enqueue("pool", timeout=timeout)
+        timeout = 0.3 if why == Removal.TIMED_OUT else None
+        waiting = await program.enqueue("pool", 3, timeout=timeout)
         cable.deaf = True
-        if why is Removal.DELETED:
+        if why == Removal.DELETED:
             await other.session.delete_semaphore("pool", force=True)
-        elif why is Removal.EVICTED:
+        elif why == Removal.EVICTED:
             assert waiting.order_id is not None
             await stage.eye.evict(DEFAULT_NODE, "pool", waiting.order_id)
+        elif why.limit is not None:
+            await other.session.resize_semaphore("pool", why.limit)
 
         async def out() -> bool:
             _, waiters = await stage.queue("pool")
             return program.id not in waiters
 
         await done_and_cut(stage, cable, out)
-        assert await waiting.removed() is why
+        assert await waiting.removed() == why
+
+
+async def test_a_limit_that_is_changed_over_a_lost_connection_is_changed(address: str) -> None:
+    async with on_a_cable(address) as (stage, cable, engine):
+        program, other = await stage.program(engine=engine), await stage.program()
+        await other.create("pool", 3)
+        cable.deaf = True
+        resizing = asyncio.ensure_future(program.session.resize_semaphore("pool", 2))
+
+        async def is_changed() -> bool:
+            return (await other.describe("pool")).limit == 2
+
+        await done_and_cut(stage, cable, is_changed)
+        await resizing
+        assert await is_changed()
+
+
+async def test_a_server_of_an_earlier_release_is_not_asked_for_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_a_cable(address) as (stage, _, engine):
+        program = await stage.program(engine=engine)
+        await program.create("pool", 3)
+        monkeypatch.setattr(wire, "RESIZE", "a feature of tomorrow")
+        with pytest.raises(Unsupported, match="the server is of an earlier version"):
+            await program.session.resize_semaphore("pool", 2)
 
 
 async def test_an_owner_that_was_evicted_meanwhile_is_told(address: str) -> None:
@@ -216,7 +247,7 @@ async def test_an_owner_that_was_evicted_meanwhile_is_told(address: str) -> None
         await stage.eye.evict(DEFAULT_NODE, "m", held.order_id)
         await waiting.granted()
         cable.cut()
-        assert await held.removed() is Removal.EVICTED
+        assert await held.removed() == Removal.EVICTED
 
 
 async def test_what_changed_in_the_gap_is_told_to_those_who_watch(address: str) -> None:

@@ -195,7 +195,7 @@ async def test_what_happened_while_there_was_no_server_is_told_afterwards(store:
             await direct.aclose()
             with served(store, url=address):
                 await back(program)
-                assert await owned.removed() is Removal.EVICTED
+                assert await owned.removed() == Removal.EVICTED
                 assert watching.calls > changes
                 if awaited.removal is None:
                     await awaited.granted()

@@ -30,6 +30,21 @@ async def test_a_grant_whose_event_is_missed_is_found(monkeypatch: pytest.Monkey
                 assert later.fencing_token > lease.fencing_token
 
 
+async def test_a_changed_limit_whose_event_is_missed_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "_NET", 1.0)
+    monkeypatch.setattr(PostgresEngine, "pushed", lambda *_: None)
+    with a_schema() as url:
+        async with tenure.connect(url) as one, tenure.connect(url) as other:
+            pool = one.semaphore("pool")
+            await pool.create(3)
+            async with pool, other.semaphore("pool").enqueue(3) as ticket:
+                await pool.resize(2)
+                with pytest.raises(tenure.InvalidArgument, match="was changed to 2 while"):
+                    await ticket.wait(PATIENCE)
+
+
 async def test_waiters_are_not_looked_up_while_events_arrive(
     sent: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,7 @@ class Events:
             say("granted", hold=hold, order_id=order_id)
 
     def removed(self, hold: int, why: Removal) -> None:
-        say("removed", hold=hold, why=why.name)
+        say("removed", hold=hold, why=why.value)
 
     def detached(self, cause: BaseException | None = None) -> None:
         say("detached")

@@ -215,7 +215,10 @@ async def test_what_the_api_does_not_offer_is_refused_with_who_does() -> None:
             with pytest.raises(Unsupported, match="sqlite://"):
                 await attempt
         await engine.create_node("/n", NodeConfig(), exist_ok=False)
-        await engine.attach(Attach("/n", 30.0), Recorder())
+        session = await engine.attach(Attach("/n", 30.0), Recorder())
+        assert not engine.capabilities.resize
+        with pytest.raises(Unsupported, match=r"sqlite://.* create it with limit 4"):
+            await session.resize_semaphore("s", 4)
         with pytest.raises(NodeBusy):
             await engine.drop_node("/n", force=False)
         with pytest.raises(Unsupported, match="by force"):

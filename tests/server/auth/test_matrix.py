@@ -95,6 +95,7 @@ TABLE = (
     Row("lock", HOLD, on_session(lock)),
     Row("create", HOLD, on_session(lambda s: s.create_semaphore("c", 1, b"", exist_ok=True))),
     Row("update", HOLD, on_session(lambda s: s.update_semaphore("s", b"new"))),
+    Row("resize", HOLD, on_session(lambda s: s.resize_semaphore("s", 2)), NATIVE),
     Row("delete", HOLD, on_session(lambda s: s.delete_semaphore("d", force=False))),
     Row("delete by force", ADMINISTER, on_session(lambda s: s.delete_semaphore("f", force=True))),
     Row(

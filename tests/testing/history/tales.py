@@ -10,7 +10,7 @@
     3 a gone released until 31
     3 - revokes a           a request; ``revokes process p``; ``since 2`` when it is done
     4 p paused              continued, crashed
-    5 p calls c update x    create, ensure, update, delete, read
+    5 p calls c update x    create, ensure, update, delete, read; ``resize 4``
     6 c returns ok x
     7 p sees w 7,8          the owners (``none``: nobody); ``sees w 'x'`` data; ``sees w nothing``
     7 p unobserved w

@@ -173,6 +173,105 @@ from tests.testing.history.tales import broken
             ["limit", "order"],
             id="but who wants the whole of it is alone",
         ),
+        pytest.param(
+            """
+            0 p asks a 2/2
+            1 a granted 1
+            2 r calls c resize 3
+            3 c returns ok
+            4 q asks b 1/2
+            5 b granted 2
+            """,
+            [],
+            id="a limit was raised",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/2
+            1 a granted 1
+            2 q asks b 1/2
+            3 b granted 2
+            4 r calls c resize 3
+            5 c returns ok
+            """,
+            ["limit", "order"],
+            id="a limit was raised too late",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/2
+            1 a granted 1
+            2 r calls c resize 3
+            3 c returns missing
+            4 q asks b 1/2
+            5 b granted 2
+            """,
+            ["limit", "order"],
+            id="a limit was not raised",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/4
+            0 q asks b 2/4
+            1 a granted 1
+            1 b granted 2
+            2 r calls c resize 3
+            3 c returns ok
+            """,
+            [],
+            id="a lower limit takes nothing away",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/4
+            1 a granted 1
+            2 r calls c resize 3
+            3 c returns ok
+            4 q asks b 2/4
+            5 b granted 2
+            """,
+            ["limit", "order"],
+            id="a lower limit holds for those who come later",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/4
+            1 a granted 1
+            2 r calls c resize 3
+            3 q asks b 2/4
+            4 b granted 2
+            """,
+            [],
+            id="nobody knows whether a limit was lowered yet",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/4
+            1 a granted 1
+            2 r calls c resize 2
+            3 c returns ok
+            4 r calls d resize 4
+            5 d returns ok
+            6 q asks b 2/4
+            7 b granted 2
+            """,
+            [],
+            id="a limit was lowered and raised again",
+        ),
+        pytest.param(
+            """
+            0 p asks a 2/4
+            0 q asks b 4/4
+            1 a granted 1
+            1 b queued 2
+            2 r calls c resize 3
+            3 q asks d 1/4
+            4 c returns ok
+            5 d granted 3
+            """,
+            [],
+            id="a waiter that is too large makes way",
+        ),
     ],
 )
 def test_what_is_believed_stays_within_the_limit(text: str, rules: list[str]) -> None:

@@ -222,6 +222,7 @@ def plain(plan: Plan) -> Plan:
             )
             for process in plan.processes
         ),
+        faults=tuple(each for each in plan.faults if each.kind != "resize"),
     )
 
 

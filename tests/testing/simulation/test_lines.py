@@ -44,7 +44,7 @@ def test_no_history_is_violated() -> None:
         operations += outcome.operations
         faults.update(outcome.faults)
     assert operations > 200 * SHARE
-    assert set(faults) == set(FAULTS)
+    assert set(faults) == {*FAULTS} - {"resize"}  # with dflockd, a limit comes with each request
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

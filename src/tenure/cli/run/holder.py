@@ -53,6 +53,7 @@ from tenure.cli.run.guarded import (
     check_interpreter,
 )
 from tenure.cli.store import open_store
+from tenure.core import refusals
 from tenure.reaper import program as reaper
 
 _Settings = list[int | list[bytes | int]]
@@ -559,10 +560,12 @@ class Holder:
                 job.count, data=job.data, timeout=timeout, on_loss=self._lost
             )
         except tenure.SemaphoreExists as error:
+            assert job.limit is not None
             raise Mistake(
                 Status.USAGE,
-                f"{job.name!r} on {job.node} has the limit {error.limit}, not {job.limit}; a limit "
-                "never changes: give that one, or another name",
+                f"{job.name!r} on {job.node} has the limit {error.limit}, not {job.limit}; give "
+                "that one, or another name, or change it: "
+                f"'{refusals.resizing(job.node, job.name, job.limit)}'",
             ) from None
         except tenure.SemaphoreNotFound:
             raise Mistake(

@@ -33,7 +33,7 @@ from tenure.engines.dflockd.request import HELD, PROVING, DflockdRequest
 from tenure.engines.dflockd.semaphores import DeclaredSemaphores, check_name
 from tenure.engines.dflockd.shard import Shard, cannot
 from tenure.engines.dflockd.url import DflockdUrl
-from tenure.errors import LeaseReleased, TenureError
+from tenure.errors import LeaseReleased, TenureError, Unsupported
 from tenure.model import UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire.lines import Reply
 
@@ -242,6 +242,18 @@ class DflockdSession(PlainSession):
         self._check(name)
         rules.check_data(data, self.path, name)
         raise cannot("give a semaphore data", self.path, name)
+
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Raise `Unsupported`: a limit comes with each request."""
+        self._check(name)
+        rules.check_new_limit(limit, self.path, name)
+        raise Unsupported(
+            f"the limit of semaphore {name!r} on {self.path} cannot be changed: with dflockd, each "
+            "request brings its limit; sqlite://, redis:// and tenure:// can. Stop all programs "
+            f"that use the semaphore, and start them with limit {limit}",
+            node=self.path,
+            name=name,
+        )
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Forget the limit of a key; by force it is unsupported."""

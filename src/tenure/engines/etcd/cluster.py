@@ -45,6 +45,7 @@ from tenure.engines.etcd.keys import (
     TIMED_OUT,
     Entry,
     Keys,
+    Limit,
     Name,
     entries,
     limit_of,
@@ -60,7 +61,6 @@ from tenure.errors import (
     EngineUnavailable,
     TenureError,
 )
-from tenure.model import EPHEMERAL_LIMIT
 
 T = TypeVar("T")
 
@@ -380,13 +380,13 @@ class LateWaiters:
         while True:
             read = await self._txn(wire.txn((), (name.get_limit, name.queue)), self._timeout)
             limit, queue = read.parts[0].first, entries(read.parts[1].found)
-            most = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
+            most = limit_of(limit)
             owning = number_owning(queue, most)
             waiting = range(owning, len(queue))
             place = next((each for each in waiting if self._is_late(queue[each])), None)
             if place is None or place > _MOST_COMPARED:
                 return found
-            if await self._take_out(name, queue[place], queue[:place]):
+            if await self._take_out(name, most, queue[place], queue[:place]):
                 found = True
                 self._seen.pop(queue[place].key, None)
 
@@ -401,8 +401,13 @@ class LateWaiters:
         due = self.next_due([entry])
         return due is not None and due <= self._clock.now()
 
-    async def _take_out(self, name: Name, late: Entry, before: Sequence[Entry]) -> bool:
-        compares = tuple(wire.modified_at(each.key, each.modified) for each in (late, *before))
+    async def _take_out(
+        self, name: Name, limit: Limit, late: Entry, before: Sequence[Entry]
+    ) -> bool:
+        compares = (
+            wire.modified_at(name.limit, limit.modified),
+            *(wire.modified_at(each.key, each.modified) for each in (late, *before)),
+        )
         session = self._keys.session(name.path, late.session)
         then = taking_out(name, late, session, TIMED_OUT)
         try:

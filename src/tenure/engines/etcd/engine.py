@@ -269,7 +269,12 @@ class EtcdEngine(EtcdNodes, EngineDefaults):
     """The `Engine` of one etcd cluster."""
 
     capabilities = Capabilities(
-        resume=True, durable=True, since=False, waiter_timeout=False, store_time=False
+        resume=True,
+        durable=True,
+        since=False,
+        waiter_timeout=False,
+        store_time=False,
+        resize=True,
     )
 
     def __init__(self, address: EtcdUrl, clock: Clock, members: Members | None = None) -> None:

@@ -8,7 +8,8 @@ Under the prefix, with ``:a:b`` for the node ``/a/b`` and names percent-encoded:
     s/:a:b/SESSION                a session, under its lease; its record
     s/:a:b/SESSION/b/TOKEN        an attachment that may consider leases held
     s/:a:b/SESSION/h/HOLD         why a request of it was removed, for its session to read
-    q/:a:b/NAME/limit             a lasting semaphore: its limit in 8 bytes, and who created it
+    q/:a:b/NAME/limit             a lasting semaphore: its limit in 8 bytes, who created it, and
+                                  which requests own since the limit was changed (`Limit`)
     q/:a:b/NAME/r/SESSION-HOLD    a request, under its session's lease: its count, and a mark
     d/:a:b/NAME                   a semaphore's data
     x/:a:b/NAME/SESSION-HOLD      a request's data, under its session's lease
@@ -22,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from tenure.core.rules import fits
@@ -30,23 +32,47 @@ from tenure.engines.etcd.answers import KeyValue
 from tenure.model import EPHEMERAL_LIMIT, Liveness, NodeConfig
 
 EVICTED, DELETED, TIMED_OUT = b"evicted", b"deleted", b"timed out"
-"""Reasons in a note for a session whose request was removed."""
+"""Reasons in a note for a session whose request was removed. Another one is `resized`."""
+
+
+def resized(limit: int) -> bytes:
+    """Encode the reason of a waiter whose count is above the new limit."""
+    return b"resized %d" % limit
+
+
+class Limit(NamedTuple):
+    """Limit of a semaphore.
+
+    Attributes:
+        tokens: the limit.
+        owned: the requests created up to this revision own, even if they exceed the limit: they
+            owned when it was changed.
+        created, modified: revisions of its key; 0 for an ephemeral semaphore.
+    """
+
+    tokens: int
+    owned: int = 0
+    created: int = 0
+    modified: int = 0
+
+
+EPHEMERAL = Limit(EPHEMERAL_LIMIT)
+"""The limit of every ephemeral semaphore."""
 
 
 class Name:
     """The keys of one semaphore, and the parts of transactions that every request needs.
 
     Attributes:
-        lasting: the create revision and the value of its limit, as last read; ``None`` if the
-            semaphore is unknown or ephemeral. Every transaction compares the revision, which
-            suffices because a limit never changes.
+        lasting: its limit, as last read; ``None`` if the semaphore is unknown or ephemeral. Every
+            transaction that adds a request compares its revision.
     """
 
     def __init__(self, prefix: str, path: str, name: str) -> None:
         where = f"{_node(path)}/{quote(name, safe='')}"
         self.path = path
         self.name = name
-        self.lasting: tuple[int, int] | None = None
+        self.lasting: Limit | None = None
         self.all = f"{prefix}q/{where}/".encode()
         self.limit = self.all + b"limit"
         self.requests = self.all + b"r/"
@@ -176,14 +202,22 @@ def config_of(stored: bytes) -> tuple[NodeConfig, str]:
 # Semaphores
 
 
-def limit_value(limit: int, nonce: bytes) -> bytes:
+def limit_value(limit: int, nonce: bytes, owned: int = 0) -> bytes:
     """Encode a limit; the nonce of 8 bytes identifies the semaphore's creator."""
-    return limit.to_bytes(8, "big") + nonce
+    return limit.to_bytes(8, "big") + nonce + (owned.to_bytes(8, "big") if owned else b"")
 
 
-def limit_of(stored: bytes) -> int:
-    """Decode a limit."""
-    return int.from_bytes(stored[:8], "big")
+def nonce_of(stored: bytes) -> bytes:
+    """Return the nonce in an encoded limit."""
+    return stored[8:16]
+
+
+def limit_of(kv: KeyValue | None) -> Limit:
+    """Decode a limit; without its key it is that of an ephemeral semaphore."""
+    if kv is None:
+        return EPHEMERAL
+    tokens, owned = int.from_bytes(kv.value[:8], "big"), int.from_bytes(kv.value[16:24], "big")
+    return Limit(tokens, owned, kv.created, kv.modified)
 
 
 # Requests
@@ -241,7 +275,7 @@ class Queue:
     def __init__(self, name: str, limit: KeyValue | None, requests: list[Entry]) -> None:
         self.name = name
         self.limit_kv = limit
-        self.limit = EPHEMERAL_LIMIT if limit is None else limit_of(limit.value)
+        self.limit = limit_of(limit)
         self.requests = requests
         self.owning = number_owning(requests, self.limit)
 
@@ -266,22 +300,25 @@ def queues(found: Iterable[KeyValue], prefix: bytes) -> list[Queue]:
     return sorted(every, key=lambda each: each.name)
 
 
-def number_owning(queue: Sequence[Entry], limit: int) -> int:
-    """Count the owners: the longest prefix of the queue whose counts fit in the limit."""
+def number_owning(queue: Sequence[Entry], limit: Limit) -> int:
+    """Count the owners: the longest prefix of the queue whose counts fit in the limit.
+
+    Requests that owned when the limit was changed own in any case.
+    """
     held, whole = 0, False
     for number, entry in enumerate(queue):
-        if not fits(held, whole, entry.count, limit):
+        if entry.created > limit.owned and not fits(held, whole, entry.count, limit.tokens):
             return number
         held += entry.count
-        whole = entry.count == limit
+        whole = entry.count == limit.tokens
     return len(queue)
 
 
-def has_room(queue: Sequence[Entry], count: int, limit: int) -> bool:
+def has_room(queue: Sequence[Entry], count: int, limit: Limit) -> bool:
     """Return true if a request for so many would be an owner at the end of this queue."""
     held = sum(each.count for each in queue)
-    whole = any(each.count == limit for each in queue)
-    return number_owning(queue, limit) == len(queue) and fits(held, whole, count, limit)
+    whole = any(each.count == limit.tokens for each in queue)
+    return number_owning(queue, limit) == len(queue) and fits(held, whole, count, limit.tokens)
 
 
 def note(session_key: bytes, entry: Entry, why: bytes = DELETED) -> bytes:

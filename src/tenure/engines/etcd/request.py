@@ -16,7 +16,7 @@ from tenure.core import refusals, rules
 from tenure.engines.contract import Enqueued
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import KeyValue
-from tenure.engines.etcd.keys import Entry, Name, limit_of, request_value
+from tenure.engines.etcd.keys import EPHEMERAL, Entry, Limit, Name, limit_of, request_value
 from tenure.engines.etcd.watching import EtcdWatch
 from tenure.model import EPHEMERAL_LIMIT
 
@@ -48,7 +48,7 @@ class EtcdRequest:
         waiting: the waiting requests of its session.
         key: its key in the queue.
         timeout: its timeout in seconds, as in its value.
-        limit: the limit of its semaphore.
+        limit: the limit of its semaphore, as last read.
         created: its create revision; 0 until it has joined.
         sent: whether a transaction that adds it may have been sent.
         drop: answers `enqueue`, and ends its operation; ``None`` once it was sent.
@@ -69,7 +69,7 @@ class EtcdRequest:
     data: bytes
     ephemeral: bool
     timeout: float | None
-    limit: int = EPHEMERAL_LIMIT
+    limit: Limit = EPHEMERAL
     created: int = 0
     owns: bool = False
     sent: bool = False
@@ -107,12 +107,12 @@ class EtcdRequest:
     @property
     def whole(self) -> bool:
         """True if its count is the limit."""
-        return self.count == self.limit
+        return self.count == self.limit.tokens
 
     def check_condition(self, limit: KeyValue | None, queue: Sequence[Entry]) -> bool:
         """Return true if the semaphore is the known one; raise if it does not match the request."""
         name, known = self.name, self.name.lasting
-        name.lasting = None if limit is None else (limit.created, limit_of(limit.value))
+        name.lasting = None if limit is None else limit_of(limit)
         if self.ephemeral:
             rules.check_kind(True, limit is None, name.path, name.name)
             return True
@@ -120,7 +120,7 @@ class EtcdRequest:
             if queue:
                 rules.check_kind(False, True, name.path, name.name)
             raise refusals.semaphore_not_found(name.path, name.name)
-        self.limit = name.lasting[1]
+        self.limit = name.lasting
         return name.lasting == known
 
     def joining(
@@ -164,7 +164,10 @@ class EtcdRequest:
         return (put, wire.put(self.data_key, self.data, session.id)) if self.data else (put,)
 
     def reading_before(self, session: AttachedSession) -> bytes:
-        """Build the read of the queue before it; of its predecessor if its count is the limit."""
+        """Build the read of the queue before it; of its predecessor if its count is the limit.
+
+        A limit that may change is read, too.
+        """
         name, whole = self.name, self.whole
         before = wire.get(
             *(name.requests, wire.after(name.requests)),
@@ -175,7 +178,8 @@ class EtcdRequest:
         )
         note = wire.get(session.key + b"/h/%x" % self.request_id)
         there = wire.created_at(self.key, self.created)
-        return wire.txn((session.mine, there), (before,), (session.get, note))
+        then = (before,) if self.ephemeral else (before, name.get_limit)
+        return wire.txn((session.mine, there), then, (session.get, note))
 
     def changing(self, session: AttachedSession, count: int, data: bytes | None) -> bytes:
         """Build the transaction that changes a request; ``None`` does not change the data."""
@@ -189,9 +193,20 @@ class EtcdRequest:
         return wire.txn((session.mine, there), tuple(then), (session.get,))
 
     def handing_over(self, session: AttachedSession) -> bytes:
-        """Build the transaction that deletes a request, and reads the first one after it."""
-        then = (wire.delete(self.key), wire.delete(self.data_key), self.name.head)
+        """Build the transaction that deletes a request, and reads the first one after it.
+
+        The limit of the first one is read before it.
+        """
+        name = self.name
+        then = (wire.delete(self.key), wire.delete(self.data_key), name.get_limit, name.head)
         return wire.txn((session.mine,), then, (session.get,))
+
+    def leaving_too_large(self, session: AttachedSession) -> bytes:
+        """Build the transaction that deletes a waiter which is too large for the limit."""
+        there = wire.created_at(self.key, self.created)
+        same = wire.modified_at(self.name.limit, self.limit.modified)
+        then = (wire.delete(self.key), wire.delete(self.data_key))
+        return wire.txn((session.mine, there, same), then, (session.get,))
 
     def may_relieve(self, leaving: EtcdRequest) -> bool:
         """Return true if a request may join in the transaction that removes another one."""

@@ -8,8 +8,8 @@ Rules for joining and leaving (`EtcdRequests`):
 * **One transaction joins.** If the queue is empty, the request is put and is an owner; nothing is
   read. Otherwise a nested transaction puts it and reads the queue before it. A request with timeout
   0 is put only if no request is newer than the queue in which there was room.
-* The known kind of a semaphore is compared, and its create revision, because its limit never
-  changes. Both are read only if they have changed, or do not match the request.
+* The known kind of a semaphore is compared, and the revision of its limit. Both are read only if
+  they have changed, or do not match the request.
 * A request is in the table until it is withdrawn, removed, or timed out. Then it is in `_leaving`
   until etcd has confirmed that. If etcd rejects the withdrawal, it is repeated by the next call or
   after a pause.
@@ -31,6 +31,9 @@ Rules for waiting (`Waiting`):
   leaves room for others, marks itself to wake the next waiter. If it dies before that, the next
   waiter notices when it reads the queue, every few seconds.
 * A waiter whose predecessor is in this engine is notified directly (`Waiting.gone`).
+* The waiters of a lasting semaphore also watch its limit, with one watch for each name, and read
+  the queue when it has changed. One that is too large for a lower limit leaves the queue, if the
+  session that has changed it has not removed it.
 """
 
 from __future__ import annotations
@@ -59,11 +62,15 @@ from tenure.engines.etcd.keys import (
     EVICTED,
     TIMED_OUT,
     Entry,
+    Limit,
     entries,
     has_room,
+    limit_of,
     number_owning,
+    resized,
 )
 from tenure.engines.etcd.request import EtcdRequest
+from tenure.engines.etcd.watching import EtcdWatch
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
@@ -88,6 +95,7 @@ class Waiting:
         self._session = session
         self._engine = session.engine
         self._taken_out = taken_out
+        self._limits: dict[bytes, tuple[EtcdWatch, set[EtcdRequest]]] = {}  # watched, by key
         self._failures = Failures("reading a queue", _log)
 
     def place(self, request: EtcdRequest, queue: Sequence[Entry], revision: int) -> None:
@@ -96,18 +104,26 @@ class Waiting:
         For a request for the whole limit, only its predecessor matters.
         """
         before = [each for each in queue if each.created < request.created]
+        limit = request.limit
+        is_owner = request.created <= limit.owned
         if request.whole:
             owning = 0
         else:
             mine = [each for each in queue if each.created == request.created]
             owning = number_owning([*before, *mine], request.limit)
-        if not before or owning > len(before):
+        fits = request.count <= limit.tokens and (not before or owning > len(before))
+        if is_owner or fits:
             request.owns = True
             self.stop(request)
             return
         if request.gone:
             return
+        if request.count > limit.tokens:
+            self._engine.spawn(self._leave_as_too_large(request, limit))
+            return
         self._time_late(request, before)
+        if not request.ephemeral:
+            self._watch_limit(request, revision)
         ahead = self._engine.local.get(before[-1].key)
         if ahead is not None and request.whole:
             self.unwatch(request)
@@ -164,6 +180,42 @@ class Waiting:
             once=not end,
         )
 
+    def _watch_limit(self, request: EtcdRequest, revision: int) -> None:
+        key = request.name.limit
+        if key not in self._limits:
+            changed = partial(self._limit_changed, key)
+            watch = self._engine.watching.add(key, b"", revision + 1, lambda _: changed(), changed)
+            self._limits[key] = (watch, set())
+        self._limits[key][1].add(request)
+
+    def _unwatch_limit(self, request: EtcdRequest) -> None:
+        key = request.name.limit
+        if key in self._limits:
+            watch, waiting = self._limits[key]
+            waiting.discard(request)
+            if not waiting:
+                self._engine.watching.remove(watch)
+                del self._limits[key]
+
+    def _limit_changed(self, key: bytes) -> None:
+        if key in self._limits:
+            for request in sorted(self._limits[key][1], key=lambda each: each.created):
+                self.read_soon(request)
+
+    async def _leave_as_too_large(self, request: EtcdRequest, limit: Limit) -> None:
+        """Leave the queue, unless the limit was changed again."""
+        try:
+            answer, again = await self._session.transact(
+                partial(request.leaving_too_large, self._session)
+            )
+        except (TenureError, Refused) as error:
+            _log.debug("could not leave the queue: node=%s error=%s", request.name.path, error)
+            return
+        if (answer.ok or again) and not request.decided:
+            self._taken_out(request.request_id, resized(limit.tokens))
+        else:
+            self.read_soon(request)
+
     def _missed(self, request: EtcdRequest) -> None:
         """Read the queue after an interruption before the watch began."""
         if request.near:
@@ -215,6 +267,14 @@ class Waiting:
         settled = request.decided if report else request.owns
         if settled:
             return
+        if answer.ok and not request.ephemeral:
+            whole, limit = request.whole, limit_of(answer.parts[1].first)
+            if limit != request.limit:
+                request.limit = limit
+                self.unwatch(request)  # it watched with the former limit
+                if whole and not request.whole:  # its predecessor is not enough
+                    await self.read(request, report=report)
+                    return
         if answer.ok:
             self.place(request, entries(answer.parts[0].found), answer.revision)
             if request.owns and report:
@@ -250,6 +310,8 @@ class Waiting:
     def stop(self, request: EtcdRequest) -> None:
         """End the watch and the timers of a request that no longer waits."""
         self.unwatch(request)
+        if not request.ephemeral:
+            self._unwatch_limit(request)
         if request.timer is not None:
             request.timer.cancel()
             request.timer = None
@@ -279,6 +341,14 @@ _REMOVALS = {
     TIMED_OUT: Removal.TIMED_OUT,
     _LAPSED: Removal.LAPSED,
 }
+
+
+def _removal(why: bytes) -> Removal:
+    word, _, limit = why.partition(b" ")
+    return (
+        Removal.resized(int(limit)) if word == b"resized" else _REMOVALS.get(why, Removal.EVICTED)
+    )
+
 
 _CHUNK = 100
 """Reads in one transaction; etcd accepts 128 operations."""
@@ -444,18 +514,18 @@ class EtcdRequests(EtcdAttachment):
             if not right or rules.EXACT < count < EPHEMERAL_LIMIT:
                 await self._learn(request)
             return name.absent
-        if name.lasting is None or not right or not count <= min(name.lasting[1], rules.EXACT):
+        if name.lasting is None or not right or not count <= min(name.lasting.tokens, rules.EXACT):
             await self._learn(request)
         assert name.lasting is not None
-        created, request.limit = name.lasting
-        return wire.created_at(name.limit, created)
+        request.limit = name.lasting
+        return wire.modified_at(name.limit, name.lasting.modified)
 
     async def _learn(self, request: EtcdRequest) -> None:
         """Read the semaphore, and check the request against it."""
         name = request.name
         limit, queue = (await self.read(name.get_limit, name.first_request)).parts
         request.check_condition(limit.first, entries(queue.found))
-        rules.check_count(request.count, request.limit, name.path, name.name)
+        rules.check_count(request.count, request.limit.tokens, name.path, name.name)
 
     def joined(self, request: EtcdRequest, created: int) -> EtcdRequest:
         """Record the revision at which a request joined its queue."""
@@ -535,6 +605,7 @@ class EtcdRequests(EtcdAttachment):
     async def _delete(self, request: EtcdRequest) -> Withdrawn:
         if request.left:
             return Withdrawn.LEFT
+        limit: Limit | None = None
         head: KeyValue | None = None
         follows = any(each.waiting is self._waiting for each in request.followers)
         hands_over = follows and request.owns and request.created
@@ -548,11 +619,11 @@ class EtcdRequests(EtcdAttachment):
                 return Withdrawn.LEFT
             raise
         if hands_over:
-            head = answer.parts[-1].first
+            limit, head = limit_of(answer.parts[-2].first), answer.parts[-1].first
         if self.over:
             request.left = True  # no event is delivered any more
         else:
-            self._is_out(request, head)
+            self._is_out(request, head, limit)
         was_there = answer.parts[0].count > 0 or request.may_have_left
         return Withdrawn.LEFT if was_there else Withdrawn.MISSING
 
@@ -560,6 +631,7 @@ class EtcdRequests(EtcdAttachment):
         self,
         request: EtcdRequest,
         head: KeyValue | None = None,
+        limit: Limit | None = None,
         *,
         joined: EtcdRequest | None = None,
     ) -> None:
@@ -568,11 +640,15 @@ class EtcdRequests(EtcdAttachment):
         Args:
             request: the request.
             head: the first request of the queue after that, if known.
+            limit: the limit of the queue, if it may have changed.
             joined: a request that has just joined and reads the queue itself.
         """
         request.left = True
         for each in request.followers:
             is_first = head is not None and head.key == each.key
+            if is_first and limit is not None:
+                each.limit = limit
+                is_first = each.count <= limit.tokens
             if is_first and each.waiting is self._waiting and not (each.decided or each is joined):
                 each.owns = True
                 self._waiting.stop(each)
@@ -610,7 +686,7 @@ class EtcdRequests(EtcdAttachment):
         del self.requests[request_id]
         self._waiting.stop(request)
         self._waiting.gone(request)
-        self.events.removed(request_id, _REMOVALS.get(why, Removal.EVICTED))
+        self.events.removed(request_id, _removal(why))
 
     def look_up_soon(self) -> None:
         """Look up owned requests and first waiters, unless the last look-up has no answer.

@@ -30,13 +30,19 @@ from tenure.engines.etcd.keys import (
     Record,
     entries,
     limit_value,
+    nonce_of,
     note,
+    number_owning,
     queues,
+    resized,
+    taking_out,
 )
 from tenure.model import RequestDescription, SemaphoreDescription
 
 _MOST_NOTED = 40
 """Requests that are removed in one transaction; etcd's maximum is 128 operations."""
+_MOST_COMPARED = 100
+"""Keys that are compared in one transaction; etcd's maximum is 128, too."""
 _MOST_KEYS = 100
 """Keys that are read along with a page; etcd's maximum is 128 operations."""
 _FIRST_PAGE, _MOST_IN_PAGE, _SMALL_PAGE = 8, 4096, 256 * 1024
@@ -70,7 +76,7 @@ async def create(
     if found is None:
         rules.check_kind(False, True, name.path, name.name)
     elif found.value != value:  # otherwise one of our attempts has done it
-        there = Queue(name.name, found, []).limit
+        there = Queue(name.name, found, []).limit.tokens
         if not exist_ok or there != limit:
             raise refusals.semaphore_exists(name.path, name.name, there)
 
@@ -109,6 +115,102 @@ def _updating(
     )
     get_data = wire.get(name.data)
     return wire.txn(compares, (wire.put(name.data, data),), (session.get, get_data))
+
+
+async def resize(session: EtcdAttachment, name: Name, limit: int) -> None:
+    """Change the limit of a semaphore, and remove the waiters that are too large for it.
+
+    The limit's key says which requests own at that time. They are those that were read if the
+    owners and the first waiter have not changed since, and no request has joined behind owners
+    alone. The transaction compares that; if they are too many, it reads the queue again.
+    """
+    changed = 0  # the revision of our change
+    while True:
+        read = await session.read(name.get_limit, name.queue)
+        queue = Queue(name.name, read.parts[0].first, entries(read.parts[1].found))
+        if changed and queue.limit.modified != changed:
+            return  # it was changed again, or deleted
+        if not queue.exists:
+            raise refusals.semaphore_not_found(name.path, name.name)
+        rules.check_resizable(
+            queue.limit.tokens, name.path, name.name, ephemeral=queue.limit_kv is None
+        )
+        too_large = [each for each in queue.requests[queue.owning :] if each.count > limit]
+        changes = queue.limit.tokens != limit
+        if not changes and not too_large:
+            return
+        try:
+            answer, _ = await session.transact(
+                partial(_resizing, session, name, queue, limit, read.revision, too_large)
+            )
+        except Refused as refused:
+            if not refused.no_lease:
+                raise
+            continue  # a session has just ended; if it is ours, the next read raises
+        if answer.ok and changes:
+            changed = answer.revision
+            if queue.owning >= _MOST_COMPARED:
+                changed = await _correct(session, name, queue, limit, answer)
+
+
+def _resizing(
+    session: EtcdAttachment,
+    name: Name,
+    queue: Queue,
+    limit: int,
+    revision: int,
+    too_large: Sequence[Entry],
+) -> bytes:
+    """Build the transaction that changes a limit, and removes waiters that are too large."""
+    kv, owning = queue.limit_kv, queue.owning
+    assert kv is not None
+    then: list[bytes] = []
+    compares = [session.mine, wire.modified_at(name.limit, kv.modified)]
+    if queue.limit.tokens != limit:
+        value = limit_value(limit, nonce_of(kv.value), _last_owner(queue.requests, owning))
+        then.append(wire.put(name.limit, value))
+        if owning >= _MOST_COMPARED:
+            return wire.txn(tuple(compares), (*then, name.queue), (session.get,))
+        deciding = queue.requests[: owning + 1]  # the owners, and the first waiter
+        compares += [wire.modified_at(each.key, each.modified) for each in deciding]
+        if owning == len(queue.requests):
+            compares.append(wire.created_before(name.requests, revision + 1))
+    for each in too_large[:_MOST_NOTED]:
+        key = session.engine.keys.session(name.path, each.session)
+        then += taking_out(name, each, key, resized(limit))
+    return wire.txn(tuple(compares), tuple(then), (session.get,))
+
+
+def _last_owner(queue: Sequence[Entry], owning: int) -> int:
+    return queue[owning - 1].created if owning else 0
+
+
+async def _correct(
+    session: EtcdAttachment, name: Name, before: Queue, limit: int, answer: answers.Answer
+) -> int:
+    """Have the limit's key name the requests that owned at its change.
+
+    Args:
+        session: the session that has changed the limit.
+        name: the semaphore.
+        before: the queue as it was read before the change.
+        limit: the new limit.
+        answer: the answer to the change, which has read the queue.
+
+    Returns:
+        The revision of the key.
+    """
+    assert before.limit_kv is not None
+    there = entries(answer.parts[-1].found)
+    owned = _last_owner(there, number_owning(there, before.limit))
+    if owned == _last_owner(before.requests, before.owning):
+        return answer.revision
+    value = limit_value(limit, nonce_of(before.limit_kv.value), owned)
+    same = wire.modified_at(name.limit, answer.revision)
+    corrected, _ = await session.transact(
+        lambda: wire.txn((session.mine, same), (wire.put(name.limit, value),), (session.get,))
+    )
+    return corrected.revision if corrected.ok else answer.revision
 
 
 async def delete(session: EtcdAttachment, name: Name, *, force: bool) -> None:
@@ -281,7 +383,7 @@ def described(
     return SemaphoreDescription(
         name=queue.name,
         data=data,
-        limit=queue.limit,
+        limit=queue.limit.tokens,
         held=sum(each.count for each in owning),
         ephemeral=queue.limit_kv is None,
         owners=requests(owning) if owners else (),

@@ -267,6 +267,13 @@ class EtcdSession(EtcdRequests):
         rules.check_data(data, self.path, name)
         await self.operations.take(name, lambda: semaphores.update(self, keys, data))
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change the limit of a semaphore."""
+        self.check_open()
+        keys = self.name(name)
+        rules.check_new_limit(limit, self.path, name)
+        await self.operations.take(name, lambda: semaphores.resize(self, keys, limit))
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore."""
         self.check_open()

@@ -18,10 +18,9 @@ from tenure.engines._kit.watchers import Watchers
 from tenure.engines.etcd import wire
 from tenure.engines.etcd.answers import Refused, WatchEvent
 from tenure.engines.etcd.cluster import EtcdCluster
-from tenure.engines.etcd.keys import Entry, Name, limit_of, number_owning, queues
+from tenure.engines.etcd.keys import EPHEMERAL, Entry, Name, limit_of, number_owning, queues
 from tenure.engines.etcd.watching import EtcdWatch
 from tenure.errors import TenureError
-from tenure.model import EPHEMERAL_LIMIT
 
 _log = logging.getLogger("tenure")
 
@@ -58,7 +57,7 @@ class WatchCache:
         self._name = name
         self._watchers = watchers
         self._unwatched = unwatched
-        self._limit: tuple[int, int] | None = None  # its create revision and value
+        self._limit = EPHEMERAL
         self._queue: dict[bytes, Entry] = {}
         self._owners: dict[bytes, tuple[int, int]] = {}  # their create revisions and counts
         self._watches: list[EtcdWatch] = []
@@ -111,10 +110,9 @@ class WatchCache:
             self._loading = None
         if not self._is_watched:
             return
-        self._limit, self._queue = None, {}
+        self._limit, self._queue = EPHEMERAL, {}
         for found in queues(read.parts[0].found, self._cluster.keys.queues(name.path)):
-            if found.limit_kv is not None:
-                self._limit = (found.limit_kv.created, found.limit)
+            self._limit = found.limit
             self._queue = {each.key: each for each in found.requests}
         self._owners = self._owning()
         self._watches = [
@@ -139,34 +137,34 @@ class WatchCache:
         self._watches = []
 
     def _owning(self) -> dict[bytes, tuple[int, int]]:
-        limit = EPHEMERAL_LIMIT if self._limit is None else self._limit[1]
         queue = list(self._queue.values())
-        owners = queue[: number_owning(queue, limit)]
+        owners = queue[: number_owning(queue, self._limit)]
         return {each.key: (each.created, each.count) for each in owners}
 
     # Events
 
     def _happened(self, events: Sequence[WatchEvent]) -> None:
-        is_other = owners = False
+        is_other = resized = owners = False
         for _, at_once in groupby(events, lambda event: event.kv.modified):
-            before, identity = self._owners, self._identity()
+            before, identity, tokens = self._owners, self._identity(), self._limit.tokens
             waiting = len(self._queue) > len(before)
             joined = [self._apply(event) for event in at_once]
             if not (waiting and all(joined)):  # otherwise they wait behind others
                 self._owners = self._owning()
             is_other |= self._identity() != identity
+            resized |= self._limit.tokens != tokens
             owners |= self._owners != before
-        if is_other or owners:
-            self._notify(data=is_other, owners=True)
+        if is_other or resized or owners:
+            self._notify(data=is_other or resized, owners=is_other or owners)
 
     def _identity(self) -> object:
-        return self._limit or bool(self._queue)
+        return self._limit.created or bool(self._queue)
 
     def _apply(self, event: WatchEvent) -> bool:
         """Apply an event; return true if a request has joined at the end of the queue."""
         kv = event.kv
         if kv.key == self._name.limit:
-            self._limit = None if event.deleted else (kv.created, limit_of(kv.value))
+            self._limit = EPHEMERAL if event.deleted else limit_of(kv)
         elif event.deleted:
             self._queue.pop(kv.key, None)
         else:

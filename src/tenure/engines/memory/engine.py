@@ -15,7 +15,16 @@ from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock, SystemClock
 from tenure.core import refusals, rules
 from tenure.core.node import StoredRequest
-from tenure.core.store import CHANGED, DELETED, ENDED, EVICTED, GRANTED, TIMED_OUT, Store
+from tenure.core.store import (
+    CHANGED,
+    DELETED,
+    ENDED,
+    EVICTED,
+    GRANTED,
+    RESIZED,
+    TIMED_OUT,
+    Store,
+)
 from tenure.engines.contract import Attach, EngineDefaults, Removal, SessionEvents
 from tenure.engines.memory import describe
 from tenure.engines.memory.describe import ALL, MemoryPages
@@ -66,7 +75,7 @@ if hasattr(os, "register_at_fork"):
 class MemoryEngine(EngineDefaults):
     """One connection to a store in this process."""
 
-    capabilities = Capabilities(resume=True, adopt=True)
+    capabilities = Capabilities(resume=True, adopt=True, resize=True)
 
     def __init__(self, name: str, clock: Clock) -> None:
         """Prepare the connection; `open` finds or creates the store."""
@@ -178,6 +187,9 @@ class MemoryEngine(EngineDefaults):
         elif kind == ENDED:
             path = sink.node
             sink.over(refusals.session_over(path, what))
+        elif kind == RESIZED:
+            request, limit = what
+            sink.events.removed(request.request_id, Removal.resized(limit))
         else:
             sink.events.removed(what.request_id, _REMOVALS[kind])
 

@@ -209,6 +209,12 @@ class MemorySession(SessionDefaults):
             self._store.update(self._alive().node, name, data)
             self.engine.settle(self._store)
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change the limit of a semaphore."""
+        with self._lock:
+            self._store.resize(self._alive().node, name, limit, self._now())
+            self.engine.settle(self._store)
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore."""
         with self._lock:

@@ -54,7 +54,7 @@ from tenure.engines.contract import (
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.connection import NativeConnection
 from tenure.engines.native.heartbeat import NativeHeartbeat, Proofs
-from tenure.engines.native.reconcile import OWNED, REFUSED, REMOVALS, Plan, Requests, reconcile
+from tenure.engines.native.reconcile import OWNED, REFUSED, Plan, Requests, reconcile, removal
 from tenure.engines.native.reconnector import NativeReconnector
 from tenure.engines.prompt import Prompt
 from tenure.errors import (
@@ -676,7 +676,7 @@ class NativeAttachment(PlainSession):
         """Report a removal."""
         removed = self._operations.requests.pop(push.request_id, None)
         if removed is not None and not self.closing:
-            self.events.removed(push.request_id, REMOVALS[push.why])
+            self.events.removed(push.request_id, removal(push.why, push.limit))
 
     def watched(self, push: wire.Changed) -> None:
         """Notify a watcher."""

@@ -31,6 +31,11 @@ REMOVALS: Mapping[str, Removal] = {
 }
 
 
+def removal(word: str, limit: int | None) -> Removal:
+    """Return the reason for a removal: `limit` is the new one of a waiter too large for it."""
+    return REMOVALS[word] if limit is None else Removal.resized(limit)
+
+
 class Plan(NamedTuple):
     """Steps of a reconciliation, in this order.
 
@@ -66,7 +71,8 @@ def reconcile(
         now: the local time, in seconds.
     """
     found = {each.request_id: each for each in answer.requests}
-    why = {request_id: REMOVALS[word] for request_id, word in answer.removed}
+    limits = dict(answer.resized)
+    why = {number: removal(word, limits.get(number)) for number, word in answer.removed}
     withdrawn = {
         call.message.request_id for call in calls if isinstance(call.message, wire.Withdraw)
     }

@@ -16,7 +16,7 @@ from tenure.engines.contract import Answer, Enqueued, Withdrawn
 from tenure.engines.native.attachment import NativeAttachment
 from tenure.engines.native.calls import NativeCall
 from tenure.engines.native.reconcile import OWNED
-from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound
+from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound, Unsupported
 from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, SemaphoreDescription, Unchanged
 from tenure.wire import messages as wire
 
@@ -91,6 +91,20 @@ class NativeSession(NativeAttachment):
         name = plain_name(name, self.path)
         data = plain_data(data, self.path, name)
         await self._call(wire.UpdateSemaphore, name, data).future
+
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change the limit of a semaphore."""
+        self.check()
+        name = plain_name(name, self.path)
+        rules.check_new_limit(limit, self.path, name)
+        if self._connection is not None and wire.RESIZE not in self._connection.welcome.features:
+            raise Unsupported(
+                f"the limit of semaphore {name!r} on {self.path} cannot be changed: the server is "
+                "of an earlier version. Upgrade it",
+                node=self.path,
+                name=name,
+            )
+        await self._call(wire.ResizeSemaphore, name, int(limit)).future
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore."""

@@ -82,7 +82,7 @@ class PostgresEngine(CommandEngine[PostgresSession]):
         self._address = address
         self.guarded: set[int] = set()
         self.relaxed = address.relaxed
-        self.capabilities = Capabilities(resume=True, durable=True, adopt=True)
+        self.capabilities = Capabilities(resume=True, durable=True, adopt=True, resize=True)
         self.channel = ""
         self.epoch = self.refusal = ""
         self.connection: PostgresConnection | None = None

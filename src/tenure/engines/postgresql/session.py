@@ -11,11 +11,11 @@ from tenure.engines._kit.commands.handoff import HandoffSession, HandoffWithdraw
 from tenure.engines._kit.commands.pipeline import (
     HANDED,
     OWNS,
-    REMOVALS,
     SENT,
     WAITING,
     Statement,
     WithdrawOperation,
+    removal,
 )
 from tenure.engines._kit.commands.session import (
     CommandSender,
@@ -305,5 +305,5 @@ class PostgresSession(HandoffSession):
                     self._granted(request_id, place)
                     granted = True
             else:
-                self._removed(request_id, REMOVALS.get(place, Removal.LAPSED))
+                self._removed(request_id, removal(place) if place else Removal.LAPSED)
         return granted

@@ -192,7 +192,11 @@ class RedisEngine(CommandEngine[RedisSession]):
         super().__init__(address.url, timeout, values, clock)
         self._address = address
         self.capabilities = Capabilities(
-            resume=True, durable=True, longest_window=address.max_window, adopt=True
+            resume=True,
+            durable=True,
+            longest_window=address.max_window,
+            adopt=True,
+            resize=True,
         )
         self.confirmer: Confirmer | None = None
         self.channel = ""

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from tenure.engines._kit.commands.pipeline import (
     OWNS,
-    REMOVALS,
     SENT,
     WAITING,
     EnqueueOperation,
+    removal,
 )
 from tenure.engines._kit.commands.replies import ignore
 from tenure.engines._kit.commands.session import (
@@ -159,7 +159,7 @@ class RedisSession(CommandSession):
             if standing is None or standing == SENT or self.over:
                 continue
             if isinstance(place, bytes) and place.startswith(b"!"):
-                self._removed(request_id, REMOVALS[place[1:2].decode()])
+                self._removed(request_id, removal(place[1:].decode().partition(" ")[0]))
             elif not isinstance(place, int) or (place < 0 and before == OWNS):
                 self._report_loss()
             elif place > 0 and standing == WAITING:

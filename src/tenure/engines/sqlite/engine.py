@@ -54,7 +54,7 @@ _PORTABLE = (
 class SqliteEngine(EngineDefaults):
     """Engine of a ``sqlite://`` store."""
 
-    capabilities = Capabilities(resume=True, durable=True, adopt=True)
+    capabilities = Capabilities(resume=True, durable=True, adopt=True, resize=True)
 
     store: Store
     monitor: Monitor

@@ -40,6 +40,7 @@ from tenure.engines.sqlite.transaction import (
     EVICTED,
     GRANTED,
     OWNERS,
+    RESIZED,
     TAKEN_OVER,
     TIMED_OUT,
     Messages,
@@ -124,6 +125,9 @@ class EventDelivery:
             return
         elif kind == GRANTED:
             session.granted(request_id, order_id)
+        elif kind == RESIZED:
+            assert order_id is not None
+            session.removed(request_id, Removal.resized(order_id))
         else:
             session.removed(request_id, _REMOVALS[kind])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tenure.core import refusals, rules
 from tenure.engines.sqlite.expiry import Attachment, Suspect, check_alive, is_attached
-from tenure.engines.sqlite.requests import exists, leave, remove_sessions, settle
+from tenure.engines.sqlite.requests import exists, leave, remove_sessions, resize, settle
 from tenure.engines.sqlite.schema import from_column, to_column
-from tenure.engines.sqlite.transaction import DELETED, EVICTED, Transaction
+from tenure.engines.sqlite.transaction import DELETED, EVICTED, RESIZED, Transaction
 from tenure.model import DEFAULT_NODE, NodeConfig
 
 _EMPTY_NODE = (
@@ -207,6 +207,36 @@ def update_semaphore(
     if data != (b"" if row is None else row[0]):
         _set_data(tx, node, name, data)
         tx.changed(node, name, data=True, owners=False)
+
+
+def resize_semaphore(
+    tx: Transaction, me: Attachment, node: int, path: str, name: str, limit: int
+) -> None:
+    """Change the limit of a semaphore; waiters whose counts are above it leave the queue."""
+    check_alive(tx, me, path)
+    rules.check_name(name, path)
+    rules.check_new_limit(limit, path, name)
+    row = tx.execute(
+        'SELECT "limit" FROM semaphores WHERE node = ? AND name = ?', (node, name)
+    ).fetchone()
+    if row is None:
+        rules.check_kind(False, exists(tx, node, name), path, name)
+        raise refusals.semaphore_not_found(path, name)
+    found = from_column(row[0])
+    rules.check_resizable(found, path, name, ephemeral=False)
+    if found == limit:
+        return
+    too_large = tx.execute(
+        "SELECT r.session, r.hold, s.participant, r.order_id, r.count FROM requests AS r "
+        "JOIN sessions AS s ON s.id = r.session "
+        "WHERE r.node = ? AND r.name = ? AND r.granted_at IS NULL AND r.count > ?",
+        (node, name, limit),
+    ).fetchall()
+    for session, request_id, participant, order_id, count in too_large:
+        leave(tx, node, name, order_id, count, None)
+        tx.send(participant, RESIZED, session, request_id, limit)
+    resize(tx, node, name, limit)
+    tx.changed(node, name, data=True, owners=False)
 
 
 def delete_semaphore(

@@ -253,6 +253,20 @@ def leave(
     tx.affected[node, name] = (freed, owners_left)
 
 
+def resize(tx: Transaction, node: int, name: str, limit: int) -> None:
+    """Change the limit of a lasting semaphore, and grant what fits now."""
+    where = (node, name)
+    (held,) = tx.execute(
+        "SELECT held FROM semaphores WHERE node = ? AND name = ?", where
+    ).fetchone()
+    first = tx.execute(_FIRST, where).fetchone()
+    whole = first is not None and first[0] is not None and first[1] == held == limit
+    tx.execute('UPDATE semaphores SET "limit" = ? WHERE node = ? AND name = ?', (limit, *where))
+    _set_level(tx, node, name, from_column(held), whole=whole)
+    tx.affected.setdefault(where, (0, False))
+    settle(tx)
+
+
 def settle(tx: Transaction) -> None:
     """Grant what fits now, in every queue that requests have left."""
     while tx.affected:

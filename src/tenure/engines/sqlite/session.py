@@ -287,6 +287,11 @@ class SqliteSession(SessionBase):
         self.check()
         await answered(self._do(nodes.update_semaphore, self.me, self.node, self.path, name, data))
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change the limit of a semaphore."""
+        self.check()
+        await answered(self._do(nodes.resize_semaphore, self.me, self.node, self.path, name, limit))
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore."""
         self.check()

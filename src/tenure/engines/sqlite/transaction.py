@@ -46,8 +46,9 @@ with contextlib.suppress(ImportError):  # Windows, which has the portable mode o
     from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
 GRANTED, TIMED_OUT, DELETED, EVICTED, ENDED, CHANGED_DATA, CHANGED_OWNERS = range(7)
-TAKEN_OVER, ACKNOWLEDGED = 7, 8
-"""Kinds of events. A `TAKEN_OVER` event stays until it is acknowledged: see `sessions`."""
+TAKEN_OVER, ACKNOWLEDGED, RESIZED = 7, 8, 9
+"""Kinds of events. A `TAKEN_OVER` event stays until it is acknowledged: see `sessions`. A `RESIZED`
+one has the new limit instead of the order id."""
 
 DATA, OWNERS = 1, 2
 """Kinds of changes that can be watched, as bits."""

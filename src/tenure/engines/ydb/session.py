@@ -105,6 +105,19 @@ class YdbSession(GroupSession):
         if body.status != Status.SUCCESS:
             raise errors.semaphore_error(self.path, name, body)
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Raise `Unsupported`: the API cannot change a limit."""
+        rules.check_name(name, self.path)
+        rules.check_new_limit(limit, self.path, name)
+        raise Unsupported(
+            f"the limit of semaphore {name!r} on {self.path} cannot be changed: YDB's API has no "
+            "operation for that; sqlite://, redis:// and tenure:// can. If a tenure server is "
+            "behind the API, change it through tenure://; otherwise delete the semaphore while it "
+            f"is not in use, and create it with limit {limit}",
+            node=self.path,
+            name=name,
+        )
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore."""
         rules.check_name(name, self.path)

@@ -177,6 +177,11 @@ class GuardedSession(SessionDefaults):
         self._check(_HOLD, name)
         await self._write(name, len(data), partial(self._inner.update_semaphore, name, data))
 
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change a semaphore's limit; it needs the permission to hold."""
+        self._check(_HOLD, name)
+        await self._inner.resize_semaphore(name, limit)
+
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore; by force it needs the permission to administer."""
         self._check(Access.ADMINISTER if force else _HOLD, name)

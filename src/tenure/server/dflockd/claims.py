@@ -356,11 +356,11 @@ class Holder:
         """Inform the client that its claim has ended."""
         letter = self.letters.pop(request_id, None)
         if letter is not None and not letter.done():
-            letter.set_result(why is Removal.EVICTED)
+            letter.set_result(why == Removal.EVICTED)
         claim = self.claims.get(request_id)
         if claim is None:
             return
-        if why is Removal.TIMED_OUT:
+        if why == Removal.TIMED_OUT:
             verdict = TIMEOUT
         else:  # another listener evicted an owner whose client released it there
             verdict = ERROR_NOT_ENQUEUED if claim.stage is HELD else ERROR

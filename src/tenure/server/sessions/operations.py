@@ -43,6 +43,7 @@ from tenure.wire.messages import (
     Done,
     Enqueue,
     Renew,
+    ResizeSemaphore,
     SemaphoreDescribed,
     Unwatch,
     UpdateSemaphore,
@@ -307,6 +308,11 @@ async def _update(session: ServerSession, message: UpdateSemaphore) -> Struct:
     return Done(message.rid)
 
 
+async def _resize(session: ServerSession, message: ResizeSemaphore) -> Struct:
+    await session.store.resize_semaphore(message.name, message.limit)
+    return Done(message.rid)
+
+
 async def _delete(session: ServerSession, message: DeleteSemaphore) -> Struct:
     deleting = session.store.delete_semaphore(message.name, force=message.force)
     if message.force:
@@ -449,6 +455,7 @@ SESSION_HANDLERS: dict[type[Struct], Callable[[ServerSession, Any], None]] = {
     Renew: _renew,
     Unwatch: _unwatch,
     UpdateSemaphore: partial(_start, _update),
+    ResizeSemaphore: partial(_start, _resize),
     Watch: _watch,
     Withdraw: _withdraw,
 }

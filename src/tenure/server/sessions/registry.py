@@ -331,6 +331,7 @@ class SessionRegistry:
                 kept,
                 session.requests.found() if comes_back else [],
                 session.requests.gone() if comes_back else [],
+                session.requests.resized() if comes_back else [],
             )
         )
         session.report_contact()

@@ -264,6 +264,11 @@ _REMOVAL_WORDS: dict[Removal, RemovalWord] = {
 }
 
 
+def removal_word(why: Removal) -> RemovalWord:
+    """Return the reason for the wire, beside which there may be the new limit."""
+    return "evicted" if why.limit is not None else _REMOVAL_WORDS[why]
+
+
 class ServerRequest:
     """A request of the session in a queue.
 
@@ -302,7 +307,7 @@ class SessionRequests:
 
     def __init__(self, node: str, semaphores: SemaphoreCounts, account: Account) -> None:
         self.queued: dict[int, ServerRequest] = {}
-        self.removals: OrderedDict[int, RemovalWord] = OrderedDict()
+        self.removals: OrderedDict[int, Removal] = OrderedDict()
         self._node = node
         self._semaphores = semaphores
         self._account = account
@@ -328,7 +333,12 @@ class SessionRequests:
 
     def gone(self) -> list[tuple[int, RemovalWord]]:
         """Return the requests that were removed from their queues, and the reasons."""
-        return list(self.removals.items())
+        return [(request_id, removal_word(why)) for request_id, why in self.removals.items()]
+
+    def resized(self) -> list[tuple[int, int]]:
+        """Return those of them that were too large for a new limit, and that limit."""
+        limits = ((request_id, why.limit) for request_id, why in self.removals.items())
+        return [(request_id, limit) for request_id, limit in limits if limit is not None]
 
     def recover(self, requests: Sequence[Recovered]) -> None:
         """Register the requests of a session that was taken over."""
@@ -370,13 +380,12 @@ class SessionRequests:
             del self.queued[request_id]
             self._semaphores.remove_request(self._node, request.name)
 
-    def remove(self, request_id: int, request: ServerRequest, why: Removal) -> RemovalWord:
-        """Drop a request that was removed from its queue, and return the reason for the wire."""
+    def remove(self, request_id: int, request: ServerRequest, why: Removal) -> None:
+        """Drop a request that was removed from its queue, and remember the reason."""
         self.drop(request_id, request)
-        self.removals[request_id] = word = _REMOVAL_WORDS[why]
+        self.removals[request_id] = why
         if len(self.removals) > _GONE:
             self.removals.popitem(last=False)
-        return word
 
     def clear(self) -> None:
         """Forget all requests: the session has ended."""
@@ -678,7 +687,8 @@ class ServerSession:
         request = self.requests.queued.get(request_id)
         if request is None:
             return
-        self.send(Removed(self.channel, request_id, self.requests.remove(request_id, request, why)))
+        self.requests.remove(request_id, request, why)
+        self.send(Removed(self.channel, request_id, removal_word(why), why.limit))
 
     def detached(self, cause: BaseException | None = None) -> None:  # noqa: ARG002
         """Record the lost contact to the store."""

@@ -293,7 +293,7 @@ class ConversationRequests:
             self._forget(place)
 
     def _report_gone(self, req_id: int, why: Removal) -> None:
-        if why is Removal.TIMED_OUT:
+        if why == Removal.TIMED_OUT:
             self._replies.append(acquired(req_id, False))
         else:
             self._replies.append(aborted(req_id, f"the request was removed: {why.value}"))
@@ -430,7 +430,7 @@ class ConversationRequests:
     def _abort(self, place: _Place, why: str) -> None:
         """End the waiting acquire without a result of the store."""
         if place.req_id is not None:
-            if place.gone is Removal.TIMED_OUT:
+            if place.gone == Removal.TIMED_OUT:
                 self._report_gone(place.req_id, place.gone)
             else:
                 self._replies.append(aborted(place.req_id, why))

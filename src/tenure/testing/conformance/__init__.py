@@ -49,6 +49,7 @@ from tenure.testing.conformance import (  # noqa: F401  each adds its behaviours
     queue,
     releases,
     requests,
+    resizing,
     semaphores,
     sessions,
     takeover,

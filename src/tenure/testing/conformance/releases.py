@@ -49,7 +49,7 @@ async def a_request_that_was_refused_or_never_made_was_not_there(stage: Stage) -
 async def a_waiter_whose_time_was_over_was_not_there(stage: Stage) -> None:
     owner, waiter = await stage.programs(2)
     held, waiting = await owner.lock("m"), await waiter.lock("m", timeout=0.05)
-    assert await waiting.removed() is Removal.TIMED_OUT
+    assert await waiting.removed() == Removal.TIMED_OUT
     assert await waiter.withdraw(waiting) is Withdrawn.MISSING
     assert await owner.withdraw(held) is Withdrawn.LEFT
 

@@ -190,7 +190,7 @@ async def an_evicted_owner_is_notified_and_the_next_is_granted(stage: Stage) -> 
     held, waiting = await owner.lock("m"), await waiter.lock("m")
     assert held.order_id is not None
     assert await stage.eye.evict(DEFAULT_NODE, "m", held.order_id) is True
-    assert await held.removed() is Removal.EVICTED
+    assert await held.removed() == Removal.EVICTED
     await waiting.granted()
     assert owner.recorder.end is None
     with raises(LeaseReleased):
@@ -205,7 +205,7 @@ async def an_evicted_waiter_is_notified_and_passed_over(stage: Stage) -> None:
     held, evicted, waiting = await owner.lock("m"), await waiter.lock("m"), await last.lock("m")
     first = (await owner.describe("m")).waiters[0]
     assert await stage.eye.evict(DEFAULT_NODE, "m", first.order_id) is True
-    assert await evicted.removed() is Removal.EVICTED
+    assert await evicted.removed() == Removal.EVICTED
     assert await stage.queue("m") == ([owner.id], [last.id])
     await owner.withdraw(held)
     await waiting.granted()

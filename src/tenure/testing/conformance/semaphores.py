@@ -213,8 +213,8 @@ async def deleting_by_force_notifies_owners_and_waiters(stage: Stage) -> None:
     held = await owner.enqueue("pool")
     waiting = await waiter.enqueue("pool")
     await other.session.delete_semaphore("pool", force=True)
-    assert await held.removed() is Removal.DELETED
-    assert await waiting.removed() is Removal.DELETED
+    assert await held.removed() == Removal.DELETED
+    assert await waiting.removed() == Removal.DELETED
     assert not waiter.recorder.grants
     with raises(SemaphoreNotFound):
         await owner.describe("pool")
@@ -232,8 +232,8 @@ async def a_mutex_can_be_deleted_by_force_and_only_so(stage: Stage) -> None:
     with raises(SemaphoreBusy):
         await other.session.delete_semaphore("m", force=False)
     await other.session.delete_semaphore("m", force=True)
-    assert await held.removed() is Removal.DELETED
-    assert await waiting.removed() is Removal.DELETED
+    assert await held.removed() == Removal.DELETED
+    assert await waiting.removed() == Removal.DELETED
     assert (await other.lock("m")).place is Place.GRANTED
 
 
@@ -243,7 +243,7 @@ async def who_deletes_by_force_may_be_an_owner_itself(stage: Stage) -> None:
     await owner.create("pool", 1)
     held = await owner.enqueue("pool")
     await owner.session.delete_semaphore("pool", force=True)
-    assert await held.removed() is Removal.DELETED
+    assert await held.removed() == Removal.DELETED
 
 
 @behaviour("lasting")

@@ -70,7 +70,7 @@ async def a_waiter_leaves_when_its_time_is_over(stage: Stage) -> None:
     began = stage.clock.now()
     waiting = await waiter.lock("m", timeout=SOON)
     assert waiting.place is Place.WAITING
-    assert await waiting.removed() is Removal.TIMED_OUT
+    assert await waiting.removed() == Removal.TIMED_OUT
     assert SOON - 1e-6 <= stage.clock.now() - began < SOON + PROMPT
     assert await stage.queue("m") == ([owner.id], [])
     with raises(LeaseReleased):
@@ -101,7 +101,7 @@ async def a_waiter_behind_one_that_timed_out_is_granted_if_it_fits(stage: Stage)
     waiting = await small.enqueue("pool", 1)
     if waiting.place is Place.WAITING:  # otherwise the machine is very slow
         await waiting.granted()
-    assert await blocking.removed() is Removal.TIMED_OUT
+    assert await blocking.removed() == Removal.TIMED_OUT
     assert await stage.queue("pool") == ([owner.id, small.id], [])
 
 
@@ -168,7 +168,7 @@ async def each_waiter_has_its_own_time(stage: Stage) -> None:
         await three.lock("m", timeout=2 * SOON),
     ]
     for request in waiting:
-        assert await request.removed() is Removal.TIMED_OUT
+        assert await request.removed() == Removal.TIMED_OUT
     assert await stage.queue("m") == ([owner.id], [])
 
 
@@ -218,7 +218,7 @@ async def a_waiter_with_a_shorter_timeout_times_out_sooner(stage: Stage) -> None
         await other.lock("m")
         began = stage.clock.now()
         await waiter.alter(waiting, timeout=SOON)
-        assert await waiting.removed() is Removal.TIMED_OUT
+        assert await waiting.removed() == Removal.TIMED_OUT
         assert SOON - 1e-6 <= stage.clock.now() - began < SOON + PROMPT
     assert await stage.queue("m") == ([owner.id], [other.id, other.id])
     assert not waiter.recorder.grants
@@ -246,7 +246,7 @@ async def a_timeout_that_is_not_mentioned_is_left_alone(stage: Stage) -> None:
     await owner.lock("m")
     waiting = await waiter.lock("m", timeout=5 * SOON)
     await waiter.alter(waiting, data=b"changed")
-    assert await waiting.removed() is Removal.TIMED_OUT
+    assert await waiting.removed() == Removal.TIMED_OUT
     assert await stage.queue("m") == ([owner.id], [])
 
 
@@ -259,7 +259,7 @@ async def a_waiter_left_without_time_goes_at_once_and_those_behind_it_move_up(
     await owner.enqueue("pool", 1)
     blocking, waiting = await large.enqueue("pool", 3), await small.enqueue("pool", 1)
     await large.alter(blocking, timeout=0)
-    assert await blocking.removed() is Removal.TIMED_OUT
+    assert await blocking.removed() == Removal.TIMED_OUT
     await waiting.granted()
     assert await stage.queue("pool") == ([owner.id, small.id], [])
     with raises(LeaseReleased):
@@ -298,7 +298,7 @@ async def a_request_may_be_withdrawn_at_once_after_it_was_sent(stage: Stage) -> 
     changed = waiter.send_change(waiting, timeout=0)
     assert (await waiting.answered()).place is Place.WAITING
     await answer_of(changed)
-    assert await waiting.removed() is Removal.TIMED_OUT
+    assert await waiting.removed() == Removal.TIMED_OUT
     await owner.withdraw(held)
     assert await stage.queue("m") == ([], [])
     assert not waiter.recorder.grants

@@ -2,7 +2,8 @@
 
 `check` returns the contradictions. The rules, by the names that a `Violation` has:
 
-* ``limit``: the leases of a semaphore that are certainly held never exceed its limit.
+* ``limit``: the leases of a semaphore that are certainly held never exceed its limit, or one that
+  it had when the last of them was granted.
 * ``order``: a request is granted only if it fits together with all requests that precede it in the
   queue. A request with a smaller order id entered the queue earlier. It counts only if it is
   certainly still in the queue.
@@ -188,13 +189,14 @@ def _ungranted(
         yield index.accuse("end", place, what, [], truth)
         return
     held = sum(entry.least_count for entry in owners)
-    if held > max((entry.requested.limit for entry in owners), default=inf):
+    if held > max((index.most_tokens(entry) for entry in owners), default=inf):
         what = f"{listed(owners)} own {place[1]!r}, {held} tokens in all"
         yield index.accuse("end", place, what, owners, truth)
     head = by_id.get(truth.waiters[0]) if truth.waiters else None
     if head is None or len(owners) < len(truth.owners):
         return
-    if sum(entry.count for entry in owners) + head.count <= head.requested.limit:
+    limit = min(index.limits(head, truth.at, truth.at))
+    if sum(entry.count for entry in owners) + head.count <= limit:
         what = (
             f"{listed([head])} is the first that waits for {place[1]!r}, and there is room for it"
         )
@@ -412,7 +414,7 @@ def _limit_of(
                 count = left
         changes.append((end, -count, number, True))
     changes.sort()  # at equal instants, releases come before grants
-    least = min(entry.requested.limit for entry in entries)
+    least = index.least_tokens(place)
     held, reported = 0, False
     holders: dict[int, RequestEntry] = {}
     for _, more, number, last in changes:
@@ -424,10 +426,21 @@ def _limit_of(
         if held <= least:
             reported = False
         elif more > 0 and not reported:
-            limit = max(entry.requested.limit for entry in holders.values())
+            limit = max(map(index.most_tokens, _last_granted([*holders.values()])))
             if held > limit:
                 reported = True
                 yield _too_many(index, place, [*holders.values()], held, limit)
+
+
+def _last_granted(holders: list[RequestEntry]) -> list[RequestEntry]:
+    """Return the request that was granted last, in the order of the queue; all if unknown.
+
+    What the others had then was within the limit, together with its count.
+    """
+    known = [(entry.order_id, entry) for entry in holders if entry.order_id is not None]
+    if len(known) < len(holders):
+        return holders
+    return [max(known, key=lambda each: each[0])[1]]
 
 
 def _too_many(
@@ -469,7 +482,7 @@ def _order_of(
                 if until > held_between[0] and other_id != order_id
             }
             needed = entry.count + sum(other.least_count for other in before.values())
-            if needed > max(each.requested.limit for each in (entry, *before.values())):
+            if needed > index.most_tokens(entry):
                 yield _out_of_order(index, place, entry, [*before.values()], needed)
         behind = first_behind[number + 1]
         ahead = [each for each in ahead if each[0] > behind]
@@ -487,8 +500,9 @@ def _out_of_order(
         f"{listed([entry])} was granted {name!r} on {node} while {listed(before)} stood before it, "
         "which left no room for it"
     )
-    if entry.requested.limit != entry.requested.count:
-        what += f": {needed} tokens of a limit of {entry.requested.limit}"
+    limit = index.most_tokens(entry)
+    if limit != entry.requested.count:
+        what += f": {needed} tokens of a limit of {limit}"
     return index.accuse("order", place, what, [*before, entry], entry.granted)
 
 

@@ -125,6 +125,17 @@ class RequestEntry:
             self.ended_by = why
 
 
+class Change:
+    """A change of a limit, which happened between two instants; `end` is infinite if unknown."""
+
+    __slots__ = ("end", "limit", "start")
+
+    def __init__(self, start: float, limit: int) -> None:
+        self.start = start
+        self.end = inf
+        self.limit = limit
+
+
 def _share(count: int, limit: int) -> int:
     return count if count == limit or limit <= EXACT else 1
 
@@ -149,8 +160,8 @@ class HistoryIndex:
         late: requests that were held after their deadline, each with that record.
         pauses: the pauses of each process, in order.
         crashed: the first `Crashed` record of each process that crashed.
-        calls, returned: the calls by place and the returns by call, with their positions in the
-            history.
+        calls, returned: the calls on data by place, and the returns by call, with their positions
+            in the history.
         observed: the records of each observer of each place, in order.
         unobserved: the processes and observers whose watch has ended, with the instant.
         truths: the final states, with their positions in the history.
@@ -168,6 +179,8 @@ class HistoryIndex:
         self.crashed: dict[str, Crashed] = {}
         self.calls: dict[Place, list[tuple[int, Called]]] = {}
         self.returned: dict[str, tuple[int, Returned]] = {}
+        self._changes: dict[Place, dict[str, Change]] = {}  # of limits, by call
+        self._deleted: set[tuple[str | None, str | None]] = set()  # places, perhaps created again
         self.observed: dict[tuple[str, Place], list[Observed]] = {}
         self.unobserved: dict[tuple[str, str], float] = {}
         self.truths: list[tuple[int, Truth]] = []
@@ -197,6 +210,35 @@ class HistoryIndex:
             handlers[type(record)](record)
 
     # Queries
+
+    def limits(self, entry: RequestEntry, start: float, end: float) -> list[int]:
+        """Return the limits that a request's semaphore may have had between two instants."""
+        skew, place = self.history.skew, entry.place
+        changes = [*self._changes.get(place, {}).values()]
+
+        def is_over(since: float) -> bool:
+            """Return whether a change that ended at `since` was replaced before `start`."""
+            return any(each.start > since + skew and each.end + skew < start for each in changes)
+
+        found = [
+            each.limit for each in changes if each.start <= end + skew and not is_over(each.end)
+        ]
+        node, name = place
+        deleted = self._deleted & {place, (node, None), (None, name), (None, None)}
+        if deleted or not is_over(-inf):
+            found.append(entry.requested.limit)
+        return found
+
+    def most_tokens(self, entry: RequestEntry) -> int:
+        """Return the highest limit that a semaphore may have had when a request was granted."""
+        requested, granted = entry.requested, entry.granted
+        start = requested.at if requested.recovers is None else -inf
+        return max(self.limits(entry, start, inf if granted is None else granted.at))
+
+    def least_tokens(self, place: Place) -> int:
+        """Return the lowest limit that a semaphore may have had at any time."""
+        changed = [each.limit for each in self._changes.get(place, {}).values()]
+        return min([*changed, *(entry.requested.limit for entry in self.places[place])])
 
     def in_queue_until(self, entry: RequestEntry) -> float:
         """Return the instant until which it was certainly in its queue, if it ever was."""
@@ -273,6 +315,11 @@ class HistoryIndex:
         crashed = self.crashed.get(record.process)
         if crashed is not None:  # the crash is recorded first, and the process ran on briefly
             entry.leave(record.at, crashed)
+        if any(
+            each.end == inf and record.count > each.limit
+            for each in self._changes.get(entry.place, {}).values()
+        ):
+            entry.leave(record.at, record)  # the limit is being changed, perhaps after it joins
         self._present.setdefault(record.process, {})[record.request] = entry
 
     def _entry(self, record: Queued | Granted | Held | Shrinks | Leaves | Gone) -> RequestEntry:
@@ -337,6 +384,8 @@ class HistoryIndex:
 
     def _revokes(self, record: Revokes) -> None:
         concerned: Sequence[dict[str, RequestEntry]]
+        if record.request is None and record.session_of is None:
+            self._deleted.add((record.node, record.name))
         if record.session_of is not None:
             concerned = [self._present.get(record.session_of, {})]
         else:
@@ -368,10 +417,27 @@ class HistoryIndex:
             entry.leave(at, record)
 
     def _called(self, record: Called) -> None:
+        place = (record.node, record.name)
+        if record.op == "resize":
+            limit = int(record.argument or b"0")
+            self._changes.setdefault(place, {})[record.call] = Change(record.at, limit)
+            for entries in self._present.values():
+                for entry in entries.values():
+                    if entry.place == place and entry.requested.count > limit:
+                        entry.leave(record.at, record)  # unless it owns, it leaves
+            return
+        if record.op == "delete":
+            self._deleted.add(place)
         calls = self.calls.setdefault((record.node, record.name), [])
         calls.append((self._index, record))
 
     def _returned(self, record: Returned) -> None:
+        for changes in self._changes.values():
+            change = changes.get(record.call)
+            if change is not None and record.outcome == "ok":
+                change.end = record.at
+            elif change is not None and record.outcome != "unknown":
+                del changes[record.call]
         self.returned[record.call] = (self._index, record)
 
     def _observed(self, record: Observed) -> None:

@@ -525,7 +525,7 @@ class Journal:
         op: Operation,
         argument: bytes | None = None,
     ) -> Iterator[DataCall]:
-        """Record the block in which one call is made on a semaphore's data.
+        """Record the block in which one call is made on a semaphore.
 
         An exception that the block raises determines the outcome.
 
@@ -555,6 +555,11 @@ class Journal:
         """Call ``await semaphore.update(data)``, and record it."""
         with self.call(semaphore, "update", data):
             await semaphore.update(data)
+
+    async def resize(self, semaphore: Semaphore, limit: int) -> None:
+        """Call ``await semaphore.resize(limit)``, and record it."""
+        with self.call(semaphore, "resize", b"%d" % limit):
+            await semaphore.resize(limit)
 
     async def delete(self, semaphore: Semaphore) -> None:
         """Call ``await semaphore.delete()``, and record it."""

@@ -29,8 +29,11 @@ from typing import Any, Literal
 Why = Literal["released", "lost", "timeout", "withdrawn", "refused", "failed"]
 """Reason for which a request ended, as its program saw it."""
 
-Operation = Literal["create", "ensure", "update", "delete", "read"]
-"""Operation on a semaphore's data; ``ensure`` is a creation that accepts an existing semaphore."""
+Operation = Literal["create", "ensure", "update", "delete", "read", "resize"]
+"""Operation on a semaphore; ``ensure`` is a creation that accepts an existing semaphore.
+
+The argument of a ``resize`` is the new limit in decimal digits. It changes no data.
+"""
 
 Outcome = Literal["ok", "exists", "missing", "busy", "refused", "unknown"]
 """Outcome of a call. ``exists``, ``missing`` and ``busy`` (the semaphore has owners or waiters)
@@ -47,7 +50,8 @@ class Requested:
 
     Attributes:
         count: the number of tokens; for a mutex, all of them.
-        limit: the semaphore's limit; 2^64-1 for an ephemeral semaphore, and so for a mutex.
+        limit: the limit with which the semaphore is created; 2^64-1 for an ephemeral semaphore, and
+            so for a mutex. Calls of ``resize`` change it.
         window: the session's recovery window, in seconds.
         timeout: seconds from `at` after which the request may have timed out.
         recovers: the label of the request of a resumed session that this one continues; empty if
@@ -187,12 +191,12 @@ class Crashed:
     process: str
 
 
-# A semaphore's data
+# Calls on a semaphore
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Record that a call on a semaphore's data is about to be made. `call` is a unique label."""
+    """Record that a call on a semaphore is about to be made. `call` is a unique label."""
 
     at: float
     process: str

@@ -14,10 +14,11 @@ from typing import Protocol
 
 from tenure._client.internals import client_core
 from tenure.engines.contract import Engine, EngineSession
+from tenure.errors import SemaphoreNotFound
 from tenure.model import DEFAULT_NODE
 from tenure.testing.faults import Way, at_once
-from tenure.testing.history import Continued, Crashed, Paused, Revokes
-from tenure.testing.simulation.plan import Fault, FaultKind
+from tenure.testing.history import Called, Continued, Crashed, Paused, Returned, Revokes
+from tenure.testing.simulation.plan import LIMIT, Fault, FaultKind
 from tenure.testing.simulation.process import Incarnation, SimulatedProcess, Surroundings
 from tenure.testing.simulation.scheduler import ProcessLoop
 
@@ -263,6 +264,19 @@ class Nemesis:
                 for life in (*process.former, process.now):
                     self._record(Revokes(self._scheduler.now, None, life.label, DEFAULT_NODE, name))
                 process.now.revoked = self._scheduler.now
+
+    def _resize(self, fault: Fault) -> bool:
+        limit = 1 + fault.which % (LIMIT + 2)
+        call, at = f"resize-{self.applied['resize']}", self._scheduler.now
+        argument = b"%d" % limit
+        try:
+            at_once(self._world.administrator.resize_semaphore("pool", limit))
+        except SemaphoreNotFound:
+            return False
+        # It took no time, and its effects have not been delivered yet.
+        self._record(Called(at, "administrator", call, DEFAULT_NODE, "pool", "resize", argument))
+        self._record(Returned(at, call, "ok"))
+        return True
 
     def _drop(self, fault: Fault) -> bool:
         found = [

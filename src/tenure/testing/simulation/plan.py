@@ -36,6 +36,7 @@ FaultKind: TypeAlias = Literal[
     "evict",  # an administrator evicts a request from its queue
     "end",  # an administrator ends a session
     "drop",  # an administrator deletes a semaphore by force
+    "resize",  # an administrator changes the limit of the shared semaphore
 ]
 
 FAULTS: tuple[FaultKind, ...] = (
@@ -51,12 +52,14 @@ FAULTS: tuple[FaultKind, ...] = (
     "evict",
     "end",
     "drop",
+    "resize",
 )
+"""All kinds."""
 
 LIMIT = 3
-"""The limit of the semaphore that the processes share."""
+"""The limit with which the semaphore is created that the processes share."""
 
-PROCESSES, TASKS, STEPS, FEWEST_FAULTS, MOST_FAULTS = 4, 3, 15, 9, 12
+PROCESSES, TASKS, STEPS, FEWEST_FAULTS, MOST_FAULTS, MOST_RESIZES = 4, 3, 15, 9, 12, 4
 LONG_HOLDS = 0.02
 
 
@@ -169,7 +172,9 @@ def draw(seed: int) -> Plan:
     random = Random(seed)
     processes = tuple(_process(random) for _ in range(PROCESSES))
     number = random.randint(FEWEST_FAULTS, MOST_FAULTS)
-    faults = sorted((_fault(random) for _ in range(number)), key=lambda fault: fault.at)
+    found = [_fault(random) for _ in range(number)]
+    found += [_resize(random) for _ in range(random.randint(0, MOST_RESIZES))]
+    faults = sorted(found, key=lambda fault: fault.at)
     return Plan(seed, processes, tuple(faults))
 
 
@@ -219,8 +224,13 @@ def _step(random: Random) -> Step:
     return Step(kind, name, hold, timeout, count, random.random() < 0.7, pause)
 
 
+def _resize(random: Random) -> Fault:
+    """Draw a change of a limit; these are drawn last, so that a seed keeps its other faults."""
+    return Fault(random.uniform(0.2, 6.0), "resize", 0, which=random.getrandbits(16))
+
+
 def _fault(random: Random) -> Fault:
-    kind = random.choice(FAULTS)
+    kind = random.choice(FAULTS[:-1])
     length = random.choice((random.uniform(0.0, 0.5), random.uniform(0.5, 3.0), 6.0))
     return Fault(
         at=random.uniform(0.2, 6.0),

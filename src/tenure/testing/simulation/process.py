@@ -30,6 +30,7 @@ from tenure.errors import (
     AcquireTimeout,
     EngineError,
     EngineUnavailable,
+    InvalidArgument,
     LeaseLost,
     LeaseReleased,
     SemaphoreExists,
@@ -57,7 +58,21 @@ EXPECTED = (
     SessionClosed,
     SessionExpired,
 )
-"""Exceptions that a step may raise because of faults. Any other exception is a defect."""
+"""Exceptions that a step may raise because of faults. Any other exception is a defect.
+
+A step on the semaphore ``pool``, whose limit changes, may also raise `InvalidArgument`.
+"""
+
+
+def expected(name: str) -> tuple[type[Exception], ...]:
+    """Return the exceptions that a step on a semaphore may raise because of faults."""
+    return (*EXPECTED, InvalidArgument) if name == "pool" else EXPECTED
+
+
+async def _ensure(pool: Semaphore) -> None:
+    """Create the semaphore that the processes share; an administrator may change its limit."""
+    with contextlib.suppress(SemaphoreExists):
+        await pool.create(LIMIT, exist_ok=True)
 
 
 class MortalEngine(Engine, Protocol):
@@ -220,7 +235,7 @@ class Incarnation:
             self.doing[number] = (task, None)
             try:
                 await task
-            except EXPECTED:
+            except expected(step.name):
                 pass  # the step has ended, and the next one follows
             except asyncio.CancelledError:
                 if not task.cancelled():
@@ -289,7 +304,7 @@ class Incarnation:
     async def _continue_with(
         self, found: Recovered, ticket: Ticket[Any], recording: Request
     ) -> None:
-        with contextlib.suppress(*EXPECTED), recording as request:
+        with contextlib.suppress(*expected(found.name)), recording as request:
             request.queued(found.order_id)
             await self._hold_ticket(ticket, request, Step("ticket", found.name, hold=0.2))
 
@@ -314,7 +329,7 @@ class Incarnation:
                 await self._hold(request, candidacy, step)
         elif step.kind == "acquire":
             pool = session.semaphore(step.name)
-            await pool.create(LIMIT, exist_ok=True)
+            await _ensure(pool)
             with self._recorded(number, pool, step, count=step.count, limit=LIMIT) as request:
                 await self._hold(request, pool.acquire(step.count, timeout=step.timeout), step)
         elif step.kind == "ticket":
@@ -325,7 +340,7 @@ class Incarnation:
     async def _queue(self, number: int, session: Session, step: Step) -> None:
         if step.name == "pool":
             semaphore, count = session.semaphore(step.name), step.count
-            await semaphore.create(LIMIT, exist_ok=True)
+            await _ensure(semaphore)
         else:  # all of its tokens, as for a mutex
             semaphore, count = session.semaphore(step.name, ephemeral=True), EPHEMERAL_LIMIT
         for_ever = replace(step, timeout=None)  # the ticket keeps its place

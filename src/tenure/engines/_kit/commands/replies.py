@@ -122,6 +122,8 @@ def error(url: str, path: str, name: str, count: int, reply: Any) -> TenureError
             rules.check_count(count, int(reply[1]), path, name)
         elif word == "shrink":
             rules.check_shrink(count, int(reply[2]), int(reply[3]), path, text(reply[1]))
+        elif word == "unbounded":
+            rules.check_resizable(int(reply[1]), path, name, ephemeral=False)
         elif word == "busy":
             return refusals.semaphore_busy(path, name)
         elif word == "full":

@@ -28,13 +28,13 @@ from tenure.engines._kit.commands.pipeline import (
     LEFT,
     OWNS,
     REFUSED,
-    REMOVALS,
     SENT,
     WAITING,
     EnqueueOperation,
     Operation,
     OrderIds,
     WithdrawOperation,
+    removal,
 )
 from tenure.engines._kit.commands.replies import (
     Values,
@@ -284,6 +284,13 @@ class CommandSession(SessionBase):
         rules.check_name(name, self.path)
         rules.check_data(data, self.path, name)
         await self._change("update", name, 0, data)
+
+    async def resize_semaphore(self, name: str, limit: int) -> None:
+        """Change the limit of a semaphore."""
+        self.check()
+        rules.check_name(name, self.path)
+        rules.check_new_limit(limit, self.path, name)
+        await self._change("resize", name, 0, f"{limit:d}")
 
     async def delete_semaphore(self, name: str, *, force: bool) -> None:
         """Delete a semaphore."""
@@ -575,7 +582,7 @@ class CommandSession(SessionBase):
 
         Args:
             kind: "T" taken over, "E" ended, "A" a former attachment has acknowledged a takeover,
-                "g" granted, or a key of `REMOVALS`.
+                "g" granted, or the kind of a `removal`.
             rest: the reason of the end, or the request id and order id of a request.
         """
         if self.over:
@@ -592,7 +599,7 @@ class CommandSession(SessionBase):
             request_id, *order_id = map(int, rest.split())
             if request_id in self.requests:
                 if kind != "g":
-                    self._removed(request_id, REMOVALS[kind])
+                    self._removed(request_id, removal(kind))
                 elif self.requests[request_id] != OWNS:
                     self._granted(request_id, order_id[0])
 

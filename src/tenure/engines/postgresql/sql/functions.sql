@@ -303,7 +303,7 @@ BEGIN
         q.owners := q.owners + 1;
         q.waiters := q.waiters - 1;
         q.last_owner := r.order_id;
-        changed := CASE changed WHEN 'b' THEN 'b' ELSE 'o' END;
+        changed := CASE WHEN changed IN ('b', 'd') THEN 'b' ELSE 'o' END;
         events := events || :schema.report(r.session,
             'g ' || r.session || ' ' || r.request_id || ' ' || r.order_id, caller);
         EXIT WHEN q.whole;

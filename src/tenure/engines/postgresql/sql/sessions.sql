@@ -251,6 +251,7 @@ BEGIN
     answer := CASE kind
         WHEN 'create' THEN :schema.create_semaphore(q, args)
         WHEN 'update' THEN :schema.update_semaphore(q, args)
+        WHEN 'resize' THEN :schema.resize_semaphore(q, args, caller)
         WHEN 'delete' THEN :schema.delete_semaphore(q, args, caller)
         ELSE :schema.alter_request(of_session, q, args, caller) END;
     PERFORM :schema.lock_own(of_session);
@@ -294,6 +295,44 @@ BEGIN
         PERFORM :schema.settle(q, 'd', true, '');
     END IF;
     RETURN '["ok",[]]';
+END $$;
+
+-- Waiters for more than the new limit leave the queue, where they would block those behind them.
+CREATE OR REPLACE FUNCTION :schema.resize_semaphore(
+    q :schema.queues, args jsonb, caller text
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    r :schema.requests;
+    top numeric := (args ->> 1)::numeric;
+    frozen boolean := NOT EXISTS (SELECT FROM :schema.calm);
+    events text[] := '{}';
+    more text[];
+BEGIN
+    IF q.id IS NULL OR q.max_count IS NULL AND q.owners + q.waiters = 0 THEN
+        RETURN '["missing"]';
+    ELSIF q.max_count IS NULL THEN
+        RETURN '["kind",0]';
+    ELSIF q.max_count > 9007199254740991 THEN
+        RETURN json_build_array('unbounded', q.max_count)::text;
+    ELSIF q.max_count = top THEN
+        RETURN '["ok",[]]';
+    END IF;
+    FOR r IN SELECT * FROM :schema.requests
+        WHERE queue = q.id AND order_id > q.last_owner AND count > top ORDER BY order_id
+    LOOP
+        more := :schema.take_out(r, 'r' || top, caller);
+        IF more IS NULL THEN
+            RAISE 'a transaction guards a request' USING ERRCODE = 'TN003';  -- is sent again, later
+        END IF;
+        events := events || more;
+        q := :schema.without(q, r);
+    END LOOP;
+    UPDATE :schema.queues SET max_count = top WHERE id = q.id;
+    q.max_count := top;
+    q.whole := q.owners = 1 AND q.held = top;
+    events := events || :schema.settle(q, 'd', frozen, caller);
+    RETURN json_build_array('ok', events)::text;
 END $$;
 
 CREATE OR REPLACE FUNCTION :schema.delete_semaphore(

@@ -1,6 +1,7 @@
 -- ARGV: session, token, number of the change, numbers whose answers have been seen, what, ...
 --   create, name, limit, data, exist_ok, most semaphores
 --   update, name, data
+--   resize, name, limit
 --   delete, name, force
 --   alter, request id, count ("" as it is, "0" none that could be right), "1" if data, data, timeout
 --     ("-" as it is, "" for ever, microseconds otherwise)
@@ -54,6 +55,31 @@ local function update(name, data)
     changed(path, name, 'd')
   end
   return {'ok'}
+end
+
+local function resize(name, limit)
+  local m = load(path, name)
+  if not m then
+    return {'missing'}
+  elseif not m.lasting then
+    return {'kind', 0}
+  elseif not m.exact then
+    return {'unbounded', m.limit}
+  elseif m.limit == limit then
+    return {'ok'}
+  end
+  call('HSET', m.key, 'l', limit)
+  m.limit, m.whole = limit, m.owners == 1 and m.held == tonumber(limit)
+  for _, each in ipairs(requests_of(m)) do
+    local r = parse(each[2])
+    if r.granted == '0' and not at_most(r.count, limit) then
+      remove(m, each[1], r, 'r' .. limit)
+    end
+  end
+  changed(path, name, 'd')
+  dirty[m] = true
+  settle()
+  return {'ok', due()}
 end
 
 local function delete(name, force)
@@ -131,6 +157,6 @@ local function alter(request_id, count, has_data, data, timeout)
   return {'ok', due()}
 end
 
-local answer = ({create = create, update = update, delete = delete, alter = alter})[what](unpack(ARGV, 6))
+local answer = ({create = create, update = update, resize = resize, delete = delete, alter = alter})[what](unpack(ARGV, 6))
 call('HSET', session, '=' .. number, cjson.encode(answer))
 return answer

@@ -47,6 +47,7 @@ local function mend(m)
       end
     end
   end
+  whole = whole and owners == 1 -- after its limit was lowered, several may have as much
   if #lost == 0 and owners >= m.owners and #waiting == call('ZCARD', m.waiters) then
     return false
   end

@@ -47,7 +47,7 @@ local function join(m, request_id, name, count, data, granted, deadline)
     else
       m.owners, m.whole, m.held = m.owners + 1, count == m.limit, m.held + amount(m, count)
       local whole = m.whole and '1' or '0'
-      call('HSET', key, 'o', m.owners, 'w', whole, 'h', int(m.held), number, record)
+      call('HSET', key, 'o', m.owners, 'w', whole, 'h', held_text(m), number, record)
     end
   end
   if data ~= '' then

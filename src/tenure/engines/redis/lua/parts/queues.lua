@@ -1,14 +1,15 @@
 -- Semaphores and their queues.
 --
--- A semaphore is a hash: l limit (an ephemeral one has none), o owners, h held (as far as it can be
--- exact, and is not the whole), w whole, n waiting, d data; each request is a field named by its order
+-- A semaphore is a hash: l limit (an ephemeral one has none), o owners, h held (0 if it cannot be
+-- exact, or is the whole), w whole, n waiting, d data; each request is a field named by its order
 -- id, "session request count joined granted deadline" (0 for none), and its data, if any, in "D" ..
 -- order id. Waiters are in a sorted set. A mutex without waiters so far is a string instead, its short
 -- form: "session request order joined", and behind them the data, if any.
 -- A session is a hash: a token of its attachment, n node, u until, w window, l liveness, k key,
 -- c channel, d description, t attached, f when its keys were last given time to live, y the end that it was
 -- given when the server had been away; each request is a field: "order name", with a "+" before it while
--- that is in its short form, or "!kind order" when the request was taken out and it may not know.
+-- that is in its short form, or "!kind order" when the request was taken out and it may not know: t timed
+-- out, x deleted, e evicted, r with the new limit of its semaphore.
 --#include parts/namespace.lua
 local PLACE = '^%+?(%d+) (.*)$'
 local EXACT = '9007199254740991'
@@ -86,6 +87,9 @@ local function load(path, name, place)
     end
     if found then
       found.exact = at_most(found.limit, EXACT)
+      if found.exact and found.whole then
+        found.held = tonumber(found.limit)
+      end
     end
     loaded[at] = found
   end
@@ -135,7 +139,11 @@ local function lengthen(m)
 end
 
 local function amount(m, count) -- what a count adds to "held"
-  return m.exact and count ~= m.limit and tonumber(count) or 0
+  return m.exact and tonumber(count) or 0
+end
+
+local function held_text(m)
+  return m.whole and '0' or int(m.held)
 end
 
 local function push(id, kind, rest)
@@ -249,7 +257,7 @@ local function settle()
       changed(m.path, m.name, 'b')
     else
       if m.exact then
-        write(m, 'h', int(m.held))
+        write(m, 'h', held_text(m))
       end
       call('HSET', m.key, 'o', m.owners, 'w', m.whole and '1' or '0', 'n', m.waiting, unpack(m.put))
       m.put = {}
