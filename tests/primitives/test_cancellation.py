@@ -112,6 +112,15 @@ async def enqueue_and_withdraw(place: Place) -> None:
     await ticket.withdraw()
 
 
+async def acquire_share(place: Place) -> None:
+    async with place.session.semaphore("s", per_key=1).acquire(key="a"):
+        await turns(1)
+
+
+async def try_share(place: Place) -> object:
+    return await place.session.semaphore("s", per_key=1).try_acquire(key="a")
+
+
 async def campaign(place: Place) -> None:
     async with place.session.election("e").campaign(b"me") as leadership:
         await leadership.proclaim(b"still me")
@@ -175,6 +184,8 @@ OPERATIONS: list[Operation] = [
     enqueue_and_wait,
     enqueue_and_wait_in_time,
     enqueue_and_withdraw,
+    acquire_share,
+    try_share,
     campaign,
     campaign_and_resign,
     open_a_session,
