@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as Counts
 
 import pytest
 
@@ -120,6 +121,34 @@ async def test_calls_of_decorated_functions_keep_to_a_limit(stores: Stores) -> N
             await asyncio.gather(*(each(number) for number in range(5) for each in waits))
             async with other.semaphore("gpu").acquire(2):
                 assert await client.limited("gpu", 2, skip=True)(work)(0) is None
+
+
+@ON_EVERY_ENGINE
+async def test_each_key_has_a_limit_beneath_that_of_all(stores: Stores) -> None:
+    with stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            both = [each.semaphore("jobs", limit=3, per_key=2) for each in (client, other)]
+            if not client.capabilities.lasting:
+                with pytest.raises(tenure.Unsupported):
+                    await both[0].acquire(key="a")
+                return
+            inside: Counts[str] = Counts()
+
+            async def work(jobs: tenure.Semaphore, key: str) -> None:
+                for _ in range(3):
+                    async with jobs.acquire(key=key, timeout=60):
+                        inside[key] += 1
+                        assert inside[key] <= 2
+                        assert inside.total() <= 3
+                        await asyncio.sleep(0)
+                        inside[key] -= 1
+
+            await asyncio.gather(*(work(each, key) for each in both for key in "aab"))
+            async with both[1].acquire(2, key="a"):
+                assert await both[0].try_acquire(key="a") is None
+                lease = await both[0].try_acquire(key="b")
+                assert lease is not None
+                await lease.release()
 
 
 @ON_EVERY_ENGINE

@@ -123,6 +123,15 @@ async def take_any(place: Place) -> object:
     return await place.client.any_of(session.mutex("m"), session.semaphore("s"), timeout=50)
 
 
+async def acquire_share(place: Place) -> None:
+    async with place.session.semaphore("s", per_key=1).acquire(key="a"):
+        await turns(1)
+
+
+async def try_share(place: Place) -> object:
+    return await place.session.semaphore("s", per_key=1).try_acquire(key="a")
+
+
 async def campaign(place: Place) -> None:
     async with place.session.election("e").campaign(b"me") as leadership:
         await leadership.proclaim(b"still me")
@@ -188,6 +197,8 @@ OPERATIONS: list[Operation] = [
     enqueue_and_withdraw,
     take_all,
     take_any,
+    acquire_share,
+    try_share,
     campaign,
     campaign_and_resign,
     open_a_session,

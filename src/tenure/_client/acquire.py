@@ -166,6 +166,25 @@ def _duration(seconds: float) -> str:
 
 L = TypeVar("L")
 
+_LEAST = 0.001
+"""Seconds that a step gets of a timeout which the others have used up; 0 would not wait at all."""
+
+
+class SharedTimeout:
+    """A timeout that several steps share, from now on."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds for the next step; 0 only if that is the timeout."""
+        if not self._timeout:
+            return self._timeout
+        return max(_LEAST, self._timeout - (self._loop.time() - self._began))
+
 
 async def acquire(
     source: SessionSource, options: RequestOptions[L], timeout: float | None, site: CallSite

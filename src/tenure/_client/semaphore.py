@@ -2,25 +2,36 @@
 
 A lasting semaphore is created and deleted. An ephemeral one has a practically unlimited number of
 tokens, and exists while it has an owner or a waiter. It serves to list owners with their data.
+
+**A limit for each key** beneath that of all: a request first acquires the semaphore of its key,
+``NAME/key/KEY``, and then this one. So a key has at most `per_key` requests in the queue of all,
+however many wait, and each further one joins at its end: the keys take turns, and within a key the
+order is that of the requests. A waiter holds tokens of its own key alone, so keys never block each
+other. The semaphore of a key is created when it is missing, and deleted when it is idle.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Never
 
-from tenure._client.acquire import acquire, try_acquire
+from tenure._client.acquire import SharedTimeout, acquire, as_it_is, try_acquire
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import CallSite, call_site
-from tenure._client.lease import Acquirable, Lease
+from tenure._client.internals import request_of
+from tenure._client.lease import Acquirable, Lease, Slots
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
-from tenure._client.request import RequestOptions
+from tenure._client.request import Request, RequestOptions
+from tenure._client.session_core import session_of
 from tenure._client.source import SessionSource
 from tenure._client.ticket import Ticket, enqueue, recover
 from tenure._client.watch import Watch, described_now
 from tenure.core import refusals, rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import InvalidArgument, SemaphoreExists
+from tenure.errors import InvalidArgument, SemaphoreExists, SemaphoreNotFound, TenureError
 from tenure.model import SemaphoreDescription
 
 if TYPE_CHECKING:
@@ -66,9 +77,11 @@ class Semaphore(Acquirable):
         *,
         ephemeral: bool = False,
         limit: int | None = None,
+        per_key: int | None = None,
     ) -> None:
         rules.check_name(name)
         self.name = name
+        self._per_key = per_key
         self.ephemeral = ephemeral
         self._blocks = {}
         self._existing = self._source = source
@@ -76,6 +89,9 @@ class Semaphore(Acquirable):
             self._check_lasting("has no limit")
             rules.check_limit(limit, source.node, name)
             self._source = _CreatingSource(source, name, limit)
+        if per_key is not None:
+            self._check_lasting("has no limit for each key")
+            rules.check_limit(per_key, source.node, name)
 
     def __repr__(self) -> str:
         return f"<Semaphore {self.name!r}{' (ephemeral)' if self.ephemeral else ''}>"
@@ -189,6 +205,7 @@ class Semaphore(Acquirable):
         self,
         count: int = 1,
         *,
+        key: str | None = None,
         data: bytes = b"",
         timeout: Duration | None = None,
         on_loss: OnLoss | None = None,
@@ -199,6 +216,8 @@ class Semaphore(Acquirable):
 
         Args:
             count: 1 to the limit.
+            key: the key whose limit counts, too, such as a tenant, if there is one for each key
+                (``client.semaphore(name, limit=10, per_key=2)``).
             data: bytes of the request, which clients see in descriptions of the owners.
             timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
                 or the session ends.
@@ -220,18 +239,24 @@ class Semaphore(Acquirable):
             raise unknown_argument("acquire", _unknown)
         options = self._options(count, data, on_loss, stop_time)
         limit = timeout_seconds(timeout)
+        place = self._place(key, count)
+        if place is not None:
+            return Once(options, _acquire_both, self._source, options, place, limit, call_site())
         return Once(options, acquire, self._source, options, limit, call_site())
 
     async def try_acquire(
         self,
         count: int = 1,
         *,
+        key: str | None = None,
         data: bytes = b"",
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
         **_unknown: Never,
     ) -> Lease | None:
         """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
+
+        The arguments are those of `acquire`.
 
         Raises:
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
@@ -240,6 +265,9 @@ class Semaphore(Acquirable):
         if _unknown:
             raise unknown_argument("try_acquire", _unknown)
         options = self._options(count, data, on_loss, stop_time)
+        place = self._place(key, count)
+        if place is not None:
+            return await _try_both(self._source, options, place, call_site())
         return await try_acquire(self._source, options, 0.0, call_site())
 
     def enqueue(
@@ -252,8 +280,10 @@ class Semaphore(Acquirable):
     ) -> Once[Ticket[Lease]]:
         """Join the queue now, and wait for the grant later, with the ticket.
 
-        ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`.
+        ``async with pool.enqueue() as ticket``, or ``await`` it. Raises as `acquire`. There is no
+        ticket where each key has a limit: a request for it has two places, one after the other.
         """
+        self._place(None, count)
         options = self._options(count, data, on_loss, stop_time)
         return Once(options, enqueue, self._source, options, call_site())
 
@@ -295,10 +325,35 @@ class Semaphore(Acquirable):
             )
 
     def _wanted(self, count: int) -> RequestOptions[Lease]:
+        self._place(None, count)
         return self._options(count, b"", None, 0.0)
 
     async def _acquired(self, site: CallSite) -> Lease:
         return await acquire(self._source, self._wanted(1), None, site)
+
+    def _place(self, key: str | None, count: int) -> _Place | None:
+        """Return the place that a request needs among those of its key, if keys have limits."""
+        if self._per_key is None and key is None:
+            return None
+        if self._per_key is None:
+            raise InvalidArgument(
+                f"semaphore {self.name!r} on {self.node} has no limit for each key: write "
+                "semaphore(name, limit=10, per_key=2)",
+                node=self.node,
+                name=self.name,
+            )
+        if not isinstance(key, str) or not key:
+            raise InvalidArgument(
+                f"semaphore {self.name!r} on {self.node} has a limit for each key, and needs the "
+                "key: acquire(key=...) with a text that is not empty",
+                node=self.node,
+                name=self.name,
+            )
+        name = f"{self.name}/key/{key}"
+        rules.check_name(name, self.node)
+        rules.check_count(count, self._per_key, self.node, name)
+        options = RequestOptions("semaphore", name, count, handle=as_it_is, ephemeral=False)
+        return _Place(self._existing, options, self._per_key)
 
     def _options(
         self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
@@ -319,6 +374,116 @@ class Semaphore(Acquirable):
             on_loss=on_loss,
             stop_time=stop_time,
         )
+
+
+class _Place:
+    """The request for tokens of a key, beside that for tokens of all.
+
+    Args:
+        source: the session.
+        options: of the request.
+        limit: of the key.
+    """
+
+    def __init__(self, source: SessionSource, options: RequestOptions[Request], limit: int) -> None:
+        self._source = source
+        self._options = options
+        self._creating = _CreatingSource(source, options.name, limit)
+
+    async def acquired(self, timeout: float | None, site: CallSite) -> Request:
+        """Acquire it. Raises as `acquire`."""
+        until = SharedTimeout(timeout)
+        while True:
+            try:
+                return await acquire(self._source, self._options, until.left, site)
+            except SemaphoreNotFound:
+                await self._create()
+
+    async def acquired_at_once(self, site: CallSite) -> Request | None:
+        """Acquire it if it is free. Raises as `try_acquire`."""
+        while True:
+            try:
+                return await try_acquire(self._source, self._options, 0.0, site)
+            except SemaphoreNotFound:
+                await self._create()
+
+    async def _create(self) -> None:
+        self._creating.created = False
+        await self._creating.obtain()
+
+
+class _SlotsOfKey(Slots):
+    """Slots of a lease that has tokens of a key, too: they are released together."""
+
+    def __init__(self, request: Request, place: Request) -> None:
+        super().__init__(request)
+        self._place = place
+
+    def release(self) -> None:
+        """Release all, and delete the semaphore of the key if it is idle then."""
+        super().release()
+        _leave(self._place)
+
+
+async def _acquire_both(
+    source: SessionSource,
+    options: RequestOptions[Lease],
+    place: _Place,
+    timeout: float | None,
+    site: CallSite,
+) -> Lease:
+    """Acquire tokens of a key, then of all. Raises as `acquire`."""
+    until = SharedTimeout(timeout)
+    held = await place.acquired(timeout, site)
+    try:
+        lease = await acquire(source, options, until.left, site)
+    except BaseException as error:
+        _leave(held, error)
+        raise
+    return _joined(lease, held)
+
+
+async def _try_both(
+    source: SessionSource, options: RequestOptions[Lease], place: _Place, site: CallSite
+) -> Lease | None:
+    """Acquire tokens of a key and of all if both are free. Raises as `try_acquire`."""
+    held = await place.acquired_at_once(site)
+    if held is None:
+        return None
+    try:
+        lease = await try_acquire(source, options, 0.0, site)
+    except BaseException as error:
+        _leave(held, error)
+        raise
+    if lease is None:
+        _leave(held)
+        return None
+    return _joined(lease, held)
+
+
+def _joined(lease: Lease, place: Request) -> Lease:
+    request = request_of(lease)
+    request.slots = _SlotsOfKey(request, place)
+    return lease
+
+
+def _leave(place: Request, error: BaseException | None = None) -> None:
+    """Release the tokens of a key, in the background."""
+    if isinstance(error, GeneratorExit):
+        place.session.client.soon(partial(_leave, place))
+        return
+    session = session_of(place)
+    with suppress(Exception):  # it is sent again
+        place.withdraw()
+    if session.why is None:
+        session.client.tasks.complete(_delete_if_idle(session, place.name))
+
+
+async def _delete_if_idle(session: SessionCore, name: str) -> None:
+    # It has owners or waiters, or is gone, or the next release deletes it.
+    with suppress(TenureError, TimeoutError):
+        async with asyncio.timeout(session.contact.answer_timeout):
+            await session.engine.delete_semaphore(name, force=False)
 
 
 class _CreatingSource:

@@ -43,6 +43,7 @@ class Primitives:
         name: str,
         *,
         limit: int | None = None,
+        per_key: int | None = None,
         ephemeral: bool = False,
         **_unknown: Never,
     ) -> Semaphore:
@@ -53,11 +54,13 @@ class Primitives:
             limit: its number of tokens. It is created at the first use, if it is missing; one that
                 exists with another limit is an error then (`SemaphoreExists`). Without a limit,
                 `Semaphore.create` creates it.
+            per_key: a limit for each key beneath that of all: `Semaphore.acquire` gets a ``key``
+                then, such as a tenant. The keys take turns. All programs use the same one.
             ephemeral: it exists while it has requests, and needs no creation.
         """
         if _unknown:
             raise unknown_argument("semaphore", _unknown)
-        return Semaphore(self._source(), name, ephemeral=ephemeral, limit=limit)
+        return Semaphore(self._source(), name, ephemeral=ephemeral, limit=limit, per_key=per_key)
 
     def election(self, name: str) -> Election:
         """Return the election of that name on the session's node; a client's is on ``/default``."""

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from types import TracebackType
 from typing import NamedTuple, overload
 
-from tenure._client.acquire import Probe, acquire, contention, emit_timeout, join
+from tenure._client.acquire import Probe, SharedTimeout, acquire, contention, emit_timeout, join
 from tenure._client.handles import AsyncHandle, CallSite, call_site
 from tenure._client.internals import options_of, source_of
 from tenure._client.lease import Lease
@@ -31,9 +31,6 @@ from tenure._client.semaphore import Semaphore
 from tenure._client.source import SessionSource
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, Misuse
-
-_LEAST = 0.001
-"""Seconds that a lock gets of a timeout which the others have used up; 0 would not wait at all."""
 
 _NAMED = 3
 """Locks of which an error names the holders."""
@@ -177,15 +174,11 @@ class AllOf(AsyncHandle):
     async def __aenter__(self) -> Leases:
         if self._entered is not None:
             raise Misuse(f"{self!r} has been entered already; call all_of() again")
-        loop = asyncio.get_running_loop()
-        until = None if self._limit is None else loop.time() + self._limit
+        shared = SharedTimeout(self._limit)
         taken: dict[Wanted, Lease] = {}
         async with AsyncExitStack() as entered:
             for each in sorted(self._wanted, key=lambda wanted: wanted.place):
-                left = self._limit
-                if until is not None and left:
-                    left = max(_LEAST, until - loop.time())
-                lease = await acquire(each.source, each.options, left, self._site)
+                lease = await acquire(each.source, each.options, shared.left, self._site)
                 taken[each] = await entered.enter_async_context(lease)
             self._entered = entered.pop_all()
         return Leases([taken[each] for each in self._wanted])

@@ -307,6 +307,7 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
         self,
         count: int = 1,
         *,
+        key: str | None = None,
         data: bytes = b"",
         timeout: Duration | None = None,
         on_loss: OnLoss | None = None,
@@ -317,6 +318,8 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
 
         Args:
             count: 1 to the limit.
+            key: the key whose limit counts, too, such as a tenant, if there is one for each key
+                (``client.semaphore(name, limit=10, per_key=2)``).
             data: bytes of the request, which clients see in descriptions of the owners.
             timeout: seconds to wait, on the local clock; 0 tries once; ``None`` waits until granted
                 or the session ends.
@@ -339,6 +342,7 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
             undo_acquire,
             self._wrapped.acquire,
             count,
+            key=key,
             data=data,
             timeout=timeout,
             on_loss=on_loss,
@@ -351,12 +355,15 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
         self,
         count: int = 1,
         *,
+        key: str | None = None,
         data: bytes = b"",
         on_loss: OnLoss | None = None,
         stop_time: Duration = 0.0,
         **_unknown: Never,
     ) -> Lease | None:
         """Acquire `count` tokens if they are free and there are no waiters; else ``None``.
+
+        The arguments are those of `acquire`.
 
         Raises:
             AcquireTimeout: the store cannot be reached, or does not answer; ``__cause__`` is the
@@ -367,6 +374,7 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
             undo_acquire,
             self._wrapped.try_acquire,
             count,
+            key=key,
             data=data,
             on_loss=on_loss,
             stop_time=stop_time,
@@ -384,7 +392,8 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
     ) -> Ticket[Lease]:
         """Join the queue now, and wait for the grant later, with the ticket.
 
-        ``with pool.enqueue() as ticket``. Raises as `acquire`.
+        ``with pool.enqueue() as ticket``. Raises as `acquire`. There is no
+        ticket where each key has a limit: a request for it has two places, one after the other.
         """
         return self._portal.obtain(
             lambda portal, ticket: Ticket(portal, ticket, Lease),

@@ -29,7 +29,13 @@ class Primitives(SyncWrapper[Any]):
         return Mutex(self._portal, self._wrapped.mutex(name, **_unknown))
 
     def semaphore(
-        self, name: str, *, limit: int | None = None, ephemeral: bool = False, **_unknown: Never
+        self,
+        name: str,
+        *,
+        limit: int | None = None,
+        per_key: int | None = None,
+        ephemeral: bool = False,
+        **_unknown: Never,
     ) -> Semaphore:
         """Return the semaphore of that name, on the session's node; a client's is on ``/default``.
 
@@ -38,11 +44,15 @@ class Primitives(SyncWrapper[Any]):
             limit: its number of tokens. It is created at the first use, if it is missing; one that
                 exists with another limit is an error then (`SemaphoreExists`). Without a limit,
                 `Semaphore.create` creates it.
+            per_key: a limit for each key beneath that of all: `Semaphore.acquire` gets a ``key``
+                then, such as a tenant. The keys take turns. All programs use the same one.
             ephemeral: it exists while it has requests, and needs no creation.
         """
         return Semaphore(
             self._portal,
-            self._wrapped.semaphore(name, limit=limit, ephemeral=ephemeral, **_unknown),
+            self._wrapped.semaphore(
+                name, limit=limit, per_key=per_key, ephemeral=ephemeral, **_unknown
+            ),
         )
 
     def election(self, name: str) -> Election:
