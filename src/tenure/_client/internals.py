@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tenure._client.election import Election
     from tenure._client.lease import Acquirable, Lease
     from tenure._client.mutex import Mutex
+    from tenure._client.rate import Taken
     from tenure._client.request import Request
     from tenure._client.semaphore import Semaphore
     from tenure._client.session_core import SessionCore
@@ -85,6 +86,12 @@ def request_of(lease: Lease) -> Request:
 def source_of(primitive: Mutex | Semaphore | Election) -> SessionSource:
     """Return the source of a primitive's session."""
     return primitive._source
+
+
+def undo_take(taken: Taken | None) -> None:
+    """Give the tokens of a take back in the background."""
+    if taken is not None:
+        taken._undo()
 
 
 def lease_of(ticket: Ticket[Any]) -> Lease:

@@ -34,10 +34,11 @@ derives from `EngineDefaults`, its sessions from `SessionDefaults`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from tenure.clock import Clock
+from tenure.core.rates import RateAnswer, RateCall, RateRule
 from tenure.engines.optional import (
     EngineDefaults,
     Finding,
@@ -45,6 +46,7 @@ from tenure.engines.optional import (
     Level,
     Pages,
     SessionDefaults,
+    rate_answered,
 )
 from tenure.engines.prompt import Prompt, when_answered
 from tenure.engines.values import (
@@ -85,10 +87,14 @@ __all__ = [
     "Pages",
     "Place",
     "Prompt",
+    "RateAnswer",
+    "RateCall",
+    "RateRule",
     "Removal",
     "SessionDefaults",
     "SessionEvents",
     "Withdrawn",
+    "rate_answered",
     "when_answered",
 ]
 
@@ -293,7 +299,7 @@ class Engine(Protocol):
 
     @property
     def guarantees(self) -> str:
-        """See `EngineDefaults`, as for the next five."""
+        """See `EngineDefaults`, as for the next six."""
 
     def liveness_fd(self) -> int | None:
         """Return a descriptor that closes with this process, if the engine has one."""
@@ -306,6 +312,11 @@ class Engine(Protocol):
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the statement that guards a lease, or raise `Unsupported`."""
+
+    def rate(
+        self, path: str, name: str, call: RateCall
+    ) -> RateAnswer | Coroutine[Any, Any, RateAnswer]:
+        """Carry out an operation on a rate, or raise `Unsupported`."""
 
     async def end_orphan(self, orphan: Orphan) -> None:
         """End a session whose program is dead."""

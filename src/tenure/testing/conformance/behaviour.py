@@ -28,6 +28,7 @@ Need: TypeAlias = Literal[
     "waiter_timeout",
     "durable",
     "adopt",
+    "rates",
     "virtual",
 ]
 Play: TypeAlias = Callable[[Stage], Awaitable[None]]
