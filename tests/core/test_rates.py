@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core import rates
-from tenure.core.rates import RateAnswer, RateCall, RateRule, Rates, RateState, decide
+from tenure.core.rates import (
+    RateAnswer,
+    RateCall,
+    RateRule,
+    Rates,
+    RateState,
+    decide,
+    decode,
+    encode,
+)
 from tenure.errors import InvalidArgument
 from tenure.testing.rates import most_in_window
 
@@ -205,6 +214,34 @@ def test_rates_without_tokens_in_their_window_are_removed() -> None:
         answer = table.decide("one", take, START + 1_100_000 + turn)
         table.decide("one", RateCall("give back", RULE, 1, at=answer.at), answer.at)
     assert len(table) == 1
+
+
+@given(steps)
+def test_a_state_is_kept_as_a_text(
+    given_steps: list[tuple[int, int, int | None, int | None]],
+) -> None:
+    caller = Caller(RateRule(24, 3_000_000, 12))
+    for passed, count, longest, _ in given_steps:
+        caller.now += passed
+        caller.take(count, longest)
+        if caller.state is not None:
+            assert decode(encode(caller.state)) == caller.state
+
+
+def test_a_damaged_text_is_no_state() -> None:
+    good = encode(RateState(RULE, 5, (1, 2), (3, 4)))
+    assert decode(good) == RateState(RULE, 5, (1, 2), (3, 4))
+    for wrong in (
+        "",
+        "{}",
+        "[1,2]",
+        "null",
+        good[:-1],
+        good.replace("3", "0"),
+        good.replace("[1,1]", "[1]"),
+    ):
+        with pytest.raises(ValueError, match="no state of a rate"):
+            decode(wrong)
 
 
 def test_values_of_a_rule_are_checked() -> None:

@@ -18,9 +18,11 @@ All times are whole microseconds of the store's clock.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from tenure.errors import InvalidArgument
@@ -293,6 +295,32 @@ def _given_back(
         return None, RateAnswer(rule, True, 0, 0, rule.burst)
     state = replace(current, seen=now, times=times, counts=counts)
     return state, RateAnswer(rule, True, 0, 0, _free(state, rule, now))
+
+
+def encode(state: RateState) -> str:
+    """Return a state as a text; the times are differences, which are short."""
+    rule, times = state.rule, state.times
+    steps = [later - time for time, later in pairwise(times)]
+    values = [rule.limit, rule.per, rule.burst, state.seen, [times[0], *steps], state.counts]
+    return json.dumps(values, separators=(",", ":"))
+
+
+def decode(text: str) -> RateState:
+    """Return the state in a text.
+
+    Raises:
+        ValueError: it is not a state.
+    """
+    try:
+        limit, per, burst, seen, steps, counts = json.loads(text)
+        rule, times = RateRule(limit, per, burst), tuple(accumulate(steps))
+        state = RateState(rule, seen, times, tuple(counts))
+        sane = len(times) == len(counts) > 0 and min(limit, per, burst, *counts) > 0
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"no state of a rate: {text[:80]!r}") from error
+    if not sane:
+        raise ValueError(f"no state of a rate: {text[:80]!r}")
+    return state
 
 
 class Rates:
