@@ -182,7 +182,7 @@ class Rate(AsyncHandle):
 
     async def _take(self, count: int, longest: float | None) -> RateAnswer:
         self._check_count(count)
-        wait = None if longest is None else int(longest * MICROSECONDS)
+        wait = None if longest is None else int(min(longest * MICROSECONDS, rules.EXACT))
         return await self._answer(self._call("take", count, longest_wait=wait))
 
     async def _granted(self, answer: RateAnswer, count: int) -> Taken:

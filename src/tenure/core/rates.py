@@ -25,6 +25,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
+from tenure.core.rules import EXACT
 from tenure.errors import InvalidArgument
 
 MOST_TOKENS = 10**11
@@ -64,49 +65,44 @@ class RateRule:
     def of(
         cls, limit: int, per: float, burst: int | None, node: str | None, name: str | None
     ) -> RateRule:
-        """Return the rule for the values of a program.
+        """Return the rule for the values of a program. Raises as `check`."""
+        rule = cls(limit, round(per * MICROSECONDS), limit if burst is None else burst)
+        rule.check(node, name)
+        return rule
+
+    def check(self, node: str | None, name: str | None) -> None:
+        """Check the values.
 
         Raises:
             InvalidArgument: one of them is invalid, or the limit is no multiple of the burst.
         """
+        wrong = self._wrong()
+        if wrong:
+            raise InvalidArgument(wrong, node=node, name=name)
+
+    def _wrong(self) -> str:
+        limit, per, burst = self.limit, self.per, self.burst
         if not _is_number(limit) or not 1 <= limit <= MOST_TOKENS:
-            raise InvalidArgument(
-                f"the limit of a rate is a whole number from 1 to 10^11, not {limit!r}",
-                node=node,
-                name=name,
+            return f"the limit of a rate is a whole number from 1 to 10^11, not {limit!r}"
+        if not SHORTEST_PERIOD <= per <= LONGEST_PERIOD:
+            return (
+                "the period of a rate is 0.001 seconds to 366 days, not "
+                f"{per / MICROSECONDS:g} seconds"
             )
-        period = round(per * MICROSECONDS)
-        if not SHORTEST_PERIOD <= period <= LONGEST_PERIOD:
-            raise InvalidArgument(
-                f"the period of a rate is 0.001 seconds to 366 days, not {per:g} seconds",
-                node=node,
-                name=name,
-            )
-        if burst is None:
-            burst = limit
         if not _is_number(burst) or not 1 <= burst <= limit:
-            raise InvalidArgument(
-                f"a burst is a whole number from 1 to the limit, which is {limit}, not {burst!r}",
-                node=node,
-                name=name,
-            )
+            return f"a burst is a whole number from 1 to the limit, which is {limit}, not {burst!r}"
         if limit % burst:
             parts = limit // burst
-            raise InvalidArgument(
+            return (
                 f"the limit, {limit}, is not a multiple of the burst, {burst}: then a period could "
-                f"have more than the limit. Use the limit {parts * burst} or {(parts + 1) * burst}",
-                node=node,
-                name=name,
+                f"have more than the limit. Use the limit {parts * burst} or {(parts + 1) * burst}"
             )
-        rule = cls(limit, period, burst)
-        if rule.window < SHORTEST_WINDOW:
-            raise InvalidArgument(
-                f"the burst {burst} is too small: it is for a window of {rule.window} "
-                f"microseconds, and the shortest is {SHORTEST_WINDOW}",
-                node=node,
-                name=name,
+        if self.window < SHORTEST_WINDOW:
+            return (
+                f"the burst {burst} is too small: it is for a window of {self.window} "
+                f"microseconds, and the shortest is {SHORTEST_WINDOW}"
             )
-        return rule
+        return ""
 
     @property
     def window(self) -> int:
@@ -141,6 +137,21 @@ class RateCall:
     count: int = 1
     longest_wait: int | None = 0
     at: int = 0
+
+    def check(self, node: str, name: str) -> None:
+        """Check the values of a call that a client has sent.
+
+        Raises:
+            InvalidArgument: one of them is invalid.
+        """
+        self.rule.check(node, name)
+        most = EXACT if self.kind == "give back" else self.rule.burst
+        if not (0 < self.count <= most and 0 <= self.at <= EXACT) or not (
+            self.longest_wait is None or 0 <= self.longest_wait <= EXACT
+        ):
+            raise InvalidArgument(
+                f"an operation on a rate has invalid values: {self}", node=node, name=name
+            )
 
 
 class RateAnswer(NamedTuple):

@@ -157,3 +157,4 @@ class Abilities(_Value[Capabilities], array_like=True, frozen=True):
     durable: bool = False
     store_time: bool = False
     longest_window: float = 1800.0
+    rates: bool = False

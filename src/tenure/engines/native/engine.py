@@ -15,7 +15,15 @@ from msgspec import Struct
 from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.core import refusals, rules
-from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, Orphan, SessionEvents
+from tenure.engines.contract import (
+    Attach,
+    EngineDefaults,
+    GuardStatement,
+    Orphan,
+    RateAnswer,
+    RateCall,
+    SessionEvents,
+)
 from tenure.engines.native.attachment import STORE_LOST, closing_again
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.heartbeat import NativeHeartbeat
@@ -63,7 +71,7 @@ class NativeEngine(EngineDefaults):
         """Prepare the engine; `open` connects."""
         self.url = address.url
         self.clock = clock
-        self.capabilities = Capabilities(resume=True)
+        self.capabilities = Capabilities(resume=True, rates=True)
         self._address = address
         self._dial = dial
         self._reconnector: NativeReconnector | None = None
@@ -216,6 +224,23 @@ class NativeEngine(EngineDefaults):
             return float(await self._call(wire.ReadStoreTime, feature=wire.STORE_TIME))
         except _OlderServer:
             return self.clock.wall()
+
+    async def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Carry out an operation on a rate."""
+        path = plain_path(path)
+        rule = call.rule
+        fields = (call.kind, rule.limit, rule.per, rule.burst, call.count, call.longest_wait)
+        try:
+            answer: RateAnswer = await self._call(
+                wire.Rate, path, plain_name(name, path), *fields, call.at, feature=wire.RATES
+            )
+        except _OlderServer:
+            raise Unsupported(
+                f"the server at {self.url} is of an earlier release, without rates: upgrade it",
+                node=path,
+                name=name,
+            ) from None
+        return answer
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node, sorted by id."""
