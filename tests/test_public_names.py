@@ -27,8 +27,8 @@ PUBLIC = """
     Unsupported
     Attempt Attempts Client Decorator Election EventStream Leadership Lease Mutex Rate RunLease
     Semaphore Session SessionHandle Taken Ticket Watch
-    Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription RateDescription Recovered RequestDescription
-    SemaphoreDescription SessionDescription
+    Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription RateDescription Recovered
+    RequestDescription SemaphoreDescription SessionDescription
     Clock Consistency CountersMode Duration Liveness OnLoss Retry SessionState
     connect default_url
 """.split()

@@ -69,7 +69,7 @@ RULES = {
 WRAPPED = {"Attempts", "Changes", "Election", "Mutex", "Rate", "Semaphore", "States", "Watch"}
 """Classes whose objects a plain method of the asynchronous API returns."""
 
-RELEASING = {"aclose", "detach", "give_back", "release", "resign", "withdraw"}
+RELEASING = {"aclose", "detach", "refund", "release", "resign", "withdraw"}
 """Methods that are carried out even inside the block of a lost lease."""
 
 UNDO = {"ClientCalls.session": "partial(abandon_session, detach=resume is not None)"}

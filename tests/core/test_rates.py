@@ -37,7 +37,7 @@ class Caller:
     """Calls a rate as a store would, and keeps every grant.
 
     Attributes:
-        grants: time and count of each grant that was not given back.
+        grants: time and count of each grant that was not refunded.
     """
 
     rule: RateRule
@@ -60,11 +60,11 @@ class Caller:
             self.grants.append((answer.at, count))
         return answer
 
-    def give_back(self, number: int, count: int) -> None:
+    def refund(self, number: int, count: int) -> None:
         time, counted = self.grants[number]
         count = min(count, counted)
         if count:
-            answer = self.call(RateCall("give back", self.rule, count, at=time))
+            answer = self.call(RateCall("refund", self.rule, count, at=time))
             assert answer.granted is (time + self.rule.window > self.now)
             self.grants[number] = (time, counted - count)
 
@@ -83,7 +83,7 @@ steps = st.lists(
         st.integers(0, 1_500_000),  # the time that passes
         st.integers(1, 12),  # a count
         st.none() | st.integers(0, 2_000_000),  # the longest wait
-        st.none() | st.integers(0, 30),  # a grant to give back
+        st.none() | st.integers(0, 30),  # a grant to refund
     ),
     max_size=40,
 )
@@ -97,7 +97,7 @@ def test_no_window_exceeds_the_burst_and_no_period_the_limit(
     for passed, count, longest, back in given_steps:
         caller.now += passed
         if back is not None and back < len(caller.grants):
-            caller.give_back(back, count)
+            caller.refund(back, count)
         elif count <= rule.burst:
             caller.take(count, longest)
     assert most_in_window(caller.grants, rule.window) <= rule.burst
@@ -113,7 +113,7 @@ def test_takes_are_granted_in_order_and_wait_a_hundredth_too_long_at_most(
     for passed, count, longest, back in given_steps:
         caller.now += passed
         if back is not None and back < len(caller.grants):
-            caller.give_back(back, 12)
+            caller.refund(back, 12)
         if count > rule.burst:
             continue
         earliest = caller.earliest(count)
@@ -138,7 +138,7 @@ def test_giving_everything_back_leaves_nothing(
     for count in counts:
         caller.take(min(count, rule.burst))
     for number in data.draw(st.permutations(range(len(counts)))):
-        caller.give_back(number, 12)
+        caller.refund(number, 12)
     assert caller.state is None
 
 
@@ -212,7 +212,7 @@ def test_rates_without_tokens_in_their_window_are_removed() -> None:
     assert len(table) == 1  # the one that was used later
     for turn in range(100):  # a name that comes and goes is remembered once
         answer = table.decide("one", take, START + 1_100_000 + turn)
-        table.decide("one", RateCall("give back", RULE, 1, at=answer.at), answer.at)
+        table.decide("one", RateCall("refund", RULE, 1, at=answer.at), answer.at)
     assert len(table) == 1
 
 

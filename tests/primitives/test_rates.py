@@ -1,4 +1,4 @@
-"""Rates, as a program sees them: waits, timeouts, cancellations and what is given back."""
+"""Rates, as a program sees them: waits, timeouts, cancellations and what is refunded."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_take_that_is_cancelled_before_the_answer_gives_its_tokens_back(
         assert (await api.peek()).free == 9
 
 
-async def test_a_client_that_is_closed_waits_until_tokens_are_given_back(world: World) -> None:
+async def test_a_client_that_is_closed_waits_until_tokens_are_refunded(world: World) -> None:
     async with world.client() as other:
         client, _ = world.slow()
         async with client:
@@ -123,22 +123,22 @@ async def test_a_client_that_is_closed_waits_until_tokens_are_given_back(world: 
         assert (await other.rate("api", limit=10, per=60).peek()).free == 9
 
 
-async def test_tokens_that_were_not_used_are_given_back(world: World, clock: VirtualClock) -> None:
+async def test_tokens_that_were_not_used_are_refunded(world: World, clock: VirtualClock) -> None:
     async with world.client() as client:
         api = client.rate("api", limit=100, per=60)
         taken = await api.take(80)
-        await taken.give_back(30)
+        await taken.refund(30)
         assert taken.count == 50
         seen = await api.peek(60)
         assert seen.wait == pytest.approx(60, rel=0.02)
         assert seen == RateDescription(50, seen.wait, 100, 60, 100)
-        await taken.give_back(0)
+        await taken.refund(0)
         for wrong in (51, -1, 1.5, True):
-            with pytest.raises(InvalidArgument, match="a take of 50 tokens cannot give"):
-                await taken.give_back(wrong)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="a take of 50 tokens cannot refund"):
+                await taken.refund(wrong)  # type: ignore[arg-type]
         await asyncio.sleep(100)
         await api.take(100)
-        await taken.give_back(50)  # too late to have an effect
+        await taken.refund(50)  # too late to have an effect
         assert (await api.peek()).free == 0
 
 
@@ -150,9 +150,9 @@ async def test_tokens_that_cannot_be_given_back_stay_counted(
         taken = await client.rate("api", limit=10, per=60).take(5)
         engine.fail("rate", EngineUnavailable("the store is down"))
         with caplog.at_level(logging.WARNING, "tenure"):
-            await taken.give_back(2)
+            await taken.refund(2)
         assert [each.getMessage() for each in caplog.records] == [
-            "tokens were not given back: node=/default name='api' count=2 error=the store is down"
+            "tokens were not refunded: node=/default name='api' count=2 error=the store is down"
         ]
         assert taken.count == 3
         assert (await client.rate("api", limit=10, per=60).peek()).free == 5

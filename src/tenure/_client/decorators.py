@@ -498,10 +498,10 @@ class Decorators(Primitives):
         Example::
 
             @client.rate_limited("openai {user}", limit=60, per=60)
-            async def ask(user: str, question: str) -> None:
+            async def query(user: str, text: str) -> None:
                 await work()
 
-            await ask("ann", "why?")
+            await query("ann", "why?")
 
         A call takes tokens of the rate of that name on ``/default``, and begins when they are
         granted. The rest is as for `exclusive`.

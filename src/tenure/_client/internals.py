@@ -89,7 +89,7 @@ def source_of(primitive: Mutex | Semaphore | Election) -> SessionSource:
 
 
 def undo_take(taken: Taken | None) -> None:
-    """Give the tokens of a take back in the background."""
+    """Refund the tokens of a take in the background."""
     if taken is not None:
         taken._undo()
 

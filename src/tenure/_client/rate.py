@@ -4,7 +4,7 @@ Rules:
 
 * One call to the store decides a take, and says when its tokens are granted. The caller waits for
   that time on the client's clock, without another call.
-* A take that is cancelled gives its tokens back in the background, also if the store has not
+* A take that is cancelled refunds its tokens in the background, also if the store has not
   answered yet.
 * `tenure.core.rates` has the rule by which all engines decide.
 """
@@ -38,7 +38,7 @@ class Rate(AsyncHandle):
         openai = client.rate("openai", limit=100_000, per=60)
         taken = await openai.take(1_200)
         await work()
-        await taken.give_back(300)  # it used fewer
+        await taken.refund(300)  # it used fewer
 
     At most `limit` tokens are granted in any `per` seconds, by the store's clock. It is a sliding
     window, so it also holds from the middle of one minute to the middle of the next. Takes are
@@ -96,7 +96,7 @@ class Rate(AsyncHandle):
     ) -> Taken:
         """Take `count` tokens, and wait until they are granted.
 
-        A cancelled call gives its tokens back.
+        A cancelled call refunds its tokens.
 
         Args:
             count: 1 to the burst, which is the limit by default.
@@ -191,20 +191,20 @@ class Rate(AsyncHandle):
         try:
             await _sleep(self._anchor.core.clock, waited)
         except asyncio.CancelledError:
-            self._give_back_soon(count, answer.at)
+            self._refund_soon(count, answer.at)
             raise
-        return Taken(self, count, waited, partial(self._give_back_soon, at=answer.at))
+        return Taken(self, count, waited, partial(self._refund_soon, at=answer.at))
 
-    def _give_back_soon(self, count: int, at: int) -> asyncio.Task[None]:
-        """Give tokens back in the background; `Client.aclose` waits for it."""
-        return self._anchor.core.tasks.complete(self._give_back(count, at))
+    def _refund_soon(self, count: int, at: int) -> asyncio.Task[None]:
+        """Refund tokens in the background; `Client.aclose` waits for it."""
+        return self._anchor.core.tasks.complete(self._refund(count, at))
 
-    async def _give_back(self, count: int, at: int) -> None:
+    async def _refund(self, count: int, at: int) -> None:
         try:
-            await self._answer(self._call("give back", count, at=at))
+            await self._answer(self._call("refund", count, at=at))
         except TenureError as error:
             _log.warning(
-                "tokens were not given back: node=%s name=%r count=%d error=%s",
+                "tokens were not refunded: node=%s name=%r count=%d error=%s",
                 self.node,
                 self.name,
                 count,
@@ -212,7 +212,7 @@ class Rate(AsyncHandle):
             )
 
     async def _answer(self, call: RateCall) -> RateAnswer:
-        """Return the store's answer. A take whose caller is cancelled meanwhile gives back.
+        """Return the store's answer. A take whose caller is cancelled meanwhile is refunded.
 
         Raises:
             InvalidArgument: the rate has another rule.
@@ -230,7 +230,7 @@ class Rate(AsyncHandle):
                 if call.kind == "take":
                     deciding.add_done_callback(partial(self._decided_too_late, call.count))
                 raise
-        if answer.rule != call.rule and call.kind != "give back":
+        if answer.rule != call.rule and call.kind != "refund":
             raise InvalidArgument(
                 f"rate {self.name!r} on {self.node} is {answer.rule}, and is used here as "
                 f"{call.rule}. Use the same values everywhere, or replace them with "
@@ -244,7 +244,7 @@ class Rate(AsyncHandle):
         if not deciding.cancelled() and deciding.exception() is None:
             answer = deciding.result()
             if answer.granted:
-                self._give_back_soon(count, answer.at)
+                self._refund_soon(count, answer.at)
 
     def _exceeded(self, count: int, longest: float | None, wait: float) -> RateExceeded:
         within = "because too many takes wait" if longest is None else f"within {longest:g} s"
@@ -266,23 +266,23 @@ class Taken(AsyncHandle):
     """
 
     def __init__(
-        self, rate: Rate, count: int, waited: float, give_back: Callable[[int], Awaitable[None]]
+        self, rate: Rate, count: int, waited: float, refund: Callable[[int], Awaitable[None]]
     ) -> None:
         self.rate = rate
         self.waited = waited
         self._count = count
-        self._give_back = give_back
+        self._refund = refund
 
     def __repr__(self) -> str:
         return f"<Taken: {self._count} of {self.rate!r}>"
 
     @property
     def count(self) -> int:
-        """Number of tokens, without those that were given back."""
+        """Number of tokens, without those that were refunded."""
         return self._count
 
-    async def give_back(self, count: int) -> None:
-        """Give back tokens that were not used, so that other callers can take them.
+    async def refund(self, count: int) -> None:
+        """Refund tokens that were not used, so that other callers can take them.
 
         Once the tokens have left the window it has no effect. If the store does not answer, the
         tokens stay counted, and the failure is logged.
@@ -295,19 +295,19 @@ class Taken(AsyncHandle):
         """
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= self._count:
             raise InvalidArgument(
-                f"a take of {self._count} tokens cannot give {count!r} back",
+                f"a take of {self._count} tokens cannot refund {count!r}",
                 node=self.rate.node,
                 name=self.rate.name,
             )
         if count:
             self._count -= count
-            await asyncio.shield(self._give_back(count))
+            await asyncio.shield(self._refund(count))
 
     def _undo(self) -> None:
-        """Give back everything in the background: the program never got it."""
+        """Refund everything in the background: the program never got it."""
         count, self._count = self._count, 0
         if count:
-            self._give_back(count)
+            self._refund(count)
 
 
 async def _sleep(clock: Clock, wait: float) -> None:

@@ -305,10 +305,10 @@ class Decorators(Primitives):
         Example::
 
             @client.rate_limited("openai {user}", limit=60, per=60)
-            def ask(user: str, question: str) -> None:
+            def query(user: str, text: str) -> None:
                 work()
 
-            ask("ann", "why?")
+            query("ann", "why?")
 
         A call takes tokens of the rate of that name on ``/default``, and begins when they are
         granted. The rest is as for `exclusive`.

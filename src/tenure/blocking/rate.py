@@ -23,7 +23,7 @@ class Rate(SyncWrapper[async_rate.Rate]):
         openai = client.rate("openai", limit=100_000, per=60)
         taken = openai.take(1_200)
         work()
-        taken.give_back(300)  # it used fewer
+        taken.refund(300)  # it used fewer
 
     At most `limit` tokens are granted in any `per` seconds, by the store's clock. It is a sliding
     window, so it also holds from the middle of one minute to the middle of the next. Takes are
@@ -69,7 +69,7 @@ class Rate(SyncWrapper[async_rate.Rate]):
     def take(self, count: int = 1, *, timeout: Duration | None = None, **_unknown: Never) -> Taken:
         """Take `count` tokens, and wait until they are granted.
 
-        A cancelled call gives its tokens back.
+        A cancelled call refunds its tokens.
 
         Args:
             count: 1 to the burst, which is the limit by default.
@@ -137,12 +137,12 @@ class Taken(SyncWrapper[async_rate.Taken]):
 
     @property
     def count(self) -> int:
-        """Number of tokens, without those that were given back."""
+        """Number of tokens, without those that were refunded."""
         return self._wrapped.count
 
     @releasing
-    def give_back(self, count: int) -> None:
-        """Give back tokens that were not used, so that other callers can take them.
+    def refund(self, count: int) -> None:
+        """Refund tokens that were not used, so that other callers can take them.
 
         Once the tokens have left the window it has no effect. If the store does not answer, the
         tokens stay counted, and the failure is logged.
@@ -153,4 +153,4 @@ class Taken(SyncWrapper[async_rate.Taken]):
         Raises:
             InvalidArgument: the take has not so many tokens left.
         """
-        self._portal.release(self._wrapped.give_back, count)
+        self._portal.release(self._wrapped.refund, count)

@@ -10,7 +10,7 @@ Rules:
 * First come, first served: the times of the grants rise with the order of the calls.
 * Grants within a hundredth of the window share a bin, which has the time of the latest of them. So
   tokens leave the window up to a hundredth late, and never early.
-* Tokens that are given back leave their bin. Other grants keep their times.
+* Tokens that are refunded leave their bin. Other grants keep their times.
 * If the store's clock was set back, everything moves by the same time.
 
 All times are whole microseconds of the store's clock.
@@ -44,7 +44,7 @@ EXPIRED_AT_ONCE = 10
 
 MICROSECONDS = 1_000_000
 
-RateKind: TypeAlias = Literal["take", "give back", "peek", "resize"]
+RateKind: TypeAlias = Literal["take", "refund", "peek", "resize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ class RateCall:
     """One operation on a rate.
 
     Attributes:
-        kind: ``"take"``; ``"peek"``, which changes nothing; ``"give back"``; or ``"resize"``, which
+        kind: ``"take"``; ``"peek"``, which changes nothing; ``"refund"``; or ``"resize"``, which
             replaces the rule of a rate that is in use.
         rule: the caller's rule. All calls but a resize must have the rule of the rate.
-        count: number of tokens to take, to look for, or to give back.
+        count: number of tokens to take, to look for, or to refund.
         longest_wait: microseconds until the grant, at most; ``None`` is no limit.
-        at: time of the grant of the tokens that are given back.
+        at: time of the grant of the tokens that are refunded.
     """
 
     kind: RateKind
@@ -145,7 +145,7 @@ class RateCall:
             InvalidArgument: one of them is invalid.
         """
         self.rule.check(node, name)
-        most = EXACT if self.kind == "give back" else self.rule.burst
+        most = EXACT if self.kind == "refund" else self.rule.burst
         if not (0 < self.count <= most and 0 <= self.at <= EXACT) or not (
             self.longest_wait is None or 0 <= self.longest_wait <= EXACT
         ):
@@ -159,7 +159,7 @@ class RateAnswer(NamedTuple):
 
     Attributes:
         rule: the rule of the rate. If it is not the caller's, nothing was done.
-        granted: whether the tokens were taken, or given back.
+        granted: whether the tokens were taken, or refunded.
         wait: microseconds from now until the grant, or until it would be.
         at: time of the grant by the store's clock; 0 if nothing was taken.
         free: number of tokens that a call could take without a wait.
@@ -211,8 +211,8 @@ def decide(
     moved = state if state is None else _moved(state, now)
     current = None if moved is None else _within_window(moved, now)
     rule = call.rule if current is None else current.rule
-    if call.kind == "give back":
-        return _given_back(moved, current, call, now)
+    if call.kind == "refund":
+        return _refunded(moved, current, call, now)
     if call.kind == "resize":
         if current is not None:
             moved = current = replace(current, rule=call.rule, seen=now)
@@ -285,7 +285,7 @@ def _share_bin(one: int, other: int, rule: RateRule) -> bool:
     return one // width == other // width
 
 
-def _given_back(
+def _refunded(
     moved: RateState | None, current: RateState | None, call: RateCall, now: int
 ) -> tuple[RateState | None, RateAnswer]:
     rule = call.rule if current is None else current.rule

@@ -76,7 +76,7 @@ REFUSED: Final = 2
 """State of a request (`Placed.place`)."""
 
 AttachKind: TypeAlias = Literal["new", "again", "resume"]
-RateWord: TypeAlias = Literal["take", "give back", "peek", "resize"]
+RateWord: TypeAlias = Literal["take", "refund", "peek", "resize"]
 RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]
 
 
@@ -411,7 +411,7 @@ class Rate(RequestMessage, array_like=True, tag=31, frozen=True):
     Attributes:
         limit, per, burst: the rule; the period is in microseconds.
         longest_wait: of a take, in microseconds; ``None``: without limit.
-        at: for ``give back``, the time of the grant.
+        at: for ``refund``, the time of the grant.
     """
 
     path: str

@@ -101,11 +101,11 @@ async def a_burst_is_the_limit_of_a_fraction_of_the_period(stage: Stage) -> None
 async def tokens_that_are_given_back_are_free_again(stage: Stage) -> None:
     taken = await _call(stage.eye, "take", 10)
     other = await stage.engine()
-    given = await _call(other, "give back", 4, at=taken.at)
+    given = await _call(other, "refund", 4, at=taken.at)
     assert (given.granted, given.free) == (True, 4)
     assert (await _call(stage.eye, "take", 4)).granted
     assert not (await _call(stage.eye, "take", 1)).granted
-    assert not (await _call(other, "give back", 4, at=taken.at - HOUR.window // 50)).granted
+    assert not (await _call(other, "refund", 4, at=taken.at - HOUR.window // 50)).granted
 
 
 @behaviour("rates")
@@ -113,14 +113,14 @@ async def a_reservation_that_is_given_back_delays_no_later_take(stage: Stage) ->
     await _call(stage.eye, "take", 5)
     late = await _call(stage.eye, "take", 10, wait=None)
     assert not (await _call(stage.eye, "take", 5)).granted
-    assert (await _call(stage.eye, "give back", 10, at=late.at)).granted
+    assert (await _call(stage.eye, "refund", 10, at=late.at)).granted
     assert (await _call(stage.eye, "take", 5)).granted
 
 
 @behaviour("rates")
 async def a_rate_that_is_given_back_entirely_is_new(stage: Stage) -> None:
     taken = await _call(stage.eye, "take", 10)
-    assert (await _call(stage.eye, "give back", 10, at=taken.at)).free == 10
+    assert (await _call(stage.eye, "refund", 10, at=taken.at)).free == 10
     assert (await _call(stage.eye, "take", 3, rule=SHORT)).granted
 
 
@@ -197,7 +197,7 @@ async def a_dropped_node_takes_its_rates_along(stage: Stage) -> None:
 
 @behaviour("rates")
 async def a_rate_needs_a_node_and_a_valid_name(stage: Stage) -> None:
-    for kind in ("take", "peek", "give back", "resize"):
+    for kind in ("take", "peek", "refund", "resize"):
         with raises(NodeNotFound, kind):
             await _call(stage.eye, kind, node="/missing")
     with raises(InvalidArgument):
@@ -214,4 +214,4 @@ async def the_greatest_rates_are_counted_exactly(stage: Stage) -> None:
     late = await _call(stage.eye, "take", 10**11, rule=rule, wait=None)
     assert late.granted
     assert rule.window <= late.wait + rule.window // 50
-    assert (await _call(stage.eye, "give back", 10**11, rule=rule, at=late.at)).granted
+    assert (await _call(stage.eye, "refund", 10**11, rule=rule, at=late.at)).granted

@@ -3,7 +3,7 @@
 -- One operation. The reply: limit, period and burst of the rate, whether granted, wait, time, free.
 CREATE OR REPLACE FUNCTION :schema.rate(
     its_path text, its_name text, kind text, new_limit bigint, new_per bigint, new_burst bigint,
-    new_window bigint, its_count bigint, longest_wait bigint, given_at bigint, relaxed boolean
+    new_window bigint, its_count bigint, longest_wait bigint, refunded_at bigint, relaxed boolean
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -64,9 +64,9 @@ BEGIN
     width := (r.time_window + bins - 1) / bins;
     IF kind = 'resize' THEN
         granted := true;
-    ELSIF kind = 'give back' THEN
-        here := (SELECT min(u.o) FROM unnest(r.times) WITH ORDINALITY u (t, o) WHERE u.t >= given_at);
-        IF given_at + r.time_window > instant AND r.times[here] / width = given_at / width THEN
+    ELSIF kind = 'refund' THEN
+        here := (SELECT min(u.o) FROM unnest(r.times) WITH ORDINALITY u (t, o) WHERE u.t >= refunded_at);
+        IF refunded_at + r.time_window > instant AND r.times[here] / width = refunded_at / width THEN
             granted := true;
             changed := true;
             total := total - least(its_count, r.counts[here]);

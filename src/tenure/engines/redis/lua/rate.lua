@@ -1,5 +1,5 @@
 -- One operation on a rate, by the rule of tenure.core.rates. ARGV: node, name, kind, limit, period,
--- burst, window, count, longest wait ("" for no limit), the time of the grant that is given back.
+-- burst, window, count, longest wait ("" for no limit), the time of the grant that is refunded.
 -- Answers {"ok", limit, period and burst of the rate, whether granted, wait, time of the grant, free}.
 --
 -- A rate is one string: limit, period, burst, window, when its node was created, the latest change,
@@ -8,7 +8,7 @@
 local path, name, kind = ARGV[1], ARGV[2], ARGV[3]
 local limit, per, burst, window, count = unpack(ARGV, 4, 8)
 limit, per, burst, window, count = limit + 0, per + 0, burst + 0, window + 0, count + 0
-local longest, given_at = tonumber(ARGV[9]), ARGV[10] + 0
+local longest, refunded_at = tonumber(ARGV[9]), ARGV[10] + 0
 if call('HEXISTS', P .. 'nodes', path) == 0 then
   return {'no node'}
 end
@@ -60,10 +60,10 @@ local granted, wait, at = false, 0, 0
 if kind == 'resize' then
   l, p, b, w, granted = limit, per, burst, window, true
   moved = #times > 0
-elseif kind == 'give back' then
+elseif kind == 'refund' then
   for here, time in ipairs(times) do
-    if time >= given_at then
-      if given_at + w > now and share_bin(time, given_at) then
+    if time >= refunded_at then
+      if refunded_at + w > now and share_bin(time, refunded_at) then
         granted, moved = true, true
         local taken = math.min(count, counts[here])
         counts[here], sum = counts[here] - taken, sum - taken
