@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Never
 
@@ -24,7 +24,7 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.core.rates import MICROSECONDS, RateAnswer, RateCall, RateKind, RateRule
 from tenure.durations import Duration, seconds, timeout_seconds
-from tenure.errors import InvalidArgument, RateExceeded, TenureError
+from tenure.errors import EngineUnavailable, InvalidArgument, RateExceeded, TenureError
 from tenure.model import RateDescription
 
 _log = logging.getLogger("tenure")
@@ -221,15 +221,7 @@ class Rate(AsyncHandle):
         engine = await core.opened()
         answer = engine.rate(self.node, self.name, call)
         if not isinstance(answer, RateAnswer):
-            subject = f"rate {self.name!r} on {self.node}"
-            answering = core.contact.answered(subject, answer, failed="no answer")
-            deciding = core.tasks.begin(answering)
-            try:
-                answer = await core.outcome(deciding)
-            except asyncio.CancelledError:
-                if call.kind == "take":
-                    deciding.add_done_callback(partial(self._decided_too_late, call.count))
-                raise
+            answer = await self._awaited(call, answer)
         if answer.rule != call.rule and call.kind != "refund":
             raise InvalidArgument(
                 f"rate {self.name!r} on {self.node} is {answer.rule}, and is used here as "
@@ -240,11 +232,28 @@ class Rate(AsyncHandle):
             )
         return answer
 
-    def _decided_too_late(self, count: int, deciding: asyncio.Task[RateAnswer]) -> None:
-        if not deciding.cancelled() and deciding.exception() is None:
-            answer = deciding.result()
-            if answer.granted:
-                self._refund_soon(count, answer.at)
+    async def _awaited(
+        self, call: RateCall, reply: Coroutine[Any, Any, RateAnswer] | asyncio.Future[RateAnswer]
+    ) -> RateAnswer:
+        core = self._anchor.core
+        deciding = reply if isinstance(reply, asyncio.Future) else core.tasks.begin(reply)
+        subject = f"rate {self.name!r} on {self.node}"
+        try:
+            return await core.contact.answered(subject, _undisturbed(deciding), failed="no answer")
+        except (asyncio.CancelledError, EngineUnavailable):
+            if core.closed and deciding.cancelled():
+                raise core.closed_error() from None
+            if call.kind == "take":
+                deciding.add_done_callback(partial(self._refund_unwanted, call.count))
+            raise
+
+    def _refund_unwanted(self, count: int, deciding: asyncio.Future[RateAnswer]) -> None:
+        """Refund a take whose caller has not waited for the answer."""
+        if deciding.cancelled() or deciding.exception() is not None:
+            return
+        answer = deciding.result()
+        if answer.granted and not self._anchor.core.closed:
+            self._refund_soon(count, answer.at)
 
     def _exceeded(self, count: int, longest: float | None, wait: float) -> RateExceeded:
         within = "because too many takes wait" if longest is None else f"within {longest:g} s"
@@ -308,6 +317,11 @@ class Taken(AsyncHandle):
         count, self._count = self._count, 0
         if count:
             self._refund(count)
+
+
+async def _undisturbed(deciding: asyncio.Future[RateAnswer]) -> RateAnswer:
+    """Await an answer, which a cancelled caller does not cancel."""
+    return await asyncio.shield(deciding)
 
 
 async def _sleep(clock: Clock, wait: float) -> None:

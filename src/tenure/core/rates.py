@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, TypeAlias
@@ -172,8 +172,7 @@ class RateAnswer(NamedTuple):
     free: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RateState:
+class RateState(NamedTuple):
     """State of a rate with tokens in its window.
 
     Attributes:
@@ -215,7 +214,7 @@ def decide(
         return _refunded(moved, current, call, now)
     if call.kind == "resize":
         if current is not None:
-            moved = current = replace(current, rule=call.rule, seen=now)
+            moved = current = current._replace(rule=call.rule, seen=now)
         return moved, RateAnswer(call.rule, True, 0, 0, _free(current, call.rule, now))
     if rule != call.rule:
         return moved, RateAnswer(rule, False, 0, 0, _free(current, rule, now))
@@ -234,7 +233,7 @@ def _moved(state: RateState, now: int) -> RateState:
     if back <= 0:
         return state
     times = tuple(time - back for time in state.times)
-    return replace(state, seen=now, times=times)
+    return RateState(state.rule, now, times, state.counts)
 
 
 def _within_window(state: RateState, now: int) -> RateState | None:
@@ -245,7 +244,7 @@ def _within_window(state: RateState, now: int) -> RateState | None:
     if times[-1] <= left:
         return None
     first = next(at for at, time in enumerate(times) if time > left)
-    return replace(state, times=times[first:], counts=state.counts[first:])
+    return RateState(state.rule, state.seen, times[first:], state.counts[first:])
 
 
 def _free(state: RateState | None, rule: RateRule, now: int) -> int:
@@ -277,7 +276,7 @@ def _taken(state: RateState | None, call: RateCall, at: int, now: int) -> RateSt
         times, counts = (*times[:-1], at), (*counts[:-1], counts[-1] + call.count)
     else:
         times, counts = (*times, at), (*counts, call.count)
-    return replace(state, seen=now, times=times, counts=counts)
+    return RateState(state.rule, now, times, counts)
 
 
 def _share_bin(one: int, other: int, rule: RateRule) -> bool:
@@ -304,7 +303,7 @@ def _refunded(
         counts = (*counts[:here], *counts[here + 1 :])
     if not times:
         return None, RateAnswer(rule, True, 0, 0, rule.burst)
-    state = replace(current, seen=now, times=times, counts=counts)
+    state = RateState(rule, now, times, counts)
     return state, RateAnswer(rule, True, 0, 0, _free(state, rule, now))
 
 

@@ -34,8 +34,8 @@ derives from `EngineDefaults`, its sessions from `SessionDefaults`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
 
 from tenure.clock import Clock
 from tenure.core.rates import RateAnswer, RateCall, RateRule
@@ -45,6 +45,7 @@ from tenure.engines.optional import (
     GuardStatement,
     Level,
     Pages,
+    RateReply,
     SessionDefaults,
     rate_answered,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "Prompt",
     "RateAnswer",
     "RateCall",
+    "RateReply",
     "RateRule",
     "Removal",
     "SessionDefaults",
@@ -313,9 +315,7 @@ class Engine(Protocol):
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the statement that guards a lease, or raise `Unsupported`."""
 
-    def rate(
-        self, path: str, name: str, call: RateCall
-    ) -> RateAnswer | Coroutine[Any, Any, RateAnswer]:
+    def rate(self, path: str, name: str, call: RateCall) -> RateReply:
         """Carry out an operation on a rate, or raise `Unsupported`."""
 
     async def end_orphan(self, orphan: Orphan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,11 @@ class Pages(Protocol):
         ...
 
 
-async def rate_answered(answer: RateAnswer | Coroutine[Any, Any, RateAnswer]) -> RateAnswer:
+RateReply: TypeAlias = RateAnswer | Coroutine[Any, Any, RateAnswer] | asyncio.Future[RateAnswer]
+"""Answer of `Engine.rate`, or what is awaited for it. A future's cancellation stops nothing."""
+
+
+async def rate_answered(answer: RateReply) -> RateAnswer:
     """Return the answer of `Engine.rate`, awaiting it if needed."""
     return answer if isinstance(answer, RateAnswer) else await answer
 
@@ -148,7 +153,7 @@ class EngineDefaults:
         path: str,
         name: str,
         call: RateCall,  # noqa: ARG002
-    ) -> RateAnswer | Coroutine[Any, Any, RateAnswer]:
+    ) -> RateReply:
         """Carry out an operation on a rate, in one step, by the store's clock.
 
         An operation whose answer was lost may be carried out twice. A rate without tokens in its
@@ -160,7 +165,7 @@ class EngineDefaults:
             call: the operation, whose values are valid (`tenure.core.rates`).
 
         Returns:
-            The answer, or a coroutine of it if it is not known at once. If its rule is another
+            The answer, or what to await for it if it is not known at once. If its rule is another
             than the call's, nothing was done.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from tenure.engines.contract import (
     Finding,
     RateAnswer,
     RateCall,
+    RateReply,
     SessionEvents,
 )
 from tenure.engines.sqlite import nodes, participants, rates, sessions
@@ -376,15 +377,12 @@ class SqliteEngine(EngineDefaults):
         """Return the local wall clock: all programs are on one host."""
         return self.clock.wall()  # the file is used on one host
 
-    def rate(
-        self, path: str, name: str, call: RateCall
-    ) -> RateAnswer | Coroutine[Any, Any, RateAnswer]:
+    def rate(self, path: str, name: str, call: RateCall) -> RateReply:
         """Carry out an operation on a rate."""
         store = self._opened()
         if store.life is None:
             return self._first_rate(path, name, call)
-        answer = store.committer.do(rates.carry_out, path, name, call)
-        return answered(answer) if isinstance(answer, asyncio.Future) else answer
+        return store.committer.do(rates.carry_out, path, name, call)
 
     async def _first_rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
         """Register first: a participant notices a reboot, and files that were replaced."""

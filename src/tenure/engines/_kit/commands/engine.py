@@ -372,16 +372,32 @@ class CommandEngine(EngineDefaults, ABC, Generic[S]):
             raise refusals.semaphore_not_found(path, name)
         return self.values.semaphore(reply[1][0], owners=owners, waiters=waiters)
 
-    async def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+    def rate(self, path: str, name: str, call: RateCall) -> asyncio.Future[RateAnswer]:
         """Carry out an operation on a rate."""
         rules.check_path(path)
         rules.check_name(name, path)
-        rule = call.rule
+        self.check_open()
+        rule, answer = call.rule, self.loop.create_future()
         values = (rule.limit, rule.per, rule.burst, rule.window)
         facts = (call.count, call.longest_wait, call.at)
-        reply = await self.command(path, "rate", path, name, call.kind, *values, *facts)
-        limit, per, burst, granted, wait, at, free = reply[1:]
-        return RateAnswer(RateRule(limit, per, burst), bool(granted), wait, at, free)
+        late = self.limit(answer, EngineUnavailable, path)
+        answer.add_done_callback(lambda _: late.cancel())
+
+        def decided(reply: Any) -> None:
+            if answer.done():
+                return
+            if isinstance(reply, Exception):
+                error = EngineError(f"{self.url} refused a command: {reply}", node=path, name=name)
+                answer.set_exception(error)
+            elif first_word(reply) == "no node":
+                answer.set_exception(refusals.node_not_found(path))
+            else:
+                limit, per, burst, granted, wait, at, free = reply[1:]
+                found = RateRule(limit, per, burst)
+                answer.set_result(RateAnswer(found, bool(granted), wait, at, free))
+
+        self.administer("rate", (path, name, call.kind, *values, *facts), decided)
+        return answer
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node, sorted by id."""
