@@ -219,6 +219,15 @@ async def test_rates_that_are_over_are_removed_from_redis() -> None:
     assert all(keys.values())
 
 
+@pytest.mark.parametrize("name", ["etcd", "dflockd", "ydb"])
+async def test_a_store_without_rates_names_those_that_have_them(name: str) -> None:
+    with stores(name).empty() as url:
+        async with tenure.connect(url) as client:
+            assert not client.capabilities.rates
+            with pytest.raises(tenure.Unsupported, match="Use memory://, sqlite://, redis://"):
+                await client.rate("api", limit=1, per=60).take()
+
+
 # Clocks and outages
 
 

@@ -214,6 +214,15 @@ async def test_unknown_arguments_are_named(world: World) -> None:
         assert repr(taken) == "<Taken: 1 of <Rate 'api': 1 per 60 s>>"
 
 
+async def test_habits_of_other_limiters_are_answered(world: World) -> None:
+    async with world.client() as client:
+        api = client.rate("api", limit=1, per=60)
+        with pytest.raises(AttributeError, match=r"a rate has no acquire: write await rate\.take"):
+            api.acquire  # type: ignore[attr-defined]  # noqa: B018
+        with pytest.raises(TypeError, match=r"try_take\(\) does not wait|blocking"):
+            await api.take(blocking=False)  # type: ignore[arg-type]
+
+
 async def test_a_silent_store_is_reported_within_the_answer_timeout(
     world: World, clock: VirtualClock
 ) -> None:
