@@ -271,7 +271,7 @@ async def test_a_restored_file_has_forgotten_its_rates(tmp_path: Path) -> None:
 
 
 @pytest.fixture(
-    params=["redis", pytest.param("postgresql", marks=LONG), pytest.param("tenure", marks=LONG)]
+    params=["redis", pytest.param("postgresql", marks=LONG), pytest.param("native", marks=LONG)]
 )
 def afar(request: pytest.FixtureRequest) -> Iterator[Afar]:
     with NETWORKED[request.param]() as found:

@@ -232,7 +232,9 @@ class NativeEngine(EngineDefaults):
         fields = (call.kind, rule.limit, rule.per, rule.burst, call.count, call.longest_wait)
         try:
             answer: RateAnswer = await self._call(
-                wire.Rate, path, plain_name(name, path), *fields, call.at, feature=wire.RATES
+                *(wire.Rate, path, plain_name(name, path), *fields, call.at),
+                feature=wire.RATES,
+                outage=EngineUnavailable,
             )
         except _OlderServer:
             raise Unsupported(
@@ -280,16 +282,23 @@ class NativeEngine(EngineDefaults):
         path = plain_path(path)
         return bool(await self._call(wire.Evict, path, plain_name(name, path), order_id))
 
-    async def _call(self, kind: Callable[..., Struct], *fields: object, feature: str = "") -> Any:
+    async def _call(
+        self,
+        kind: Callable[..., Struct],
+        *fields: object,
+        feature: str = "",
+        outage: type[TenureError] = EngineError,
+    ) -> Any:
         """Send a request, across reconnects if needed.
 
         Args:
             kind: the class of the message.
             *fields: the fields of the message after its number.
             feature: the feature to which the message belongs.
+            outage: class of the error without an answer.
 
         Raises:
-            EngineError: no server answered within the timeout.
+            EngineError, or `outage`: no server answered within the timeout.
             _OlderServer: the server does not have the feature.
         """
         reconnector = self._opened()
@@ -298,7 +307,7 @@ class NativeEngine(EngineDefaults):
             try:
                 connection = await reconnector.connected()
             except EngineUnavailable as error:
-                raise EngineError(str(error)) from None
+                raise outage(str(error)) from None
             if feature and feature not in connection.welcome.features:
                 raise _OlderServer
             rid = reconnector.next_rid()
@@ -308,7 +317,7 @@ class NativeEngine(EngineDefaults):
                 return await call.future
             except ConnectionGone as gone:
                 if self.clock.now() - began > reconnector.timeout:
-                    raise EngineError(
+                    raise outage(
                         f"{self.url} did not answer within {reconnector.timeout:g} s: {gone}. It "
                         "may have carried out the request"
                     ) from None
