@@ -66,7 +66,8 @@ class RateRule:
         cls, limit: int, per: float, burst: int | None, node: str | None, name: str | None
     ) -> RateRule:
         """Return the rule for the values of a program. Raises as `check`."""
-        rule = cls(limit, round(per * MICROSECONDS), limit if burst is None else burst)
+        period = round(min(per * MICROSECONDS, EXACT))
+        rule = cls(limit, period, limit if burst is None else burst)
         rule.check(node, name)
         return rule
 
