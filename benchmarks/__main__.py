@@ -54,6 +54,7 @@ PARTS: dict[str, Part] = {
     "postgresql": _part("postgresql_pairs"),
     "postgresql-threads": _part("blocking", "measure_postgresql"),
     "etcd": _part("etcd_pairs"),
+    "rates": _part("rates"),
 }
 """The parts by name."""
 

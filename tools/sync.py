@@ -159,15 +159,16 @@ def attribute(name: str, kind: str, about: dict[str, str]) -> str:
     words = about[name]
     words = words[0].upper() + words[1:]
     value = f"self._wrapped.{name}"
-    if kind == "SessionHandle":
+    if kind in {"SessionHandle", "Rate"}:
         value = f"wrap(self._portal, {value})"
     first, _, rest = words.partition(". ")
     comment = f'"""{words}"""'
     if rest:
         comment = f'"""{first}.\n\n{fill(rest, WIDTH - 8)}\n"""'
     body = f"return {value}"
-    if kind == "SessionHandle":
-        body = f"session: SessionHandle = {value}\nreturn session"
+    if kind in {"SessionHandle", "Rate"}:
+        variable = {"SessionHandle": "session", "Rate": "rate"}[kind]
+        body = f"{variable}: {kind} = {value}\nreturn {variable}"
     shown = indent(f"{comment}\n{body}", "    ")
     return f"@property\ndef {name}(self) -> {kind}:\n{shown}"
 

@@ -60,6 +60,8 @@ RULES = {
         "Ticket[Lease]",
         "obtain:lambda portal, ticket: Ticket(portal, ticket, Lease):abandon_ticket",
     ),
+    "Taken": ("Taken", "obtain:Taken:undo_take"),
+    "Taken | None": ("Taken | None", "obtain:optional(Taken):undo_take"),
     "Ticket[Lease] | None": ("Ticket[Lease] | None", "ticket:Lease"),
     "Ticket[Leadership] | None": ("Ticket[Leadership] | None", "ticket:Leadership"),
     "EventStream": ("EventStream", "stream"),
@@ -67,10 +69,10 @@ RULES = {
 }
 """What a method returns here, and how it is called, by its annotation there."""
 
-WRAPPED = {"Attempts", "Changes", "Election", "Mutex", "Semaphore", "States", "Watch"}
+WRAPPED = {"Attempts", "Changes", "Election", "Mutex", "Rate", "Semaphore", "States", "Watch"}
 """Classes whose objects a plain method of the asynchronous API returns."""
 
-RELEASING = {"aclose", "detach", "release", "resign", "withdraw"}
+RELEASING = {"aclose", "detach", "refund", "release", "resign", "withdraw"}
 """Methods that are carried out even inside the block of a lost lease."""
 
 UNDO = {"ClientCalls.session": "partial(abandon_session, detach=resume is not None)"}
@@ -206,6 +208,34 @@ from tenure.model import MutexHolder, SemaphoreDescription
             ),
         ),
     ),
+    "blocking/rate.py": File(
+        "Rates, and tokens that were taken.",
+        """
+from tenure.durations import Duration
+from typing import Never
+from tenure._client import rate as async_rate
+from tenure._client.internals import undo_take
+from tenure.blocking.blocks import optional
+from tenure.blocking.wrapper import SyncWrapper, obtaining, releasing, wrap
+from tenure.model import RateDescription
+""",
+        (
+            Wrapper(
+                "Rate",
+                "_client.rate",
+                "SyncWrapper[async_rate.Rate]",
+                (),
+                {"name": "str", "node": "str"},
+            ),
+            Wrapper(
+                "Taken",
+                "_client.rate",
+                "SyncWrapper[async_rate.Taken]",
+                (),
+                {"rate": "Rate", "waited": "float"},
+            ),
+        ),
+    ),
     "blocking/session.py": File(
         "Sessions.",
         _COMMON
@@ -243,7 +273,9 @@ from functools import partial
 from tenure._client import client as async_client
 from tenure._client.sessions import DEFAULT_WINDOW
 from tenure.blocking.attempts import Attempts
+from typing import Never
 from tenure.blocking.blocks import abandon_session
+from tenure.blocking.rate import Rate
 from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
 from tenure.blocking.wrapper import obtaining

@@ -17,6 +17,7 @@ from tenure._client.lease import Lease
 from tenure._client.loss import LOSS_EXIT_STATUS, OnLoss
 from tenure._client.mutex import Mutex
 from tenure._client.once import Once
+from tenure._client.rate import Rate, Taken
 from tenure._client.runs import RunLease
 from tenure._client.semaphore import Semaphore
 from tenure._client.session import Session
@@ -40,6 +41,7 @@ from tenure.errors import (
     NodeBusy,
     NodeExists,
     NodeNotFound,
+    RateExceeded,
     SelfDeadlock,
     SemaphoreBusy,
     SemaphoreExists,
@@ -60,6 +62,7 @@ from tenure.model import (
     MutexHolder,
     NodeConfig,
     NodeDescription,
+    RateDescription,
     Recovered,
     RequestDescription,
     SemaphoreDescription,
@@ -105,6 +108,9 @@ __all__ = [
     "NodeNotFound",
     "OnLoss",
     "Once",
+    "Rate",
+    "RateDescription",
+    "RateExceeded",
     "Recovered",
     "RequestDescription",
     "Retry",
@@ -122,6 +128,7 @@ __all__ = [
     "SessionHandle",
     "SessionState",
     "StaleToken",
+    "Taken",
     "TenureError",
     "Ticket",
     "Unsupported",

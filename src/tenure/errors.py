@@ -19,6 +19,7 @@
     ├── LeaseReleased                      a lease was used after its release
     ├── StaleToken                         a fence refused a write: a newer holder has written
     ├── AcquireTimeout (TimeoutError)      not granted in time; __cause__ has an outage
+    │   └── RateExceeded                   a rate has no tokens in time; retry_after says when
     ├── AuthenticationFailed (PermissionError)
     ├── EngineUnavailable (ConnectionError)  the store cannot be reached, or does not answer
     └── EngineError                        the store failed in a way that is not the caller's doing
@@ -41,6 +42,7 @@ __all__ = [
     "NodeBusy",
     "NodeExists",
     "NodeNotFound",
+    "RateExceeded",
     "SelfDeadlock",
     "SemaphoreBusy",
     "SemaphoreExists",
@@ -225,6 +227,26 @@ class AcquireTimeout(TenureError, TimeoutError):
     If the store is the reason, and not another holder, the message says so, and ``__cause__`` is
     the store's failure: an `EngineUnavailable` during an outage.
     """
+
+
+class RateExceeded(AcquireTimeout):
+    """The tokens of a rate are not there in time; none was taken.
+
+    Attributes:
+        retry_after: seconds after which the tokens would have been granted.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        name: str | None = None,
+        retry_after: float = 0.0,
+    ) -> None:
+        """Keep the message, and the time until the tokens would have been there."""
+        super().__init__(message, node=node, name=name)
+        self.retry_after = retry_after
 
 
 class AuthenticationFailed(TenureError, PermissionError):

@@ -23,6 +23,7 @@ __all__ = [
     "MutexHolder",
     "NodeConfig",
     "NodeDescription",
+    "RateDescription",
     "Recovered",
     "RequestDescription",
     "SemaphoreDescription",
@@ -232,6 +233,23 @@ class LastRun:
 
 
 @dataclass(frozen=True, slots=True)
+class RateDescription:
+    """State of a rate.
+
+    Attributes:
+        free: number of tokens that a call could take now, without a wait.
+        wait: seconds until the requested tokens could be taken.
+        limit, per, burst: the values of the rate, as for `Client.rate`.
+    """
+
+    free: int
+    wait: float
+    limit: int
+    per: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
 class MutexHolder:
     """Holder of a mutex.
 
@@ -287,6 +305,7 @@ class Capabilities:
             clock.
         adopt: a session that is taken over can get another recovery window.
         resize: the limit of a semaphore can be changed.
+        rates: the engine has rates (`Client.rate`).
     """
 
     fencing: bool = True
@@ -306,3 +325,4 @@ class Capabilities:
     store_time: bool = True
     adopt: bool = False
     resize: bool = False
+    rates: bool = False

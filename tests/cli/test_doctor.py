@@ -17,6 +17,7 @@ import pytest
 from tenure.doctor import Finding, examine, healthy, without_secrets
 from tenure.doctor.__main__ import main
 from tenure.engines import diagnose
+from tenure.engines.sqlite import schema
 from tests.cli.programs import Tenure
 
 TURN = """
@@ -47,7 +48,9 @@ def test_a_store_that_works_is_tried_out(tenure: Tenure) -> None:
     assert {each["level"] for each in rows.values()} <= {"ok", "warning"}
     assert rows["URL"]["found"] == f"{tenure.url}  (from TENURE_URL)"
     assert "the WAL-reset bug" in rows["checkpoints"]["found"]
-    assert rows["contents"]["found"] == "schema 3; nodes: 1, sessions: 0, requests: 0"
+    assert (
+        rows["contents"]["found"] == f"schema {schema.VERSION}; nodes: 1, sessions: 0, requests: 0"
+    )
     assert rows["in use"]["found"] == "by no other process"
     assert rows["lock"]["found"].startswith("locked and released in ")
     assert rows["hand-over"]["found"].startswith("from one session to the next in ")

@@ -24,10 +24,13 @@ from tenure.engines.contract import (
     EngineDefaults,
     EngineSession,
     Enqueued,
+    RateAnswer,
+    RateCall,
     Removal,
     SessionDefaults,
     SessionEvents,
     Withdrawn,
+    rate_answered,
 )
 from tenure.errors import SessionExpired, TenureError
 from tenure.model import (
@@ -227,6 +230,9 @@ class SlowEngine(EngineDefaults):
 
     async def store_time(self) -> float:
         return await self.run("store_time", self.inner.store_time)
+
+    async def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        return await self.run("rate", lambda: rate_answered(self.inner.rate(path, name, call)))
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         return await self.inner.list_sessions(path)

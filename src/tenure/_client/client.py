@@ -31,6 +31,7 @@ from tenure._client.handles import AsyncHandle, call_site, note_failure
 from tenure._client.leading import Retry, lead
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
+from tenure._client.rate import Rate
 from tenure._client.session import Session
 from tenure._client.session_handle import ResumeToken
 from tenure._client.sessions import (
@@ -550,6 +551,43 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
 
     def _source(self) -> ImplicitSession:
         return self._implicit
+
+    # Rates
+
+    def rate(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        path: str = DEFAULT_NODE,
+        **_unknown: Never,
+    ) -> Rate:
+        """Return the rate of that name: at most `limit` tokens in any `per` seconds.
+
+        Example::
+
+            openai = client.rate("openai", limit=100_000, per=60)
+            await openai.take(1_200)
+
+        Nothing is sent to the store. It needs no session.
+
+        Args:
+            name: the name, shared by all programs that share the limit.
+            limit: greatest number of tokens in any period, 1 to 10^11.
+            per: the period in seconds, 0.001 to 366 days.
+            burst: greatest number of tokens at once, of which the limit is a multiple. It is the
+                limit by default. A tenth of the limit is granted at most once in a tenth of the
+                period.
+            path: the path of its node.
+
+        Raises:
+            InvalidArgument: a value is invalid.
+        """
+        if _unknown:
+            raise unknown_argument("rate", _unknown)
+        return Rate(self._anchor, path, name, limit, per, burst)
 
     # Events
 

@@ -140,12 +140,15 @@ class Contact:
         clause = f"{self._engine.url} has not answered for {lasted:.1f} s"
         return Obstacle(clause, EngineUnavailable(clause))
 
-    async def answered(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
+    async def answered(
+        self, subject: str, reading: Coroutine[Any, Any, T], *, failed: str = "not read"
+    ) -> T:
         """Return the answer to a read, within `answer_timeout`.
 
         Args:
             subject: what is read, for the message.
             reading: the coroutine that reads; it is closed in any case.
+            failed: what failed, if there was no answer in time.
 
         Raises:
             EngineUnavailable: there was no answer in time.
@@ -155,11 +158,11 @@ class Contact:
             fork.check(self._born, f"the client of {self._engine.url}")
             running_loop(self._engine.url)
             try:
-                return await self._in_time(subject, reading)
+                return await self._in_time(subject, reading, failed)
             except TenureError as error:
                 raise shortened(error)  # noqa: B904  the same error
 
-    async def _in_time(self, subject: str, reading: Coroutine[Any, Any, T]) -> T:
+    async def _in_time(self, subject: str, reading: Coroutine[Any, Any, T], failed: str) -> T:
         timeout = self.answer_timeout
         limit = asyncio.timeout(timeout)
         try:
@@ -170,7 +173,7 @@ class Contact:
                 raise
         clause, cause = self.silence(None, timeout)
         raise EngineUnavailable(
-            f"{subject}: not read within {timeout:g} s, because {clause}."
+            f"{subject}: {failed} within {timeout:g} s, because {clause}."
         ) from cause
 
     def _reason(self, cause: BaseException) -> str:

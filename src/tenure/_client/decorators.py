@@ -15,21 +15,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from datetime import timedelta
 from functools import partial, wraps
 from string import Formatter
-from typing import Any, Generic, Literal, Never, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, overload
 
 from tenure._client.handles import CallSite
 from tenure._client.internals import note_lease_site
 from tenure._client.lease import Lease
 from tenure._client.once import Once
+from tenure._client.rate import Rate, Taken
 from tenure._client.semaphore import Semaphore
 from tenure._client.session import Primitives
 from tenure.core import rules
+from tenure.core.rates import RateRule
 from tenure.durations import Duration, seconds, timeout_seconds
-from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SemaphoreNotFound
+from tenure.errors import (
+    AcquireTimeout,
+    InvalidArgument,
+    Misuse,
+    RateExceeded,
+    SemaphoreNotFound,
+)
 
 G = TypeVar("G", bound=AsyncIterator[Any])
 L = TypeVar("L")
@@ -153,6 +161,16 @@ def period(days: float, hours: float, minutes: float, secs: float) -> float:
     return seconds(whole, "a period")
 
 
+def check_rate(limit: int, per: Duration, burst: int | None, count: int) -> None:
+    """Check the values of a rate, and that `count` tokens of it can be granted.
+
+    Raises:
+        InvalidArgument: they cannot.
+    """
+    rule = RateRule.of(limit, seconds(per, "the period"), burst, None, None)
+    rules.check_count(count, rule.burst)
+
+
 def is_busy(error: AcquireTimeout) -> bool:
     """Return true if the lease was held by others, and false for an outage."""
     return error.__cause__ is None
@@ -199,7 +217,7 @@ class DecoratorCore(Generic[L]):
         return NameOfCall(f"client.{self._what}", self._text, function), executed
 
 
-class Decorator(DecoratorCore[Awaitable[Lease | None]], Generic[S]):
+class Decorator(DecoratorCore[Awaitable[AbstractAsyncContextManager[Any] | None]], Generic[S]):
     """Result of a decorating method of a client, to be applied to a function.
 
     `S` is the type of a skipped call's result.
@@ -249,9 +267,9 @@ class Decorator(DecoratorCore[Awaitable[Lease | None]], Generic[S]):
 
     async def _obtained(
         self, name: NameOfCall, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> Lease | None:
+    ) -> AbstractAsyncContextManager[Any] | None:
         lease = await self._obtain(name.of(args, kwargs))
-        if lease is not None:
+        if isinstance(lease, Lease):
             note_lease_site(lease, name.site)
         return lease
 
@@ -431,6 +449,94 @@ class Decorators(Primitives):
             return await take(semaphore)
 
         return Decorator("limited", name, obtain)
+
+    if TYPE_CHECKING:
+
+        def rate(self, name: str, *, limit: int, per: Duration, burst: int | None = None) -> Rate:
+            """Return the rate of that name."""
+            ...
+
+    @overload
+    def rate_limited(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        count: int = 1,
+        wait: Duration | None = None,
+        skip: Literal[False] = False,
+    ) -> Decorator[Never]: ...
+
+    @overload
+    def rate_limited(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        count: int = 1,
+        wait: Duration | None = None,
+        skip: bool,
+    ) -> Decorator[None]: ...
+
+    def rate_limited(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        count: int = 1,
+        wait: Duration | None = None,
+        skip: bool = False,
+    ) -> Decorator[Any]:
+        """Decorate a function: at most `limit` calls of it begin in `per` seconds, in all programs.
+
+        Example::
+
+            @client.rate_limited("openai {user}", limit=60, per=60)
+            async def query(user: str, text: str) -> None:
+                await work()
+
+            await query("ann", "why?")
+
+        A call takes tokens of the rate of that name on ``/default``, and begins when they are
+        granted. The rest is as for `exclusive`.
+
+        Args:
+            name: the rate, as for `exclusive`.
+            limit: greatest number of tokens in any `per` seconds, as for `rate`.
+            per: the period in seconds.
+            burst: greatest number of tokens at once; the limit by default.
+            count: number of tokens that a call takes.
+            wait: seconds that a call waits, as for `exclusive`.
+            skip: a call that does not get its tokens in time returns ``None``.
+
+        Raises:
+            InvalidArgument: a name or number is invalid, or the function has no such argument.
+            Misuse: what is decorated is no such function.
+
+        A call raises what `Rate.take` raises: `RateExceeded`, for example.
+        """
+        timeout = longest_wait(wait, skip=skip)
+        check_rate(limit, per, burst, count)
+
+        async def obtain(name: str) -> AbstractAsyncContextManager[Taken] | None:
+            rate = self.rate(name, limit=limit, per=per, burst=burst)
+            if skip and not timeout:
+                taken = await rate.try_take(count)
+                return None if taken is None else nullcontext(taken)
+            try:
+                return nullcontext(await rate.take(count, timeout=timeout))
+            except RateExceeded:
+                if skip:
+                    return None
+                raise
+
+        return Decorator("rate_limited", name, obtain)
 
     def once_per(
         self,

@@ -54,6 +54,14 @@ _MAKES = {
 _ATTRIBUTES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "Mutex": ("a mutex", _ACQUIRED),
     "Semaphore": ("a semaphore", _ACQUIRED),
+    "Rate": (
+        "a rate",
+        {
+            **dict.fromkeys(("acquire", "hit", "consume", "wait"), "write {await}rate.take(n)"),
+            **dict.fromkeys(("try_acquire", "test", "allow"), "write {await}rate.try_take(n)"),
+            **dict.fromkeys(("describe", "get_window_stats"), "write {await}rate.peek()"),
+        },
+    ),
     "Client": ("a client", _MAKES),
     "Session": (
         "a session",
@@ -109,6 +117,9 @@ _INSTEAD = {
     "try_acquire": ("try_acquire() itself", "acquire()"),
     "mutex": ("try_lock()", "lock()"),
     "semaphore": ("try_acquire()", "acquire()"),
+    "take": ("try_take()", "take()"),
+    "try_take": ("try_take() itself", "take()"),
+    "rate": ("try_take()", "take()"),
 }
 
 

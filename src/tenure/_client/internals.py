@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tenure._client.election import Election
     from tenure._client.lease import Acquirable, Lease
     from tenure._client.mutex import Mutex
+    from tenure._client.rate import Taken
     from tenure._client.request import Request, RequestOptions
     from tenure._client.semaphore import Semaphore
     from tenure._client.session_core import SessionCore
@@ -90,6 +91,12 @@ def source_of(primitive: Mutex | Semaphore | Election) -> SessionSource:
 def options_of(primitive: Mutex | Semaphore, count: int) -> RequestOptions[Lease]:
     """Return the options of a request for so many tokens, which of a mutex are all."""
     return primitive._wanted(count)
+
+
+def undo_take(taken: Taken | None) -> None:
+    """Refund the tokens of a take in the background."""
+    if taken is not None:
+        taken._undo()
 
 
 def lease_of(ticket: Ticket[Any]) -> Lease:

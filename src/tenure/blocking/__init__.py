@@ -24,6 +24,7 @@ from tenure.blocking.client import Client, connect
 from tenure.blocking.decorators import Decorator
 from tenure.blocking.lease import Election, Leadership, Lease, RunLease, SessionHandle, Ticket
 from tenure.blocking.primitives import Mutex, Semaphore
+from tenure.blocking.rate import Rate, Taken
 from tenure.blocking.session import Session
 from tenure.blocking.several import Leases
 from tenure.blocking.streams import EventStream, Watch
@@ -41,6 +42,7 @@ from tenure.errors import (
     NodeBusy,
     NodeExists,
     NodeNotFound,
+    RateExceeded,
     SelfDeadlock,
     SemaphoreBusy,
     SemaphoreExists,
@@ -61,6 +63,7 @@ from tenure.model import (
     MutexHolder,
     NodeConfig,
     NodeDescription,
+    RateDescription,
     Recovered,
     RequestDescription,
     SemaphoreDescription,
@@ -103,6 +106,9 @@ __all__ = [
     "NodeExists",
     "NodeNotFound",
     "OnLoss",
+    "Rate",
+    "RateDescription",
+    "RateExceeded",
     "Recovered",
     "RequestDescription",
     "Retry",
@@ -120,6 +126,7 @@ __all__ = [
     "SessionHandle",
     "SessionState",
     "StaleToken",
+    "Taken",
     "TenureError",
     "Ticket",
     "Unsupported",

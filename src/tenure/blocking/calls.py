@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Never
 
 from tenure._client import client as async_client
 from tenure._client.loss import OnLoss
 from tenure._client.sessions import DEFAULT_WINDOW
 from tenure.blocking.attempts import Attempts
 from tenure.blocking.blocks import abandon_session
+from tenure.blocking.rate import Rate
 from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
 from tenure.blocking.wrapper import obtaining
@@ -163,6 +165,42 @@ class ClientCalls(Primitives):
                 on_loss=on_loss,
                 max_stall=max_stall,
             ),
+        )
+
+    def rate(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        path: str = DEFAULT_NODE,
+        **_unknown: Never,
+    ) -> Rate:
+        """Return the rate of that name: at most `limit` tokens in any `per` seconds.
+
+        Example::
+
+            openai = client.rate("openai", limit=100_000, per=60)
+            openai.take(1_200)
+
+        Nothing is sent to the store. It needs no session.
+
+        Args:
+            name: the name, shared by all programs that share the limit.
+            limit: greatest number of tokens in any period, 1 to 10^11.
+            per: the period in seconds, 0.001 to 366 days.
+            burst: greatest number of tokens at once, of which the limit is a multiple. It is the
+                limit by default. A tenth of the limit is granted at most once in a tenth of the
+                period.
+            path: the path of its node.
+
+        Raises:
+            InvalidArgument: a value is invalid.
+        """
+        return Rate(
+            self._portal,
+            self._wrapped.rate(name, limit=limit, per=per, burst=burst, path=path, **_unknown),
         )
 
     def events(self, size: int = 1024) -> EventStream:

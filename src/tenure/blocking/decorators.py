@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any, Generic, Literal, Never, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, overload
 
 from tenure._client.decorators import (
     DecoratorCore,
     NameOfCall,
+    check_rate,
     is_busy,
     longest_wait,
     name_of,
@@ -22,10 +23,11 @@ from tenure._client.decorators import (
 )
 from tenure.blocking.lease import Lease
 from tenure.blocking.primitives import Semaphore
+from tenure.blocking.rate import Rate, Taken
 from tenure.blocking.session import Primitives
 from tenure.core import rules
 from tenure.durations import Duration, timeout_seconds
-from tenure.errors import AcquireTimeout, Misuse, SemaphoreNotFound
+from tenure.errors import AcquireTimeout, Misuse, RateExceeded, SemaphoreNotFound
 
 G = TypeVar("G", bound=Generator[Any, Any, Any])
 P = ParamSpec("P")
@@ -35,7 +37,7 @@ S = TypeVar("S")
 _SKIPPED = nullcontext()
 
 
-class Decorator(DecoratorCore[Lease | None], Generic[S]):
+class Decorator(DecoratorCore[AbstractContextManager[Any] | None], Generic[S]):
     """Result of a decorating method of a client, to be applied to a function.
 
     `S` is the type of a skipped call's result.
@@ -254,6 +256,94 @@ class Decorators(Primitives):
             return _take(semaphore)
 
         return Decorator("limited", name, _obtain)
+
+    if TYPE_CHECKING:
+
+        def rate(self, name: str, *, limit: int, per: Duration, burst: int | None = None) -> Rate:
+            """Return the rate of that name."""
+            ...
+
+    @overload
+    def rate_limited(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        count: int = 1,
+        wait: Duration | None = None,
+        skip: Literal[False] = False,
+    ) -> Decorator[Never]: ...
+
+    @overload
+    def rate_limited(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        count: int = 1,
+        wait: Duration | None = None,
+        skip: bool,
+    ) -> Decorator[None]: ...
+
+    def rate_limited(
+        self,
+        name: str,
+        *,
+        limit: int,
+        per: Duration,
+        burst: int | None = None,
+        count: int = 1,
+        wait: Duration | None = None,
+        skip: bool = False,
+    ) -> Decorator[Any]:
+        """Decorate a function: at most `limit` calls of it begin in `per` seconds, in all programs.
+
+        Example::
+
+            @client.rate_limited("openai {user}", limit=60, per=60)
+            def query(user: str, text: str) -> None:
+                work()
+
+            query("ann", "why?")
+
+        A call takes tokens of the rate of that name on ``/default``, and begins when they are
+        granted. The rest is as for `exclusive`.
+
+        Args:
+            name: the rate, as for `exclusive`.
+            limit: greatest number of tokens in any `per` seconds, as for `rate`.
+            per: the period in seconds.
+            burst: greatest number of tokens at once; the limit by default.
+            count: number of tokens that a call takes.
+            wait: seconds that a call waits, as for `exclusive`.
+            skip: a call that does not get its tokens in time returns ``None``.
+
+        Raises:
+            InvalidArgument: a name or number is invalid, or the function has no such argument.
+            Misuse: what is decorated is no such function.
+
+        A call raises what `Rate.take` raises: `RateExceeded`, for example.
+        """
+        timeout = longest_wait(wait, skip=skip)
+        check_rate(limit, per, burst, count)
+
+        def _obtain(name: str) -> AbstractContextManager[Taken] | None:
+            rate = self.rate(name, limit=limit, per=per, burst=burst)
+            if skip and not timeout:
+                taken = rate.try_take(count)
+                return None if taken is None else nullcontext(taken)
+            try:
+                return nullcontext(rate.take(count, timeout=timeout))
+            except RateExceeded:
+                if skip:
+                    return None
+                raise
+
+        return Decorator("rate_limited", name, _obtain)
 
     def once_per(
         self,

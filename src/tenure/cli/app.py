@@ -58,6 +58,7 @@ class LazyGroup(CommandGroup):
         "watch": ("tenure.cli.look", "watch", "Show each new state of NAME."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),
+        "rate": ("tenure.cli.rates", "rate", "Take tokens of a rate limit."),
         "config": ("tenure.cli.config", "config", "Publish a value, and follow it."),
         "service": ("tenure.cli.service", "service", "Register instances, and find them."),
         "session": ("tenure.cli.admin", "session", "List and end sessions."),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tenure.core import refusals, rules
+from tenure.core.rates import Rates
 from tenure.core.rules import fits
 from tenure.model import Liveness, NodeConfig
 
@@ -22,11 +23,12 @@ from tenure.model import Liveness, NodeConfig
 class Node:
     """A namespace with its configuration."""
 
-    __slots__ = ("config", "path", "semaphores", "sessions", "watches")
+    __slots__ = ("config", "path", "rates", "semaphores", "sessions", "watches")
 
     def __init__(self, path: str, config: NodeConfig) -> None:
         self.path = path
         self.config = config
+        self.rates = Rates()
         self.sessions: dict[int, StoredSession] = {}
         self.semaphores: dict[str, StoredSemaphore] = {}
         self.watches: dict[str, dict[StoredWatch, None]] = {}

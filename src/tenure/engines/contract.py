@@ -38,13 +38,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from tenure.clock import Clock
+from tenure.core.rates import RateAnswer, RateCall, RateRule
 from tenure.engines.optional import (
     EngineDefaults,
     Finding,
     GuardStatement,
     Level,
     Pages,
+    RateReply,
     SessionDefaults,
+    rate_answered,
 )
 from tenure.engines.prompt import Prompt, when_answered
 from tenure.engines.values import (
@@ -85,10 +88,15 @@ __all__ = [
     "Pages",
     "Place",
     "Prompt",
+    "RateAnswer",
+    "RateCall",
+    "RateReply",
+    "RateRule",
     "Removal",
     "SessionDefaults",
     "SessionEvents",
     "Withdrawn",
+    "rate_answered",
     "when_answered",
 ]
 
@@ -309,7 +317,7 @@ class Engine(Protocol):
 
     @property
     def guarantees(self) -> str:
-        """See `EngineDefaults`, as for the next five."""
+        """See `EngineDefaults`, as for the next six."""
 
     def liveness_fd(self) -> int | None:
         """Return a descriptor that closes with this process, if the engine has one."""
@@ -322,6 +330,9 @@ class Engine(Protocol):
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the statement that guards a lease, or raise `Unsupported`."""
+
+    def rate(self, path: str, name: str, call: RateCall) -> RateReply:
+        """Carry out an operation on a rate, or raise `Unsupported`."""
 
     async def end_orphan(self, orphan: Orphan) -> None:
         """End a session whose program is dead."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
+from tenure.core.rates import RateAnswer, RateCall
 from tenure.engines.values import LastWords, Orphan
 from tenure.errors import Unsupported
 from tenure.model import SemaphoreDescription, SessionDescription
@@ -94,6 +96,15 @@ class Pages(Protocol):
         ...
 
 
+RateReply: TypeAlias = RateAnswer | Coroutine[Any, Any, RateAnswer] | asyncio.Future[RateAnswer]
+"""Answer of `Engine.rate`, or what is awaited for it. A future's cancellation stops nothing."""
+
+
+async def rate_answered(answer: RateReply) -> RateAnswer:
+    """Return the answer of `Engine.rate`, awaiting it if needed."""
+    return answer if isinstance(answer, RateAnswer) else await answer
+
+
 class EngineDefaults:
     """Defaults of the rare members of an `Engine`."""
 
@@ -135,6 +146,39 @@ class EngineDefaults:
         raise Unsupported(
             f"the store does not end the sessions of a dead program: {orphan.node}",
             node=orphan.node,
+        )
+
+    def rate(
+        self,
+        path: str,
+        name: str,
+        call: RateCall,  # noqa: ARG002
+    ) -> RateReply:
+        """Carry out an operation on a rate, in one step, by the store's clock.
+
+        An operation whose answer was lost may be carried out twice. A rate without tokens in its
+        window does not exist.
+
+        Args:
+            path: the path of the node.
+            name: the name of the rate, in a namespace of its own.
+            call: the operation, whose values are valid (`tenure.core.rates`).
+
+        Returns:
+            The answer, or what to await for it if it is not known at once. If its rule is another
+            than the call's, nothing was done.
+
+        Raises:
+            NodeNotFound: there is no such node.
+            InvalidArgument: the name is invalid.
+            Unsupported: the store has no rates.
+            EngineUnavailable, EngineError: the store cannot be reached, or failed.
+        """
+        raise Unsupported(
+            f"the store has no rates, so there is no rate {name!r} on {path}: it has no clock that "
+            "decides in one step. Use memory://, sqlite://, redis://, postgresql:// or tenure://",
+            node=path,
+            name=name,
         )
 
     def guard(self, node: str, name: str, token: int) -> GuardStatement:  # noqa: ARG002

@@ -62,7 +62,9 @@ class Limits:
     sessions: int = _limit(100_000, "sessions at a time")
     sessions_per_connection: int = _limit(1_000, "sessions at a time through one connection")
     semaphores: int = _limit(
-        100_000, "semaphores at a time: lasting ones, and ephemeral ones with requests"
+        100_000,
+        "semaphores at a time: lasting ones, ephemeral ones with requests, and rates with tokens "
+        "in their windows",
     )
     requests: int = _limit(500_000, "requests at a time, waiting or owning, over all sessions")
     watches: int = _limit(200_000, "watches at a time, over all sessions")

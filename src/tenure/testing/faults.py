@@ -47,10 +47,13 @@ from tenure.engines.contract import (
     Enqueued,
     GuardStatement,
     Pages,
+    RateAnswer,
+    RateCall,
     Removal,
     SessionDefaults,
     SessionEvents,
     Withdrawn,
+    rate_answered,
 )
 from tenure.errors import EngineUnavailable, SessionExpired, TenureError
 from tenure.model import (
@@ -778,6 +781,15 @@ class FaultyEngine(EngineDefaults):
     def guard(self, node: str, name: str, token: int) -> GuardStatement:
         """Return the inner engine's statement, which does not use the way."""
         return self.inner.guard(node, name, token)
+
+    async def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Carry out an operation on a rate, over the way."""
+
+        async def decided() -> RateAnswer:
+            return await rate_answered(self.inner.rate(path, name, call))
+
+        answer: RateAnswer = await self._operate(decided)
+        return answer
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session, over the way."""

@@ -64,7 +64,10 @@ STORE_TIME = "store time"
 RESIZE = "resize"
 """The feature of servers that answer `ResizeSemaphore`."""
 
-FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME, RESIZE})
+RATES = "rates"
+"""The feature of servers that answer `Rate`."""
+
+FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME, RESIZE, RATES})
 """Features of this code that were added to this protocol version later."""
 
 GREETING_BYTES = 16 * 1024
@@ -76,6 +79,7 @@ REFUSED: Final = 2
 """State of a request (`Placed.place`)."""
 
 AttachKind: TypeAlias = Literal["new", "again", "resume"]
+RateWord: TypeAlias = Literal["take", "refund", "peek", "resize"]
 RemovalWord: TypeAlias = Literal["timed out", "deleted", "evicted", "unconfirmed"]
 
 
@@ -411,6 +415,26 @@ class ReadStoreTime(RequestMessage, array_like=True, tag=30, frozen=True):
     """`Engine.store_time`. Answered by `StoreTime`. It belongs to the feature `STORE_TIME`."""
 
 
+class Rate(RequestMessage, array_like=True, tag=31, frozen=True):
+    """`Engine.rate`. Answered by `RateDecided`. It belongs to the feature `RATES`.
+
+    Attributes:
+        limit, per, burst: the rule; the period is in microseconds.
+        longest_wait: of a take, in microseconds; ``None``: without limit.
+        at: for ``refund``, the time of the grant.
+    """
+
+    path: str
+    name: str
+    kind: RateWord
+    limit: Number
+    per: Number
+    burst: Number
+    count: Number
+    longest_wait: Number | None
+    at: Number
+
+
 ClientMessage: TypeAlias = (
     Hello
     | Ping
@@ -442,6 +466,7 @@ ClientMessage: TypeAlias = (
     | Evict
     | Describe
     | ReadStoreTime
+    | Rate
 )
 
 
@@ -641,6 +666,24 @@ class StoreTime(AnswerMessage, array_like=True, tag=20, frozen=True):
     seconds: float
 
 
+class RateDecided(AnswerMessage, array_like=True, tag=21, frozen=True):
+    """The answer to `Rate`: the rule of the rate, which may be another, and the decision.
+
+    Attributes:
+        wait: microseconds until the grant, or until it would be.
+        at: time of the grant by the store's clock, in microseconds; 0 if nothing was taken.
+        free: number of tokens that are free now.
+    """
+
+    limit: Number
+    per: Number
+    burst: Number
+    granted: bool
+    wait: Number
+    at: Number
+    free: Number
+
+
 ServerMessage: TypeAlias = (
     Welcome
     | Pong
@@ -655,6 +698,7 @@ ServerMessage: TypeAlias = (
     | SemaphoresListed
     | SessionsListed
     | StoreTime
+    | RateDecided
     | Granted
     | Removed
     | Changed

@@ -162,3 +162,4 @@ class Abilities(_Value[Capabilities], array_like=True, frozen=True):
     store_time: bool = False
     longest_window: float = 1800.0
     resize: bool = False
+    rates: bool = False

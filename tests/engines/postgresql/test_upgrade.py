@@ -86,6 +86,21 @@ async def test_a_store_of_an_earlier_version_is_refused_until_it_is_upgraded(lat
     assert await asyncio.to_thread(upgrade, parse(later)) == (_LATER, _LATER)
 
 
+async def test_a_store_of_version_1_gets_rates(url: str) -> None:
+    initialize(parse(url))
+    name = _name(url)
+    shared().execute(
+        f"DROP TABLE {name}.rates; DROP FUNCTION {name}.rate; DROP FUNCTION {name}.remove_rates; "
+        f"UPDATE {name}.meta SET version = 1"
+    )
+    with pytest.raises(tenure.EngineError, match="run 'tenure postgresql upgrade'"):
+        await _lock(url)
+    assert (await asyncio.to_thread(upgrade, parse(url)))[0] == 1
+    async with tenure.connect(url) as client:
+        assert await client.rate("api", limit=1, per=60).try_take()
+        assert not await client.rate("api", limit=1, per=60).try_take()
+
+
 async def test_an_upgrade_that_fails_changes_nothing(
     later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,4 +35,5 @@ def as_of_version_2(path: Path) -> None:
             *("quarantined_until", "saved_at"),
         ):
             shell.execute(f"ALTER TABLE meta DROP COLUMN {column}")
+        shell.execute("DROP TABLE rates")
         shell.execute("PRAGMA user_version = 2")

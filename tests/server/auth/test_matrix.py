@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tenure.engines.contract import Engine, EngineSession
+from tenure.core.rates import RateKind
+from tenure.engines.contract import (
+    Engine,
+    EngineSession,
+    RateAnswer,
+    RateCall,
+    RateRule,
+    rate_answered,
+)
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT, NodeConfig
 from tenure.server.auth.identity import Access, Permissions
@@ -31,6 +39,10 @@ class Stage:
         self.client = client
         self.other = other
         self.order_id = order_id
+
+    async def rate(self, kind: RateKind) -> RateAnswer:
+        call = RateCall(kind, RateRule(1, 1_000_000, 1))
+        return await rate_answered(self.client.rate(NODE, "r", call))
 
     async def with_session(self, work: Callable[[EngineSession], Any]) -> Any:
         async with attached(self.client, NODE) as session:
@@ -93,6 +105,10 @@ TABLE = (
     ),
     Row("list sessions", READ, lambda s: s.client.list_sessions(NODE), NATIVE),
     Row("lock", HOLD, on_session(lock)),
+    Row("peek at a rate", READ, lambda s: s.rate("peek"), NATIVE),
+    Row("take of a rate", HOLD, lambda s: s.rate("take"), NATIVE),
+    Row("refund of a rate", HOLD, lambda s: s.rate("refund"), NATIVE),
+    Row("resize of a rate", HOLD, lambda s: s.rate("resize"), NATIVE),
     Row("create", HOLD, on_session(lambda s: s.create_semaphore("c", 1, b"", exist_ok=True))),
     Row("update", HOLD, on_session(lambda s: s.update_semaphore("s", b"new"))),
     Row("resize", HOLD, on_session(lambda s: s.resize_semaphore("s", 2)), NATIVE),

@@ -15,6 +15,7 @@ from tenure.background import BackgroundQueue, BackgroundTimer, Failures
 from tenure.clock import Clock, SystemClock
 from tenure.core import refusals, rules
 from tenure.core.node import StoredRequest
+from tenure.core.rates import MICROSECONDS, RateAnswer, RateCall
 from tenure.core.store import (
     CHANGED,
     DELETED,
@@ -75,7 +76,7 @@ if hasattr(os, "register_at_fork"):
 class MemoryEngine(EngineDefaults):
     """One connection to a store in this process."""
 
-    capabilities = Capabilities(resume=True, adopt=True, resize=True)
+    capabilities = Capabilities(resume=True, adopt=True, resize=True, rates=True)
 
     def __init__(self, name: str, clock: Clock) -> None:
         """Prepare the connection; `open` finds or creates the store."""
@@ -323,6 +324,12 @@ class MemoryEngine(EngineDefaults):
     async def store_time(self) -> float:
         """Return the wall clock of the engine."""
         return self.clock.wall()
+
+    def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Carry out an operation on a rate."""
+        rules.check_name(name, path)
+        with self._command() as (store, now):
+            return store.node(path).rates.decide(name, call, int(now * MICROSECONDS))
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; return false if it did not exist."""

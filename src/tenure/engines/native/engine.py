@@ -15,7 +15,15 @@ from msgspec import Struct
 from tenure.background import Ending
 from tenure.clock import Clock
 from tenure.core import refusals, rules
-from tenure.engines.contract import Attach, EngineDefaults, GuardStatement, Orphan, SessionEvents
+from tenure.engines.contract import (
+    Attach,
+    EngineDefaults,
+    GuardStatement,
+    Orphan,
+    RateAnswer,
+    RateCall,
+    SessionEvents,
+)
 from tenure.engines.native.attachment import STORE_LOST, closing_again
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.heartbeat import NativeHeartbeat
@@ -63,7 +71,7 @@ class NativeEngine(EngineDefaults):
         """Prepare the engine; `open` connects."""
         self.url = address.url
         self.clock = clock
-        self.capabilities = Capabilities(resume=True)
+        self.capabilities = Capabilities(resume=True, rates=True)
         self._address = address
         self._dial = dial
         self._reconnector: NativeReconnector | None = None
@@ -217,6 +225,25 @@ class NativeEngine(EngineDefaults):
         except _OlderServer:
             return self.clock.wall()
 
+    async def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Carry out an operation on a rate."""
+        path = plain_path(path)
+        rule = call.rule
+        fields = (call.kind, rule.limit, rule.per, rule.burst, call.count, call.longest_wait)
+        try:
+            answer: RateAnswer = await self._call(
+                *(wire.Rate, path, plain_name(name, path), *fields, call.at),
+                feature=wire.RATES,
+                outage=EngineUnavailable,
+            )
+        except _OlderServer:
+            raise Unsupported(
+                f"the server at {self.url} is of an earlier release, without rates: upgrade it",
+                node=path,
+                name=name,
+            ) from None
+        return answer
+
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node, sorted by id."""
         found: list[SessionDescription] = await self._call(wire.ListSessions, plain_path(path))
@@ -255,16 +282,23 @@ class NativeEngine(EngineDefaults):
         path = plain_path(path)
         return bool(await self._call(wire.Evict, path, plain_name(name, path), order_id))
 
-    async def _call(self, kind: Callable[..., Struct], *fields: object, feature: str = "") -> Any:
+    async def _call(
+        self,
+        kind: Callable[..., Struct],
+        *fields: object,
+        feature: str = "",
+        outage: type[TenureError] = EngineError,
+    ) -> Any:
         """Send a request, across reconnects if needed.
 
         Args:
             kind: the class of the message.
             *fields: the fields of the message after its number.
             feature: the feature to which the message belongs.
+            outage: class of the error without an answer.
 
         Raises:
-            EngineError: no server answered within the timeout.
+            EngineError, or `outage`: no server answered within the timeout.
             _OlderServer: the server does not have the feature.
         """
         reconnector = self._opened()
@@ -273,7 +307,7 @@ class NativeEngine(EngineDefaults):
             try:
                 connection = await reconnector.connected()
             except EngineUnavailable as error:
-                raise EngineError(str(error)) from None
+                raise outage(str(error)) from None
             if feature and feature not in connection.welcome.features:
                 raise _OlderServer
             rid = reconnector.next_rid()
@@ -283,7 +317,7 @@ class NativeEngine(EngineDefaults):
                 return await call.future
             except ConnectionGone as gone:
                 if self.clock.now() - began > reconnector.timeout:
-                    raise EngineError(
+                    raise outage(
                         f"{self.url} did not answer within {reconnector.timeout:g} s: {gone}. It "
                         "may have carried out the request"
                     ) from None

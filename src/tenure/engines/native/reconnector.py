@@ -25,7 +25,7 @@ from tenure.clock import Clock
 from tenure.engines._kit.reconnect import LONGEST_PAUSE, Reconnector, backoff
 from tenure.engines._kit.url import Endpoint
 from tenure.engines.advice import on_connecting
-from tenure.engines.contract import Withdrawn
+from tenure.engines.contract import RateAnswer, RateRule, Withdrawn
 from tenure.engines.native.calls import ConnectionGone, NativeCall
 from tenure.engines.native.connection import Handlers, NativeConnection
 from tenure.engines.native.url import NativeUrl
@@ -401,6 +401,11 @@ def dispatch(
     def sessions_listed(answer: wire.SessionsListed) -> None:
         part(answer.rid, [each.model() for each in answer.sessions], more=answer.more)
 
+    def rate_decided(answer: wire.RateDecided) -> None:
+        rule = RateRule(answer.limit, answer.per, answer.burst)
+        decided = RateAnswer(rule, answer.granted, answer.wait, answer.at, answer.free)
+        succeed(answer.rid, decided)
+
     def deliver(push: Any) -> None:
         session = sessions.get(push.channel)
         if session is not None:
@@ -421,6 +426,7 @@ def dispatch(
         wire.SemaphoresListed: semaphores_listed,
         wire.SessionsListed: sessions_listed,
         wire.StoreTime: lambda each: succeed(each.rid, each.seconds),
+        wire.RateDecided: rate_decided,
         wire.Granted: deliver,
         wire.Removed: deliver,
         wire.Changed: deliver,

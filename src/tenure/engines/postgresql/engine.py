@@ -82,7 +82,9 @@ class PostgresEngine(CommandEngine[PostgresSession]):
         self._address = address
         self.guarded: set[int] = set()
         self.relaxed = address.relaxed
-        self.capabilities = Capabilities(resume=True, durable=True, adopt=True, resize=True)
+        self.capabilities = Capabilities(
+            resume=True, durable=True, adopt=True, resize=True, rates=True
+        )
         self.channel = ""
         self.epoch = self.refusal = ""
         self.connection: PostgresConnection | None = None
@@ -140,6 +142,8 @@ class PostgresEngine(CommandEngine[PostgresSession]):
         words = [values.to_text(each) if isinstance(each, str) else each for each in args]
         if command in _REPORTING:
             words.append(self.channel)
+        elif command == "rate":
+            words.append(self.relaxed)
 
         def replied(reply: Any) -> None:
             if command in _REPORTING and first_word(reply) == "ok":

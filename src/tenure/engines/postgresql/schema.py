@@ -23,15 +23,32 @@ from tenure.engines.postgresql.url import NO_RIGHT, PostgresUrl, cause, encoding
 from tenure.errors import AuthenticationFailed, EngineError, InvalidArgument
 from tenure.model import DEFAULT_NODE, NodeConfig
 
-VERSION = 1
+VERSION = 2
 SERVES = 1
 """Oldest version of programs that the functions serve, besides this one."""
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {
+    2: """
+CREATE TABLE :schema.rates (
+    node integer NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    max_count bigint NOT NULL DEFAULT 0,     -- the limit
+    per bigint NOT NULL DEFAULT 0,
+    burst bigint NOT NULL DEFAULT 0,
+    time_window bigint NOT NULL DEFAULT 0,
+    seen bigint NOT NULL DEFAULT 0,          -- the latest change
+    check_at bigint NOT NULL DEFAULT 0,      -- when to see whether it is over
+    times bigint[] NOT NULL DEFAULT '{}',
+    counts bigint[] NOT NULL DEFAULT '{}',
+    PRIMARY KEY (node, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX rates_by_check ON :schema.rates (check_at);
+""",
+}
 """SQL that changes the tables for a version, if they are those of the version before.
 
 Each is the body of a block in PL/pgSQL.
 """
-_FUNCTIONS = ("functions", "sessions", "administration")
+_FUNCTIONS = ("functions", "sessions", "administration", "rates")
 _PARTS = ("tables", *_FUNCTIONS)
 
 _END = "COMMIT;\n"

@@ -67,6 +67,8 @@ class _AttachCall(ScriptCall):
 def _word(argument: Any) -> Word:
     if isinstance(argument, bool):
         return int(argument)
+    if argument is None:
+        return ""
     return argument if isinstance(argument, bytes) else str(argument)
 
 
@@ -197,6 +199,7 @@ class RedisEngine(CommandEngine[RedisSession]):
             longest_window=address.max_window,
             adopt=True,
             resize=True,
+            rates=True,
         )
         self.confirmer: Confirmer | None = None
         self.channel = ""
@@ -265,6 +268,9 @@ class RedisEngine(CommandEngine[RedisSession]):
             self.reconnector.send(LargeRead(SCRIPTS["describe"], None, words, answered))
             return
         words = tuple(map(_word, args))
+        if command == "rate":
+            self.reconnector.send(ScriptCall(SCRIPTS["rate"], None, words, answered))
+            return
         if command == "create_node":  # so that a repeated command recognises its own node
             words += (secrets.token_hex(8),)
         kind = ScriptCall if command in _CHANGES else LargeRead

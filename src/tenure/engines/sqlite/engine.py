@@ -11,8 +11,16 @@ from typing import Any, TypeVar
 from tenure.background import Ending, persist
 from tenure.clock import Clock
 from tenure.engines._kit.session import restores_default
-from tenure.engines.contract import Attach, EngineDefaults, Finding, SessionEvents
-from tenure.engines.sqlite import nodes, participants, sessions
+from tenure.engines.contract import (
+    Attach,
+    EngineDefaults,
+    Finding,
+    RateAnswer,
+    RateCall,
+    RateReply,
+    SessionEvents,
+)
+from tenure.engines.sqlite import nodes, participants, rates, sessions
 from tenure.engines.sqlite.descriptions import SqliteDescriptions
 from tenure.engines.sqlite.expiry import Attachment
 from tenure.engines.sqlite.liveness import LivenessFile
@@ -54,7 +62,7 @@ _PORTABLE = (
 class SqliteEngine(EngineDefaults):
     """Engine of a ``sqlite://`` store."""
 
-    capabilities = Capabilities(resume=True, durable=True, adopt=True, resize=True)
+    capabilities = Capabilities(resume=True, durable=True, adopt=True, resize=True, rates=True)
 
     store: Store
     monitor: Monitor
@@ -368,6 +376,18 @@ class SqliteEngine(EngineDefaults):
     async def store_time(self) -> float:
         """Return the local wall clock: all programs are on one host."""
         return self.clock.wall()  # the file is used on one host
+
+    def rate(self, path: str, name: str, call: RateCall) -> RateReply:
+        """Carry out an operation on a rate."""
+        store = self._opened()
+        if store.life is None:
+            return self._first_rate(path, name, call)
+        return store.committer.do(rates.carry_out, path, name, call)
+
+    async def _first_rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Register first: a participant notices a reboot, and files that were replaced."""
+        await self._registered()
+        return await self._do(rates.carry_out, path, name, call)
 
     async def create_node(self, path: str, config: NodeConfig, *, exist_ok: bool) -> None:
         """Create a node."""

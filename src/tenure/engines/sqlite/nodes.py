@@ -13,6 +13,7 @@ _EMPTY_NODE = (
     "DELETE FROM semaphores WHERE node = ?",
     "DELETE FROM contents WHERE node = ?",
     "DELETE FROM watches WHERE node = ?",
+    "DELETE FROM rates WHERE node = ?",
 )
 _DELETE_SEMAPHORE = (
     "DELETE FROM requests WHERE node = ? AND name = ?",

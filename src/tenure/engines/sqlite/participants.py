@@ -32,6 +32,7 @@ import os
 from collections.abc import Callable, Collection, Iterable
 
 from tenure.core import rules
+from tenure.engines.sqlite import rates
 from tenure.engines.sqlite.expiry import Suspect, is_silent, last_contact
 from tenure.engines.sqlite.liveness import LivenessFile, started
 from tenure.engines.sqlite.nodes import config_of
@@ -201,6 +202,7 @@ def new_boot(tx: Transaction, boot: str) -> None:
     tx.execute(
         "UPDATE sessions SET participant = NULL, slot = NULL, contact = 0 WHERE liveness = 'window'"
     )
+    rates.restart_clock(tx)
     _grant_grace(tx)
     _remove(tx, participants, None)
     remove_sessions(

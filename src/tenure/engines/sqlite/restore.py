@@ -473,6 +473,7 @@ _EMPTY = (
     "DELETE FROM participants",
     "DELETE FROM sessions",
     "DELETE FROM requests",
+    "DELETE FROM rates",
     "DELETE FROM watches",
     "DELETE FROM news",
     "UPDATE nodes SET sessions = 0",

@@ -14,6 +14,8 @@ Objects are numbered, so that rows are small and the queue of a semaphore is con
   is the longest recovery window of any session that it ever had. ``quarantine`` is the number of
   seconds that a restored store waits from its first opening, and ``quarantined_until`` their end on
   this boot's clock (`quarantine`). ``saved_at`` is the wall-clock time of a backup, 0 in a store.
+* A *rate* has a row while it has tokens in its window, and for a while longer. ``seen`` is the time
+  of its latest change, and ``expires`` the end of its window, in microseconds of this boot's clock.
 * Limits and counts above 2^63-1 are texts, because SQLite's integers end there. They are never
   added in SQL.
 """
@@ -38,7 +40,7 @@ PORTABLE_ID = 0x74656E70
 """Application id of a store in portable mode, so that no program opens one in native mode."""
 BACKUP_ID = 0x74656E62
 """Application id of a backup, so that no program opens one as a store."""
-VERSION = 3
+VERSION = 4
 _PAGE_SIZE = 1024  # rows are small: a commit writes a few pages of any size
 _CHECKPOINT_PAGES = 16000  # the net under `checkpoint.Checkpointer`
 DURABLE = "FULL"  # each commit syncs the log before it is visible; NORMAL never does
@@ -119,6 +121,15 @@ CREATE TABLE requests (
 CREATE UNIQUE INDEX requests_of_session ON requests (session, hold);
 CREATE INDEX waiting ON requests (node, name, order_id) WHERE granted_at IS NULL;
 CREATE INDEX deadlines ON requests (deadline) WHERE deadline IS NOT NULL;
+CREATE TABLE rates (
+    node INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    seen INTEGER NOT NULL,
+    expires INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    PRIMARY KEY (node, name)
+) WITHOUT ROWID;
+CREATE INDEX rates_by_expiry ON rates (expires);
 CREATE TABLE watches (
     node INTEGER NOT NULL,
     name TEXT NOT NULL,
@@ -321,7 +332,7 @@ def missing(connection: sqlite3.Connection) -> str:
     try:
         found = connection.execute(
             "SELECT (SELECT count(*) FROM meta), (SELECT 1 FROM nodes, participants, sessions, "
-            "semaphores, contents, requests, watches, news LIMIT 0)"
+            "semaphores, contents, requests, rates, watches, news LIMIT 0)"
         ).fetchone()
     except sqlite3.OperationalError as error:
         if not str(error).startswith("no such table"):
@@ -346,6 +357,10 @@ def upgrade(connection: sqlite3.Connection) -> None:
         ):
             connection.execute(f"ALTER TABLE meta ADD COLUMN {column}")
         connection.execute("UPDATE meta SET identity = ?", (secrets.token_hex(16),))
+    if version < 4:
+        for statement in _TABLES.split(";"):
+            if "rates" in statement:
+                connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 

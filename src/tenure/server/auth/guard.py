@@ -61,6 +61,7 @@ from tenure.errors import (
 from tenure.model import DEFAULT_NODE, NodeConfig, SemaphoreDescription
 from tenure.server.auth.accounts import Account, Accounts
 from tenure.server.auth.identity import Access
+from tenure.server.auth.rates import RateCounts
 from tenure.server.auth.tallies import Tallies
 from tenure.server.limits import LimitReached, Limits
 from tenure.server.log import LOGGER
@@ -304,12 +305,14 @@ class Guard:
         accounts: the usage of each identity.
         tallies: the sessions of each identity.
         stored: the nodes and the semaphores' data of each identity.
+        rates: the rates of each identity.
     """
 
     def __init__(self, store: Engine, limits: Limits, logger: logging.Logger = LOGGER) -> None:
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()
+        self.rates = RateCounts()
         self.store = store
         self._compared_at = float("-inf")
         self._comparing: asyncio.Task[None] | None = None

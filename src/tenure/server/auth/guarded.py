@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from tenure.clock import Clock
+from tenure.core import rules
+from tenure.core.rates import MICROSECONDS
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -26,10 +28,13 @@ from tenure.engines.contract import (
     Enqueued,
     Pages,
     Place,
+    RateAnswer,
+    RateCall,
     Removal,
     SessionDefaults,
     SessionEvents,
     Withdrawn,
+    rate_answered,
 )
 from tenure.errors import AuthenticationFailed, NodeNotFound, SessionExpired, TenureError
 from tenure.model import (
@@ -42,7 +47,7 @@ from tenure.model import (
     SessionDescription,
     Unchanged,
 )
-from tenure.server.auth.guard import Guard
+from tenure.server.auth.guard import REFUSALS, Guard
 from tenure.server.auth.identity import EVERYTHING, Access, Identity
 from tenure.server.auth.tallies import Tally
 
@@ -483,6 +488,7 @@ class GuardedEngine(EngineDefaults):
         await self._engine.drop_node(path, force=force)
         self._guard.stored.dropped(path)
         self._guard.tallies.dropped(path)
+        self._guard.rates.dropped(path)
 
     async def describe_node(self, path: str) -> NodeDescription:
         """Describe a node; it needs the permission to read."""
@@ -510,6 +516,33 @@ class GuardedEngine(EngineDefaults):
         """Describe a semaphore; it needs the permission to read."""
         self.check(path, Access.READ)
         return await self._engine.describe_semaphore(path, name, owners=owners, waiters=waiters)
+
+    async def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Carry out an operation on a rate; but for a peek, it needs the permission to hold."""
+        self.check(path, Access.READ if call.kind == "peek" else Access.HOLD)
+        if call.kind == "take":
+            return await self._take(path, name, call)
+        answer = await rate_answered(self._engine.rate(path, name, call))
+        if call.kind == "resize":
+            until = self._guard.now() + call.rule.window / MICROSECONDS
+            self._guard.rates.extend(path, name, until)
+        return answer
+
+    async def _take(self, path: str, name: str, call: RateCall) -> RateAnswer:
+        """Take tokens of a rate, which is counted."""
+        rules.check_name(name, path)
+        guard, window = self._guard, call.rule.window
+        guard.rates.begin(self.account, path, name, guard.now())
+        left = window  # in microseconds, if the outcome is not known
+        try:
+            answer = await rate_answered(self._engine.rate(path, name, call))
+            left = answer.wait + window if answer.granted else 0
+        except REFUSALS:
+            left = 0
+            raise
+        finally:
+            guard.rates.end(path, name, guard.now() + left / MICROSECONDS)
+        return answer
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node; it needs the permission to read."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, RateCall, RateRule, rate_answered
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -85,6 +85,8 @@ from tenure.wire.messages import (
     NodesListed,
     Ping,
     Pong,
+    Rate,
+    RateDecided,
     ReadStoreTime,
     Renew,
     RenewAside,
@@ -159,12 +161,22 @@ async def _read_store_time(engine: Engine, message: ReadStoreTime) -> Struct:
     return StoreTime(message.rid, await engine.store_time())
 
 
+async def _rate(engine: Engine, message: Rate) -> Struct:
+    rule = RateRule(message.limit, message.per, message.burst)
+    call = RateCall(message.kind, rule, message.count, message.longest_wait, message.at)
+    call.check(message.path, message.name)
+    answer = await rate_answered(engine.rate(message.path, message.name, call))
+    found = answer.rule
+    return RateDecided(message.rid, found.limit, found.per, found.burst, *answer[1:])
+
+
 _COMMANDS: dict[type[Struct], Callable[[Engine, Any], Awaitable[Struct]]] = {
     AlterNode: _alter_node,
     CreateNode: _create_node,
     DropNode: _drop_node,
     EndSession: _end_session,
     Evict: _evict,
+    Rate: _rate,
     ReadStoreTime: _read_store_time,
 }
 

@@ -47,6 +47,7 @@ from tenure.testing.conformance import (  # noqa: F401  each adds its behaviours
     inputs,
     nodes,
     queue,
+    rates,
     releases,
     requests,
     resizing,

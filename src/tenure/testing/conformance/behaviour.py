@@ -29,6 +29,7 @@ Need: TypeAlias = Literal[
     "durable",
     "adopt",
     "resize",
+    "rates",
     "virtual",
 ]
 Play: TypeAlias = Callable[[Stage], Awaitable[None]]

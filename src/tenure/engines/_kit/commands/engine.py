@@ -30,7 +30,15 @@ from tenure.engines._kit.commands.session import CommandSession, SessionParamete
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.quarantine import Quarantine
 from tenure.engines._kit.session import close_sessions, received, restores_default
-from tenure.engines.contract import Attach, EngineDefaults, Orphan, SessionEvents
+from tenure.engines.contract import (
+    Attach,
+    EngineDefaults,
+    Orphan,
+    RateAnswer,
+    RateCall,
+    RateRule,
+    SessionEvents,
+)
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.identity import retold
 from tenure.model import (
@@ -166,6 +174,8 @@ class CommandEngine(EngineDefaults, ABC, Generic[S]):
         * ``list_sessions``, path: a list for `Values.sessions`
         * ``end_session``, path, id: true if it existed
         * ``evict``, path, name, order id: true if it existed; "missing"
+        * ``rate``, path, name, kind, limit, period, burst, window, count, longest wait or ``None``,
+          time of a grant: limit, period and burst of the rate, whether granted, wait, time, free
 
         All but the first may reply "no node". For `CommandPages`, ``list_sessions`` has an id
         and a number as further arguments, and ``describe`` a name and a number: the reply begins
@@ -361,6 +371,33 @@ class CommandEngine(EngineDefaults, ABC, Generic[S]):
         if first_word(reply) == "missing" or not reply[1]:
             raise refusals.semaphore_not_found(path, name)
         return self.values.semaphore(reply[1][0], owners=owners, waiters=waiters)
+
+    def rate(self, path: str, name: str, call: RateCall) -> asyncio.Future[RateAnswer]:
+        """Carry out an operation on a rate."""
+        rules.check_path(path)
+        rules.check_name(name, path)
+        self.check_open()
+        rule, answer = call.rule, self.loop.create_future()
+        values = (rule.limit, rule.per, rule.burst, rule.window)
+        facts = (call.count, call.longest_wait, call.at)
+        late = self.limit(answer, EngineUnavailable, path)
+        answer.add_done_callback(lambda _: late.cancel())
+
+        def decided(reply: Any) -> None:
+            if answer.done():
+                return
+            if isinstance(reply, Exception):
+                error = EngineError(f"{self.url} refused a command: {reply}", node=path, name=name)
+                answer.set_exception(error)
+            elif first_word(reply) == "no node":
+                answer.set_exception(refusals.node_not_found(path))
+            else:
+                limit, per, burst, granted, wait, at, free = reply[1:]
+                found = RateRule(limit, per, burst)
+                answer.set_result(RateAnswer(found, bool(granted), wait, at, free))
+
+        self.administer("rate", (path, name, call.kind, *values, *facts), decided)
+        return answer
 
     async def list_sessions(self, path: str) -> Sequence[SessionDescription]:
         """Describe the sessions of a node, sorted by id."""

@@ -80,6 +80,7 @@ BEGIN
             PERFORM pg_notify(q.watch_channel, 'b');
         END IF;
     END LOOP;
+    DELETE FROM :schema.rates WHERE node = its_node;
     DELETE FROM :schema.nodes WHERE id = its_node;
     RETURN json_build_array('ok', events)::text;
 END $$;

@@ -100,3 +100,19 @@ CREATE TABLE :schema.removals (
     reason text NOT NULL,
     PRIMARY KEY (session, request_id)
 );
+
+-- Rates, while they have tokens in their windows, and for a while longer. All times are microseconds.
+CREATE TABLE :schema.rates (
+    node integer NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    max_count bigint NOT NULL DEFAULT 0,     -- the limit
+    per bigint NOT NULL DEFAULT 0,
+    burst bigint NOT NULL DEFAULT 0,
+    time_window bigint NOT NULL DEFAULT 0,
+    seen bigint NOT NULL DEFAULT 0,          -- the latest change
+    check_at bigint NOT NULL DEFAULT 0,      -- when to see whether it is over
+    times bigint[] NOT NULL DEFAULT '{}',
+    counts bigint[] NOT NULL DEFAULT '{}',
+    PRIMARY KEY (node, name)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX rates_by_check ON :schema.rates (check_at);

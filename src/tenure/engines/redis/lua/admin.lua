@@ -18,6 +18,7 @@ elseif what == 'create_node' then
   local token = P .. 'a:' .. number
   if call('HSETNX', nodes, path, new_config) == 1 then
     call('SET', token, 1, 'PX', 60000)
+    call('HSET', P .. 'born', path, instant) -- rates of a former node of this path are not its own
   elseif call('EXISTS', token) == 0 then
     return {'exists'}
   end
@@ -69,6 +70,7 @@ elseif what == 'drop_node' then
   end
   call('DEL', P .. 'M:' .. path, P .. 'S:' .. path)
   call('HDEL', nodes, path)
+  call('HDEL', P .. 'born', path)
   return {'ok'}
 elseif what == 'end_session' then
   local id = ARGV[3]
