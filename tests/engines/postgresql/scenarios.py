@@ -121,6 +121,7 @@ CALLS: dict[str, Callable[[Scenario], tuple[Any, ...]]] = {
         ),
         False,
     ),
+    "rate": lambda s: (*(NODE, "r", "take", 1, 60_000_000, 1, 60_000_000, 1, None, 0, False),),
     "reattach": lambda s: (s.owner.channel, [[s.owner.session, [s.owner.token], "1.again"]], "x"),
     "release": lambda s: _single(s.owner, 1, "m"),
     "remaining": lambda s: (s.taken.session, s.taken.token),

@@ -20,7 +20,17 @@ from tests.engines.postgresql.helpers import PATIENCE
 from tests.engines.postgresql.servers import new_name, shared
 
 NODE = "/default"
-TABLES = ("meta", "witness", "nodes", "sessions", "former", "queues", "requests", "removals")
+TABLES = (
+    "meta",
+    "witness",
+    "nodes",
+    "sessions",
+    "former",
+    "queues",
+    "requests",
+    "removals",
+    "rates",
+)
 
 
 def maintenance(schema_name: str, table: str) -> list[str]:

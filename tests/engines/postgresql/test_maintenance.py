@@ -26,7 +26,16 @@ from tests.engines.postgresql.stepping import (
 
 _INTERNAL = frozenset(
     {"damaged", "deadline", "end_sessions", "expired", "fault", "fits", "lock_expired", "lock_own"}
-    | {"lock_tables", "mend", "next_order_id", "note_loss", "page", "quarantine", "report"}
+    | {
+        "lock_tables",
+        "mend",
+        "next_order_id",
+        "note_loss",
+        "page",
+        "quarantine",
+        "remove_rates",
+        "report",
+    }
     | {"create_semaphore", "update_semaphore", "delete_semaphore", "alter_request"}
     | {"server_name", "settle", "take_out", "without"}
 )

@@ -55,6 +55,7 @@ DECLARE
     q :schema.queues;
 BEGIN
     PERFORM :schema.lock_tables();
+    LOCK TABLE :schema.rates IN ROW EXCLUSIVE MODE;
     SELECT id INTO its_node FROM :schema.nodes WHERE path = its_path FOR UPDATE;
     IF NOT FOUND THEN
         RETURN '["no node"]';

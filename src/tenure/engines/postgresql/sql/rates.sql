@@ -24,6 +24,7 @@ DECLARE
     wait bigint := 0;
     at bigint := 0;
 BEGIN
+    LOCK TABLE :schema.nodes, :schema.rates IN ROW EXCLUSIVE MODE;  -- before any row
     SELECT id INTO its_node FROM :schema.nodes WHERE path = its_path;
     IF NOT FOUND THEN
         RETURN '["no node"]';
