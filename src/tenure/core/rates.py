@@ -155,7 +155,8 @@ class RateCall:
             )
 
 
-class RateAnswer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RateAnswer:
     """Answer to a call.
 
     Attributes:

@@ -36,7 +36,13 @@ _INTERNAL = frozenset(
         "remove_rates",
         "report",
     }
-    | {"create_semaphore", "update_semaphore", "delete_semaphore", "alter_request"}
+    | {
+        "create_semaphore",
+        "update_semaphore",
+        "resize_semaphore",
+        "delete_semaphore",
+        "alter_request",
+    }
     | {"server_name", "settle", "take_out", "without"}
 )
 """Functions that only functions of the store call."""

@@ -17,7 +17,8 @@ async def test_sessions_that_describe_a_long_queue_at_once_get_it() -> None:
     server = Server("memory://long-queue")
     server.start()
     try:
-        async with tenure.connect(server.url) as client, tenure.connect(server.url) as other:
+        url = f"{server.url}?answer_timeout=60"  # a slow machine is none of the reasons
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
             queue = client.semaphore("m", ephemeral=True)
             async with queue.acquire(EPHEMERAL_LIMIT, data=DATA):
                 sessions = [await client.session() for _ in range(3)]

@@ -167,7 +167,16 @@ async def _rate(engine: Engine, message: Rate) -> Struct:
     call.check(message.path, message.name)
     answer = await rate_answered(engine.rate(message.path, message.name, call))
     found = answer.rule
-    return RateDecided(message.rid, found.limit, found.per, found.burst, *answer[1:])
+    return RateDecided(
+        message.rid,
+        found.limit,
+        found.per,
+        found.burst,
+        answer.granted,
+        answer.wait,
+        answer.at,
+        answer.free,
+    )
 
 
 _COMMANDS: dict[type[Struct], Callable[[Engine, Any], Awaitable[Struct]]] = {

@@ -372,6 +372,13 @@ async def a_changed_limit_is_noticed_by_those_who_watch_the_data(stage: Stage) -
         await watching.called()
         await both.called()
         assert (await watcher.describe("pool")).limit == limit
+
+
+@behaviour("lasting", "resize", "watch")
+async def an_equal_limit_is_not_noticed(stage: Stage) -> None:
+    watcher, maker = await stage.programs(2)
+    await maker.create("pool", 2, b"data")
+    watching = await watcher.watch("pool")
     await watcher.fence(maker)
     calls = watching.calls
     await _resize(maker, 2)
