@@ -357,7 +357,7 @@ def test_a_number_that_no_barrier_has_is_refused(world: World, parties: int) -> 
     pauses=st.lists(st.integers(0, 9), min_size=5, max_size=5),
     leavings=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 async def test_whoever_comes_and_gives_up_meanwhile_the_rounds_stay_whole(
     parties: int, pauses: list[int], leavings: list[tuple[int, int]]
 ) -> None:
