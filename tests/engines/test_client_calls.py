@@ -67,8 +67,12 @@ async def test_several_locks_are_taken_as_one(stores: Stores) -> None:
 
             await asyncio.gather(*(work(client, "ab"), work(other, "ba"), work(other, "cab")))
             held = [await other.mutex(name).lock() for name in "ab"]
-            with pytest.raises(tenure.AcquireTimeout, match="none of 'a', 'b'"):
-                await client.any_of(client.mutex("a"), client.mutex("b"), timeout=0.01)
+            for timeout in (0, 0.01):
+                with pytest.raises(tenure.AcquireTimeout, match="none of 'a', 'b'"):
+                    await client.any_of(client.mutex("a"), client.mutex("b"), timeout=timeout)
+            await (await client.any_of(*map(client.mutex, "abc"), timeout=0)).release()
+            async with client.all_of(*map(client.mutex, "cd"), timeout=0) as leases:
+                leases.check()
             waiting = asyncio.ensure_future(client.any_of(client.mutex("a"), client.mutex("b")))
             await held[1].release()
             lease = await waiting

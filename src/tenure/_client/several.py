@@ -204,7 +204,7 @@ async def first_of(wanted: Sequence[Wanted], limit: float | None, site: CallSite
     kept: Request | None = None
     probes: list[Probe] = []
     # With timeout 0 a queue is joined and left, and reaching the store may take a while.
-    expiry = asyncio.timeout(limit or (limit and wanted[0].source.contact.answer_timeout))
+    expiry = asyncio.timeout(wanted[0].source.contact.answer_timeout if limit == 0.0 else limit)
     try:
         async with expiry:
             for each in wanted:
@@ -254,7 +254,8 @@ async def _too_late(
     obstacles = [each.obstacle() for each in probes]
     if len(queued) < len(wanted):  # the next one was not answered
         silent = wanted[len(queued)]
-        obstacles.append(silent.source.contact.silence(silent.name, limit or 0.0))
+        contact = silent.source.contact
+        obstacles.append(contact.silence(silent.name, limit or contact.answer_timeout))
     for request in queued:
         emit_timeout(request)
     found = [each for each in obstacles if each is not None]
