@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from tenure.clock import SystemClock
@@ -10,7 +11,7 @@ from tenure.engines.etcd import wire
 from tenure.engines.etcd.engine import EtcdEngine
 from tenure.engines.etcd.members import Members
 from tenure.engines.etcd.url import EtcdUrl, parse
-from tenure.model import DEFAULT_NODE
+from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder
 from tests.engines.etcd.servers import a_prefix
@@ -79,3 +80,44 @@ async def test_a_late_waiter_that_has_just_become_an_owner_is_not_taken_out() ->
         finally:
             await engine.aclose()
             await other.aclose()
+
+
+class _Slow(Members):
+    """Members whose next answer to a transaction takes some seconds longer."""
+
+    longer = 0.0
+
+    async def call(self, method: str, request: bytes, timeout: float) -> bytes:
+        answer = await super().call(method, request, timeout)
+        if method == wire.TXN and self.longer:
+            longer, self.longer = self.longer, 0.0
+            over = asyncio.Event()
+            asyncio.get_running_loop().call_later(longer, over.set)
+            await over.wait()
+        return answer
+
+
+async def test_a_timeout_that_passes_while_it_is_replaced_counts_no_more() -> None:
+    with a_prefix() as url:
+        address = parse(url)
+        members = _Slow(address)
+        engine = EtcdEngine(address, SystemClock(), members)
+        await engine.open()
+        seen = Recorder()
+        try:
+            session = await engine.attach(Attach(DEFAULT_NODE, 30.0), seen)
+            for number, timeout in ((1, None), (2, 2.0)):
+                await answer_of(
+                    session.enqueue(
+                        number, "m", EPHEMERAL_LIMIT, b"", timeout=timeout, ephemeral=True
+                    )
+                )
+            members.longer = 2.1  # seconds: the former timeout passes meanwhile
+            await answer_of(session.alter(2, count=None, data=None, timeout=None))
+            found = await session.describe_semaphore("m", owners=True, waiters=True)
+            assert len(found.waiters) == 1
+            assert not seen.removals
+            await answer_of(session.withdraw(1))
+            await seen.wait_for(lambda seen: 2 in seen.grants, "the grant")
+        finally:
+            await engine.aclose()

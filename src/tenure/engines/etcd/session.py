@@ -333,6 +333,7 @@ class EtcdSession(EtcdRequests):
         retimed = False
         if timeout is not UNCHANGED and timeout != 0 and not request.owns:
             request.timeout, retimed = timeout, True
+            self._set_timer(request, None)  # the former timeout counts no more
         if shrinks or retimed or (data is not None and data != request.data):
             new = request.count if count is None else count
             answer, _ = await self.transact(partial(request.changing, self, new, data))
