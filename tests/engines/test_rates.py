@@ -151,7 +151,7 @@ def history(url: str, seconds: float, *, kills: int = 0) -> list[tuple[int, int]
 def check_history(grants: list[tuple[int, int]], seconds: float) -> None:
     assert most_in_window(grants, 100_000) <= 10
     assert most_in_window(grants, 300_000) <= 30
-    assert sum(count for _, count in grants) > 30 * seconds  # of the 100 that are possible
+    assert sum(count for _, count in grants) > 10 * seconds  # of the 100 that are possible
 
 
 @pytest.mark.parametrize("name", ["sqlite", "redis"])
@@ -169,13 +169,13 @@ def test_processes_that_are_killed_never_exceed_the_limit(name: str) -> None:
 
 async def test_a_program_on_each_store_waits_for_its_tokens(url: str) -> None:
     async with tenure.connect(url) as client, tenure.connect(url) as other:
-        await client.rate("api", limit=10, per=0.3).take(10)
+        await client.rate("api", limit=10, per=2).take(10)
         began = time.monotonic()
-        taken = await other.rate("api", limit=10, per=0.3).take(1, timeout=10)
+        taken = await other.rate("api", limit=10, per=2).take(1, timeout=10)
         assert time.monotonic() - began >= taken.waited > 0.1
         with pytest.raises(tenure.RateExceeded) as caught:
-            await client.rate("api", limit=10, per=0.3).take(10, timeout=0.01)
-        assert 0.01 < caught.value.retry_after < 0.31
+            await client.rate("api", limit=10, per=2).take(10, timeout=0.01)
+        assert 0.01 < caught.value.retry_after < 2.1
 
 
 # What is over leaves nothing behind
