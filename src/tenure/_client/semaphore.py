@@ -13,14 +13,14 @@ other. The semaphore of a key is created when it is missing, and deleted when it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, TypeVar
 
 from tenure._client.acquire import SharedTimeout, acquire, as_it_is, try_acquire
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import CallSite, call_site
-from tenure._client.internals import request_of
 from tenure._client.lease import Acquirable, Lease, Slots
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
@@ -37,6 +37,9 @@ from tenure.model import SemaphoreDescription
 if TYPE_CHECKING:
     from tenure._client.contact import Contact
     from tenure._client.session_core import SessionCore
+
+
+L = TypeVar("L")
 
 
 class Semaphore(Acquirable):
@@ -237,11 +240,12 @@ class Semaphore(Acquirable):
         """
         if _unknown:
             raise unknown_argument("acquire", _unknown)
-        options = self._options(count, data, on_loss, stop_time)
         limit = timeout_seconds(timeout)
         place = self._place(key, count)
         if place is not None:
-            return Once(options, _acquire_both, self._source, options, place, limit, call_site())
+            both = self._options(count, data, on_loss, stop_time, as_it_is)
+            return Once(both, _acquire_both, self._source, both, place, limit, call_site())
+        options = self._options(count, data, on_loss, stop_time, Lease)
         return Once(options, acquire, self._source, options, limit, call_site())
 
     async def try_acquire(
@@ -264,10 +268,11 @@ class Semaphore(Acquirable):
         """
         if _unknown:
             raise unknown_argument("try_acquire", _unknown)
-        options = self._options(count, data, on_loss, stop_time)
         place = self._place(key, count)
         if place is not None:
-            return await _try_both(self._source, options, place, call_site())
+            both = self._options(count, data, on_loss, stop_time, as_it_is)
+            return await _try_both(self._source, both, place, call_site())
+        options = self._options(count, data, on_loss, stop_time, Lease)
         return await try_acquire(self._source, options, 0.0, call_site())
 
     def enqueue(
@@ -284,7 +289,7 @@ class Semaphore(Acquirable):
         ticket where each key has a limit: a request for it has two places, one after the other.
         """
         self._place(None, count)
-        options = self._options(count, data, on_loss, stop_time)
+        options = self._options(count, data, on_loss, stop_time, Lease)
         return Once(options, enqueue, self._source, options, call_site())
 
     def recover(
@@ -298,7 +303,7 @@ class Semaphore(Acquirable):
             on_loss: reaction to a loss, besides raising it, as for `acquire`.
             stop_time: seconds that the work needs to stop, as for `acquire`.
         """
-        return recover(self._source, self._options(1, b"", on_loss, stop_time), call_site())
+        return recover(self._source, self._options(1, b"", on_loss, stop_time, Lease), call_site())
 
     def watch(self, *, data: bool = False, owners: bool = False) -> Watch[SemaphoreDescription]:
         """Watch the semaphore: its current state, then a newer one after each watched change.
@@ -326,7 +331,7 @@ class Semaphore(Acquirable):
 
     def _wanted(self, count: int) -> RequestOptions[Lease]:
         self._place(None, count)
-        return self._options(count, b"", None, 0.0)
+        return self._options(count, b"", None, 0.0, Lease)
 
     async def _acquired(self, site: CallSite) -> Lease:
         return await acquire(self._source, self._wanted(1), None, site)
@@ -356,8 +361,13 @@ class Semaphore(Acquirable):
         return _Place(self._existing, options, self._per_key)
 
     def _options(
-        self, count: int, data: bytes, on_loss: OnLoss | None, stop_time: Duration
-    ) -> RequestOptions[Lease]:
+        self,
+        count: int,
+        data: bytes,
+        on_loss: OnLoss | None,
+        stop_time: Duration,
+        handle: Callable[[Request], L],
+    ) -> RequestOptions[L]:
         if count is False:  # a habit: do not block
             raise InvalidArgument(
                 f"a count is a number of tokens, not {count!r}; try_acquire() does not wait",
@@ -369,7 +379,7 @@ class Semaphore(Acquirable):
             self.name,
             count,
             data,
-            handle=Lease,
+            handle=handle,
             ephemeral=self.ephemeral,
             on_loss=on_loss,
             stop_time=stop_time,
@@ -427,7 +437,7 @@ class _SlotsOfKey(Slots):
 
 async def _acquire_both(
     source: SessionSource,
-    options: RequestOptions[Lease],
+    options: RequestOptions[Request],
     place: _Place,
     timeout: float | None,
     site: CallSite,
@@ -436,35 +446,34 @@ async def _acquire_both(
     until = SharedTimeout(timeout)
     held = await place.acquired(timeout, site)
     try:
-        lease = await acquire(source, options, until.left, site)
+        request = await acquire(source, options, until.left, site)
     except BaseException as error:
         _leave(held, error)
         raise
-    return _joined(lease, held)
+    return _lease_of(request, held)
 
 
 async def _try_both(
-    source: SessionSource, options: RequestOptions[Lease], place: _Place, site: CallSite
+    source: SessionSource, options: RequestOptions[Request], place: _Place, site: CallSite
 ) -> Lease | None:
     """Acquire tokens of a key and of all if both are free. Raises as `try_acquire`."""
     held = await place.acquired_at_once(site)
     if held is None:
         return None
     try:
-        lease = await try_acquire(source, options, 0.0, site)
+        request = await try_acquire(source, options, 0.0, site)
     except BaseException as error:
         _leave(held, error)
         raise
-    if lease is None:
+    if request is None:
         _leave(held)
         return None
-    return _joined(lease, held)
+    return _lease_of(request, held)
 
 
-def _joined(lease: Lease, place: Request) -> Lease:
-    request = request_of(lease)
+def _lease_of(request: Request, place: Request) -> Lease:
     request.slots = _SlotsOfKey(request, place)
-    return lease
+    return Lease(request)
 
 
 def _leave(place: Request, error: BaseException | None = None) -> None:
