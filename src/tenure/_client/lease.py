@@ -24,7 +24,6 @@ never hides the body's error, and a cancelled body does not wait for the store.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine
 from functools import partial
 from types import TracebackType
@@ -152,7 +151,7 @@ class Slots:
     def shrink(self, count: int) -> None:
         """Release all but the lowest."""
         for number in sorted(self._taken)[count:]:
-            _release(self._taken.pop(number))
+            self._taken.pop(number).abandon()
 
     async def _limit(self) -> int:
         request = self._request
@@ -218,13 +217,7 @@ class Slots:
         finally:
             for number, slot in queued.items():
                 if number != kept:
-                    _release(slot)
-
-
-def _release(slot: Request) -> None:
-    # After an error the release is sent again. It must not fail the lease's own release.
-    with contextlib.suppress(Exception):
-        slot.withdraw()
+                    slot.abandon()
 
 
 class Lease(AsyncHandle):

@@ -26,6 +26,7 @@ nothing, because events may be reported twice, or too late.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -387,6 +388,11 @@ class Request:
             self.withdraw()
         except Exception as failure:
             note_failure(error, failure, f"withdrawing the request for {self.name!r}")
+
+    def abandon(self) -> None:
+        """Leave the queue for a caller that needs no answer. After an error it is sent again."""
+        with contextlib.suppress(Exception):
+            self.withdraw()
 
     # Reports of the session, on its loop
 

@@ -482,8 +482,7 @@ def _leave(place: Request, error: BaseException | None = None) -> None:
         place.session.client.soon(partial(_leave, place))
         return
     session = session_of(place)
-    with suppress(Exception):  # it is sent again
-        place.withdraw()
+    place.abandon()
     if session.why is None:
         session.client.tasks.complete(_delete_if_idle(session, place.name))
 

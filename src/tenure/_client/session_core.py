@@ -8,7 +8,6 @@ requests through it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -194,9 +193,7 @@ class SessionCore(SessionLife):
         Not if the session was dropped with it: it ends in one step, or is detached.
         """
         if self.anchor() is not None:
-            # After an error the release is sent again.
-            with contextlib.suppress(Exception):
-                request.withdraw()
+            request.abandon()
 
     def end_dropped(self) -> None:
         """End the session in the background: the program has dropped it."""

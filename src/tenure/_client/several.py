@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import NamedTuple, overload
 
@@ -222,7 +222,7 @@ async def first_of(wanted: Sequence[Wanted], limit: float | None, site: CallSite
             probe.stop()
         for request in queued:
             if request is not kept:
-                _leave(request)
+                request.abandon()
     if kept is not None:
         return wanted[queued.index(kept)].options.handle(kept)
     raise await _too_late(wanted, limit, queued, probes)
@@ -239,12 +239,6 @@ async def _first_grant(queued: Sequence[Request], *, wait: bool) -> Request | No
             raise queued[0].why_not_held()
         changes = [each.change() for each in waiting]
         await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _leave(request: Request) -> None:
-    # After an error the withdrawal is sent again. It must not hide the result.
-    with suppress(Exception):
-        request.withdraw()
 
 
 async def _too_late(

@@ -144,8 +144,7 @@ class _Tie:
                 session_of(resource).withdraw(resource)
 
     def _release_unit(self) -> None:
-        with contextlib.suppress(Exception):  # the release is sent again
-            self.unit.withdraw()
+        self.unit.abandon()
 
 
 def _is_leaving(request: Request) -> bool:
