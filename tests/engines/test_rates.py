@@ -288,7 +288,7 @@ async def test_a_rate_during_an_outage_raises_within_the_answer_timeout(afar: Af
             began = time.monotonic()
             with pytest.raises(EngineUnavailable, match="no answer within 1 s"):
                 await call()
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 10
         afar.network.flow()
         afar.network.start()
         async with asyncio.timeout(30):
