@@ -20,7 +20,7 @@ LINES = 40
 OURS = str(Path(tenure.__file__).parent)
 REFUSED = [
     "redis://127.0.0.1:1",
-    "etcd://127.0.0.1:1",
+    pytest.param("etcd://127.0.0.1:1", marks=pytest.mark.exhaustive),  # 10 s for each
     "tenure://127.0.0.1:1",
     "dflockd://127.0.0.1:1",
     "sqlite:////proc/none/jobs.db",

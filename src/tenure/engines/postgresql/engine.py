@@ -34,6 +34,7 @@ from tenure.engines.postgresql.connecting import (
 )
 from tenure.engines.postgresql.connection import PostgresConnection
 from tenure.engines.postgresql.monitor import (
+    WATCH_CHANNEL,
     PostgresHeartbeat,
     PostgresMonitor,
     PostgresWatches,
@@ -406,7 +407,7 @@ class PostgresEngine(CommandEngine[PostgresSession]):
 
     def _deliver(self, event: str) -> None:
         kind, rest = event.split(" ", 1)
-        if len(kind) > 1:
+        if kind.startswith(WATCH_CHANNEL):
             self._watches.report(kind, rest)
             return
         number, _, rest = rest.partition(" ")

@@ -171,6 +171,10 @@ class PostgresHeartbeat(HeartbeatThread[PostgresSession]):
             connection.close()
 
 
+WATCH_CHANNEL = "tenure_q"
+"""Beginning of the names of the channels on which changes are notified."""
+
+
 class PostgresWatches(LocalWatches[PostgresSession]):
     """The watches of one engine. Iterates over the channels on which changes are notified.
 
@@ -200,7 +204,7 @@ class PostgresWatches(LocalWatches[PostgresSession]):
         """Call `changed` after changes of these kinds; returns what ends the watch."""
         place = f"{self._schema} {session.path} {name}"
         digest = hashlib.sha1(place.encode(), usedforsecurity=False).hexdigest()
-        channel = f"tenure_q{digest}"
+        channel = f"{WATCH_CHANNEL}{digest}"
         self._places[channel] = [session.path, values.to_text(name)]
         end = self.watch(channel, session, kinds, changed)
         begun = partial(self._begun, channel)

@@ -30,11 +30,11 @@ from typing import Any, ClassVar
 from tenure.engines._kit.commands.pipeline import (
     HANDED,
     OWNS,
-    REMOVALS,
     SENT,
     WAITING,
     EnqueueOperation,
     WithdrawOperation,
+    removal,
 )
 from tenure.engines._kit.commands.replies import first_word
 from tenure.engines._kit.commands.session import (
@@ -299,7 +299,7 @@ class HandoffSession(CommandSession):
             super().not_withdrawn(operation, reply)
             return
         if operation.kept in self.requests:  # the store has granted nothing meanwhile
-            self._removed(operation.kept, REMOVALS.get(reply[1], Removal.LAPSED))
+            self._removed(operation.kept, removal(reply[1]) if reply[1] else Removal.LAPSED)
         elif operation.kept is not None:
             self.unkept.add(operation.kept)  # and its release will find nothing
         operation.kept = self.handed(operation.name)
