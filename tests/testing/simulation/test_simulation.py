@@ -25,7 +25,7 @@ from tenure.testing.simulation.batch import Tally, outcomes, tallies
 from tenure.testing.simulation.plan import FAULTS
 from tests.guarantees.histories import by_simulation
 
-SHARE = 250
+SHARE = 150
 """Seeds for each run of the tests; many more are for `tenure simulate`."""
 
 
