@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -153,7 +153,7 @@ def test_a_rate_is_kept_in_about_a_hundred_bins_whatever_the_number_of_calls() -
 
 def test_the_bins_of_reservations_are_bounded() -> None:
     caller = Caller(RateRule(1, 1_000, 1))
-    caller.state = RateState(
+    caller.state = RateState.of(
         caller.rule,
         seen=START,
         times=tuple(START + number * 1000 for number in range(1, rates.MOST_BINS + 1)),
@@ -194,7 +194,7 @@ def test_a_take_with_another_rule_changes_nothing() -> None:
     caller = Caller(RULE)
     caller.take(1)
     before = caller.state
-    caller.rule = replace(RULE, limit=20)
+    caller.rule = RULE._replace(limit=20)
     answer = caller.take(1)
     assert (answer.rule, answer.granted, answer.free) == (RULE, False, 9)
     assert caller.state is before
@@ -229,8 +229,8 @@ def test_a_state_is_kept_as_a_text(
 
 
 def test_a_damaged_text_is_no_state() -> None:
-    good = encode(RateState(RULE, 5, (1, 2), (3, 4)))
-    assert decode(good) == RateState(RULE, 5, (1, 2), (3, 4))
+    good = encode(RateState.of(RULE, 5, (1, 2), (3, 4)))
+    assert decode(good) == RateState.of(RULE, 5, (1, 2), (3, 4))
     for wrong in (
         "",
         "{}",

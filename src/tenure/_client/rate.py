@@ -22,7 +22,7 @@ from tenure._client.handles import AsyncHandle
 from tenure._client.source import ClientAnchor
 from tenure.clock import Clock
 from tenure.core import rules
-from tenure.core.rates import MICROSECONDS, RateAnswer, RateCall, RateKind, RateRule
+from tenure.core.rates import MICROSECONDS, RateAnswer, RateCall, RateRule
 from tenure.durations import Duration, seconds, timeout_seconds
 from tenure.errors import EngineUnavailable, InvalidArgument, RateExceeded, TenureError
 from tenure.model import RateDescription
@@ -114,16 +114,18 @@ class Rate(AsyncHandle):
             raise unknown_argument("take", _unknown)
         longest = timeout_seconds(timeout)
         answer = await self._take(count, longest)
-        if answer.granted:
-            return await self._granted(answer, count)
-        raise self._exceeded(count, longest, answer.wait / MICROSECONDS)
+        if not answer.granted:
+            raise self._exceeded(count, longest, answer.wait / MICROSECONDS)
+        if answer.wait:
+            await self._until_granted(answer, count)
+        return self._taken(answer, count)
 
     async def try_take(self, count: int = 1, **_unknown: Never) -> Taken | None:
         """Take `count` tokens if they are there now; else return ``None``. Raises as `take`."""
         if _unknown:
             raise unknown_argument("try_take", _unknown)
         answer = await self._take(count, 0.0)
-        return await self._granted(answer, count) if answer.granted else None
+        return self._taken(answer, count) if answer.granted else None
 
     async def peek(self, count: int = 1) -> RateDescription:
         """Return how many tokens are free, and how long a take of `count` would wait.
@@ -131,7 +133,7 @@ class Rate(AsyncHandle):
         Raises as `take`.
         """
         self._check_count(count)
-        answer = await self._answer(self._call("peek", count))
+        answer = await self._answer(RateCall("peek", self._rule, count))
         rule = answer.rule
         return RateDescription(
             answer.free, answer.wait / MICROSECONDS, rule.limit, rule.per / MICROSECONDS, rule.burst
@@ -161,9 +163,6 @@ class Rate(AsyncHandle):
     def _rule_of(self, limit: int, per: Duration, burst: int | None) -> RateRule:
         return RateRule.of(limit, seconds(per, "the period"), burst, self.node, self.name)
 
-    def _call(self, kind: RateKind, count: int, **facts: Any) -> RateCall:
-        return RateCall(kind, self._rule, count, **facts)
-
     def _check_count(self, count: int) -> None:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InvalidArgument(
@@ -183,17 +182,19 @@ class Rate(AsyncHandle):
     async def _take(self, count: int, longest: float | None) -> RateAnswer:
         self._check_count(count)
         wait = None if longest is None else int(min(longest * MICROSECONDS, rules.EXACT))
-        return await self._answer(self._call("take", count, longest_wait=wait))
+        return await self._answer(RateCall("take", self._rule, count, wait))
 
-    async def _granted(self, answer: RateAnswer, count: int) -> Taken:
+    def _taken(self, answer: RateAnswer, count: int) -> Taken:
+        refund = partial(self._refund_soon, at=answer.at)
+        return Taken(self, count, answer.wait / MICROSECONDS, refund)
+
+    async def _until_granted(self, answer: RateAnswer, count: int) -> None:
         """Wait for the time of the grant."""
-        waited = answer.wait / MICROSECONDS
         try:
-            await _sleep(self._anchor.core.clock, waited)
+            await _sleep(self._anchor.core.clock, answer.wait / MICROSECONDS)
         except asyncio.CancelledError:
             self._refund_soon(count, answer.at)
             raise
-        return Taken(self, count, waited, partial(self._refund_soon, at=answer.at))
 
     def _refund_soon(self, count: int, at: int) -> asyncio.Task[None]:
         """Refund tokens in the background; `Client.aclose` waits for it."""
@@ -201,7 +202,7 @@ class Rate(AsyncHandle):
 
     async def _refund(self, count: int, at: int) -> None:
         try:
-            await self._answer(self._call("refund", count, at=at))
+            await self._answer(RateCall("refund", self._rule, count, at=at))
         except TenureError as error:
             _log.warning(
                 "tokens were not refunded: node=%s name=%r count=%d error=%s",

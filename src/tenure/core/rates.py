@@ -47,8 +47,7 @@ MICROSECONDS = 1_000_000
 RateKind: TypeAlias = Literal["take", "refund", "peek", "resize"]
 
 
-@dataclass(frozen=True, slots=True)
-class RateRule:
+class RateRule(NamedTuple):
     """Limit of a rate.
 
     Attributes:
@@ -155,8 +154,7 @@ class RateCall:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RateAnswer:
+class RateAnswer(NamedTuple):
     """Answer to a call.
 
     Attributes:
@@ -183,12 +181,21 @@ class RateState(NamedTuple):
         times: the bins, each by the time of its latest grant, in rising order. The last of them
             may be in the future.
         counts: the number of tokens in each bin.
+        total: the sum of them.
     """
 
     rule: RateRule
     seen: int
     times: tuple[int, ...]
     counts: tuple[int, ...]
+    total: int
+
+    @classmethod
+    def of(
+        cls, rule: RateRule, seen: int, times: tuple[int, ...], counts: tuple[int, ...]
+    ) -> RateState:
+        """Return the state with these bins."""
+        return cls(rule, seen, times, counts, sum(counts))
 
     @property
     def expires(self) -> int:
@@ -235,7 +242,7 @@ def _moved(state: RateState, now: int) -> RateState:
     if back <= 0:
         return state
     times = tuple(time - back for time in state.times)
-    return RateState(state.rule, now, times, state.counts)
+    return state._replace(seen=now, times=times)
 
 
 def _within_window(state: RateState, now: int) -> RateState | None:
@@ -246,13 +253,13 @@ def _within_window(state: RateState, now: int) -> RateState | None:
     if times[-1] <= left:
         return None
     first = next(at for at, time in enumerate(times) if time > left)
-    return RateState(state.rule, state.seen, times[first:], state.counts[first:])
+    return RateState.of(state.rule, state.seen, times[first:], state.counts[first:])
 
 
 def _free(state: RateState | None, rule: RateRule, now: int) -> int:
     if state is None:
         return rule.burst
-    return 0 if state.times[-1] > now else max(rule.burst - sum(state.counts), 0)
+    return 0 if state.times[-1] > now else max(rule.burst - state.total, 0)
 
 
 def _earliest(state: RateState | None, call: RateCall, now: int) -> int:
@@ -260,7 +267,7 @@ def _earliest(state: RateState | None, call: RateCall, now: int) -> int:
     if state is None:
         return now
     at = max(now, state.times[-1])
-    excess = sum(state.counts) + call.count - state.rule.burst
+    excess = state.total + call.count - state.rule.burst
     if excess > 0:
         for time, count in zip(state.times, state.counts, strict=True):
             excess -= count
@@ -272,13 +279,13 @@ def _earliest(state: RateState | None, call: RateCall, now: int) -> int:
 def _taken(state: RateState | None, call: RateCall, at: int, now: int) -> RateState:
     """Return the state after a grant at that time."""
     if state is None:
-        return RateState(call.rule, now, (at,), (call.count,))
+        return RateState(call.rule, now, (at,), (call.count,), call.count)
     times, counts = state.times, state.counts
     if _share_bin(times[-1], at, call.rule):
         times, counts = (*times[:-1], at), (*counts[:-1], counts[-1] + call.count)
     else:
         times, counts = (*times, at), (*counts, call.count)
-    return RateState(state.rule, now, times, counts)
+    return RateState(state.rule, now, times, counts, state.total + call.count)
 
 
 def _share_bin(one: int, other: int, rule: RateRule) -> bool:
@@ -305,7 +312,7 @@ def _refunded(
         counts = (*counts[:here], *counts[here + 1 :])
     if not times:
         return None, RateAnswer(rule, True, 0, 0, rule.burst)
-    state = RateState(rule, now, times, counts)
+    state = RateState.of(rule, now, times, counts)
     return state, RateAnswer(rule, True, 0, 0, _free(state, rule, now))
 
 
@@ -326,7 +333,7 @@ def decode(text: str) -> RateState:
     try:
         limit, per, burst, seen, steps, counts = json.loads(text)
         rule, times = RateRule(limit, per, burst), tuple(accumulate(steps))
-        state = RateState(rule, seen, times, tuple(counts))
+        state = RateState.of(rule, seen, times, tuple(counts))
         sane = len(times) == len(counts) > 0 and min(limit, per, burst, *counts) > 0
     except (TypeError, ValueError) as error:
         raise ValueError(f"no state of a rate: {text[:80]!r}") from error

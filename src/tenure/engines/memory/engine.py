@@ -328,8 +328,10 @@ class MemoryEngine(EngineDefaults):
     def rate(self, path: str, name: str, call: RateCall) -> RateAnswer:
         """Carry out an operation on a rate."""
         rules.check_name(name, path)
-        with self._command() as (store, now):
-            return store.node(path).rates.decide(name, call, int(now * MICROSECONDS))
+        shared = self._opened()
+        with shared.lock:  # a rate has no part in the queues, so nothing else is due
+            now = int(self.clock.now() * MICROSECONDS)
+            return shared.store.node(path).rates.decide(name, call, now)
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; return false if it did not exist."""
