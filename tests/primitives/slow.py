@@ -309,7 +309,7 @@ class SlowSession(SessionDefaults):
 
     def enqueue(
         self,
-        hold: int,
+        request_id: int,
         name: str,
         count: int,
         data: bytes,
@@ -320,24 +320,24 @@ class SlowSession(SessionDefaults):
         return self.engine.operate(
             "enqueue",
             lambda: self._store.enqueue(
-                hold, name, count, data, timeout=timeout, ephemeral=ephemeral
+                request_id, name, count, data, timeout=timeout, ephemeral=ephemeral
             ),
         )
 
     def alter(
         self,
-        hold: int,
+        request_id: int,
         *,
         count: int | None,
         data: bytes | None,
         timeout: float | Unchanged | None = UNCHANGED,
     ) -> Answer[None]:
         return self.engine.operate(
-            "alter", lambda: self._store.alter(hold, count=count, data=data, timeout=timeout)
+            "alter", lambda: self._store.alter(request_id, count=count, data=data, timeout=timeout)
         )
 
-    def withdraw(self, hold: int) -> Answer[Withdrawn]:
-        return self.engine.operate("withdraw", lambda: self._store.withdraw(hold))
+    def withdraw(self, request_id: int) -> Answer[Withdrawn]:
+        return self.engine.operate("withdraw", lambda: self._store.withdraw(request_id))
 
     def watch(
         self, name: str, *, data: bool, owners: bool, changed: Callable[[], None]
@@ -358,11 +358,11 @@ class SlowSession(SessionDefaults):
     def resumed(self, requests: Sequence[Recovered]) -> None:
         self.engine.back.carry(lambda: self.events.resumed(requests))
 
-    def granted(self, hold: int, order_id: int | None) -> None:
-        self.engine.back.carry(lambda: self.events.granted(hold, order_id))
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        self.engine.back.carry(lambda: self.events.granted(request_id, order_id))
 
-    def removed(self, hold: int, why: Removal) -> None:
-        self.engine.back.carry(lambda: self.events.removed(hold, why))
+    def removed(self, request_id: int, why: Removal) -> None:
+        self.engine.back.carry(lambda: self.events.removed(request_id, why))
 
     def detached(self, cause: BaseException | None = None) -> None:
         self.engine.back.carry(lambda: self.events.detached(cause))

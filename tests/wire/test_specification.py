@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -62,6 +63,15 @@ def test_the_tables_have_the_fields_of_every_value() -> None:
     ]
     described_there = [(f"`{each.__name__}`", described(each)) for each in there]
     assert sorted(rows("Values")) == sorted(described_there)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [values.Config, values.Found, values.RequestInfo, values.SessionInfo],
+)
+def test_a_value_has_every_field_of_its_counterpart(value: type[Any]) -> None:
+    there = [each.name for each in dataclasses.fields(value.counterpart)]
+    assert [each.name for each in fields(value)] == there
 
 
 def test_the_features_are_named() -> None:

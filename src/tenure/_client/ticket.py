@@ -14,8 +14,6 @@ from tenure._client.request import HELD, WAITING, Request, RequestOptions
 from tenure._client.scope import Scope
 from tenure._client.session_core import session_of
 from tenure._client.source import SessionSource
-from tenure._client.waits import place_of
-from tenure._client.watch import described_now
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, Misuse, SemaphoreNotFound, Unsupported
 from tenure.model import FULL_STORES
@@ -65,7 +63,8 @@ class Ticket(AsyncHandle, Generic[L]):
     async def position(self) -> int:
         """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
 
-        It reads the queue in the store.
+        The store is read at each call. At ``redis://`` the cost hardly depends on the length of
+        the queue; other stores read the whole queue.
 
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.
@@ -86,11 +85,10 @@ class Ticket(AsyncHandle, Generic[L]):
                 node=request.node,
                 name=request.name,
             )
-        described = await session.contact.answered(
+        place = await session.contact.answered(
             f"queue of {request.name!r} on {request.node}",
-            described_now(session, request.name, ephemeral=False, owners=True, waiters=True),
+            session.race(session.engine.position(request.name, request.order_id)),
         )
-        place = place_of(request, described)
         if place is not None:
             return place
         raise SemaphoreNotFound(

@@ -33,6 +33,7 @@ from tenure._client.client_core import living_clients
 from tenure._client.handles import UNKNOWN
 from tenure._client.request import HELD, WAITING, Request
 from tenure._client.session_life import SessionLife
+from tenure.engines.contract import place_in
 from tenure.errors import TenureError
 from tenure.identity import holder_name, semaphore_with_identities
 from tenure.model import SemaphoreDescription
@@ -162,7 +163,9 @@ class Waits:
         if wait not in self._waits or request.state is not WAITING:
             return
         wait.logged = True
-        place = None if described is None else place_of(request, described)
+        place = None
+        if described is not None and request.order_id is not None:
+            place = place_in(described, request.order_id)
         _log.info(
             "still waiting: node=%s name=%r position=%s holder=%s seconds=%.0f",
             request.node,
@@ -247,22 +250,6 @@ def _is_internal(task: asyncio.Task[Any]) -> bool:
         return True
     # A public coroutine function, such as `Client.run`, calls the program.
     return code.co_filename.startswith(_PRIMITIVES) and code.co_name.startswith("_")
-
-
-def place_of(request: Request, described: SemaphoreDescription) -> int | None:
-    """Return the place of a request in its queue.
-
-    Returns:
-        1 for the next to be granted, and so on; 0 for a granted request, of which the notification
-        may not have arrived yet; ``None`` if it has left the queue, or the store does not name it.
-    """
-    order_id = request.order_id
-    if order_id is None:
-        return None
-    if any(owner.order_id == order_id for owner in described.owners):
-        return 0
-    orders = [waiter.order_id for waiter in described.waiters]
-    return orders.index(order_id) + 1 if order_id in orders else None
 
 
 def _holder(described: SemaphoreDescription | None, session_id: int) -> str:

@@ -310,7 +310,8 @@ class Ticket(TicketBlock[L], Generic[L]):
     def position(self) -> int:
         """Return the place in the queue: 0 when granted, 1 for the next to be granted, and so on.
 
-        It reads the queue in the store.
+        The store is read at each call. At ``redis://`` the cost hardly depends on the length of
+        the queue; other stores read the whole queue.
 
         Raises:
             LeaseLost, LeaseReleased, SemaphoreNotFound: the request has left the queue.

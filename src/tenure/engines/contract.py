@@ -47,6 +47,7 @@ from tenure.engines.optional import (
     Pages,
     RateReply,
     SessionDefaults,
+    place_in,
     rate_answered,
 )
 from tenure.engines.prompt import Prompt, when_answered
@@ -96,6 +97,7 @@ __all__ = [
     "SessionDefaults",
     "SessionEvents",
     "Withdrawn",
+    "place_in",
     "rate_answered",
     "when_answered",
 ]
@@ -229,6 +231,9 @@ class EngineSession(Protocol):
         self, name: str, *, owners: bool, waiters: bool
     ) -> SemaphoreDescription:
         """Describe a semaphore of the session's node. Raises `SemaphoreNotFound`."""
+
+    async def position(self, name: str, order_id: int) -> int | None:
+        """See `SessionDefaults`."""
 
     def enqueue(
         self,

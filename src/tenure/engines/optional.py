@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from tenure.core.rates import RateAnswer, RateCall
 from tenure.engines.values import LastWords, Orphan
-from tenure.errors import Unsupported
+from tenure.errors import SemaphoreNotFound, Unsupported
 from tenure.model import SemaphoreDescription, SessionDescription
 
 Level: TypeAlias = Literal["ok", "warning", "failure"]
@@ -200,10 +200,42 @@ class EngineDefaults:
         )
 
 
+def place_in(described: SemaphoreDescription, order_id: int) -> int | None:
+    """Return a request's place in a described queue, as `SessionDefaults.position` does."""
+    if any(owner.order_id == order_id for owner in described.owners):
+        return 0
+    orders = [waiter.order_id for waiter in described.waiters]
+    return orders.index(order_id) + 1 if order_id in orders else None
+
+
+class _Describing(Protocol):
+    async def describe_semaphore(
+        self, name: str, *, owners: bool, waiters: bool
+    ) -> SemaphoreDescription: ...
+
+
 class SessionDefaults:
     """Defaults of the rare members of an `EngineSession`."""
 
     __slots__ = ()
+
+    async def position(self: _Describing, name: str, order_id: int) -> int | None:
+        """Return a request's place in its queue: 0 for an owner, 1 for the first waiter, and so on.
+
+        By default, it reads the whole queue.
+
+        Args:
+            name: the semaphore, of the session's node.
+            order_id: the order id of the request.
+
+        Returns:
+            The place; ``None`` if the request is not in the queue, or there is no semaphore.
+        """
+        try:
+            described = await self.describe_semaphore(name, owners=True, waiters=True)
+        except SemaphoreNotFound:
+            return None
+        return place_in(described, order_id)
 
     def token_of(self, request_id: int) -> str | None:  # noqa: ARG002
         """Return the token by which other clients of the store identify a grant.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -51,3 +52,10 @@ def test_every_part_is_in_a_script() -> None:
         *_, last = text.splitlines()
         assert any(last in script.text for script in SCRIPTS.values()), name
     assert not any("--#" in script.text for script in SCRIPTS.values())
+
+
+def test_the_package_names_every_script_and_part() -> None:
+    named = re.findall(r"^``(\w+)\.lua``  ", lua.__doc__ or "", re.MULTILINE)
+    parts = (resources.files(lua) / "parts").iterdir()
+
+    assert sorted(named) == sorted([*SCRIPTS, *(each.name.removesuffix(".lua") for each in parts)])

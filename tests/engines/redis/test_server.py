@@ -84,6 +84,21 @@ async def test_describing_one_semaphore_costs_the_same_however_many_there_are(
         assert all(lease.held for lease in leases)
 
 
+async def test_a_waiter_learns_its_position_without_a_read_of_the_queue(server: Server) -> None:
+    def reads() -> int:
+        told = server.tell("INFO", "commandstats")
+        assert isinstance(told, dict)
+        return sum(each["calls"] for name, each in told.items() if name == "cmdstat_hgetall")
+
+    async with tenure.connect(server.url) as client, client.mutex("m").lock():
+        tickets = [await client.mutex("m").enqueue() for _ in range(50)]
+        before = reads()
+        assert [await each.position() for each in tickets] == list(range(1, 51))
+        assert reads() <= before + 5  # the first waiter may be looked up meanwhile
+        server.tell("DEL", f"{parse(server.url).prefix}w:/default:m")
+        assert [await each.position() for each in tickets] == list(range(1, 51))
+
+
 @pytest.fixture(scope="module")
 def secure_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     authority = Authority(tmp_path_factory.mktemp("certificates"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol
 
+from tenure.core import rules
 from tenure.engines._kit.commands.pipeline import (
     OWNS,
     SENT,
@@ -118,6 +119,16 @@ class RedisSession(CommandSession):
 
     def _send_describe(self, name: str, kinds: str, answered: Callable[[Any], None]) -> None:
         self._reconnector.send(LargeRead(SCRIPTS["describe"], self, (kinds, name), answered))
+
+    async def position(self, name: str, order_id: int) -> int | None:
+        """Return a request's place in its queue, without reading the queue."""
+        self.check()
+        rules.check_name(name, self.path)
+        place = await self._answer(partial(self._send_position, name, order_id))
+        return None if place < 0 else int(place)
+
+    def _send_position(self, name: str, order_id: int, answered: Callable[[Any], None]) -> None:
+        self._reconnector.send(ScriptCall(SCRIPTS["position"], self, (name, order_id), answered))
 
     def _send_begin(self, description: str, answered: Callable[[Any], None]) -> None:
         self._reconnector.send(LargeRead(SCRIPTS["begin"], self, (description,), answered))

@@ -54,7 +54,7 @@ DATA, OWNERS = 1, 2
 """Kinds of changes that can be watched, as bits."""
 
 Push = tuple[int, int, int, int | None, str]
-"""(kind, session, hold, order id, why); of a change (kind, node, 0, None, name)."""
+"""(kind, session, request id, order id, why); of a change (kind, node, 0, None, name)."""
 
 Progress = tuple[int, int, int, str]
 """Last ids of requests, sessions and events of a store, and its identity. The ids only rise."""

@@ -72,6 +72,30 @@ async def grants_are_handed_out_in_the_order_of_the_queue(stage: Stage) -> None:
         _rise([request.order_id for request in requests])
 
 
+@behaviour("fencing")
+async def a_request_has_a_place_in_its_queue(stage: Stage) -> None:
+    if not stage.capabilities.waiter_order:
+        return
+    programs = await stage.programs(4)
+    requests = [await program.lock("m") for program in programs]
+
+    async def places() -> list[int | None]:
+        known = [request.order_id for request in requests if request.order_id is not None]
+        assert len(known) == len(requests)
+        return [await programs[3].session.position("m", each) for each in known]
+
+    assert await places() == [0, 1, 2, 3]
+    await programs[1].withdraw(requests[1])
+    assert await places() == [0, None, 1, 2]
+    await programs[0].withdraw(requests[0])
+    await requests[2].granted()
+    assert await places() == [None, None, 0, 1]
+    await programs[2].withdraw(requests[2])
+    await requests[3].granted()
+    await programs[3].withdraw(requests[3])
+    assert await places() == [None] * 4  # nor is there a semaphore
+
+
 @behaviour()
 async def a_grant_is_reported_only_to_its_session(stage: Stage) -> None:
     owner, first, second = await stage.programs(3)

@@ -317,6 +317,7 @@ class CommandSession(SessionBase):
 
         * ``create``: limit as a text, data, whether it may exist, maximum semaphores of a node
         * ``update``: data
+        * ``resize``: limit as a text
         * ``delete``: by force
         * ``alter``: request id, count as a text, data, timeout as a text; ``None`` and "-" for
           unchanged values

@@ -1,5 +1,30 @@
 """Scripts that Redis runs: one for each file of this folder.
 
+====================  ===========================================================================
+script                purpose
+====================  ===========================================================================
+``hello.lua``         first contact of a connection: the epoch, and the quarantine of a namespace
+``attach.lua``        attach a new session
+``reattach.lua``      attach a session again after an interruption, under a new token
+``takeover.lua``      take over the session of another program
+``remaining.lua``     renew a session during its takeover; how long its leases may be held elsewhere
+``begin.lua``         complete a takeover, and read the requests of the session
+``acknowledge.lua``   report that an attachment that was superseded considers nothing held
+``operate.lua``       add and withdraw requests, as many as the session sends together
+``change.lua``        change semaphores and requests, each change once
+``renew.lua``         extend a session's expiry
+``look.lua``          read the state of some requests, in case a push was lost
+``position.lua``      read the place of one request in its queue
+``describe.lua``      describe semaphores with their requests
+``watch.lua``         have changes published
+``tick.lua``          expire what is due, and grant what fits
+``leave.lua``         end or detach a session
+``rate.lua``          carry out an operation on a rate
+``admin.lua``         nodes, sessions and evictions, for administrators
+====================  ===========================================================================
+
+The first lines of a file have its arguments (``ARGV``) and its answers.
+
 The files in ``parts/`` are what scripts have in common. A script or a part names the parts that it
 needs, in lines such as::
 

@@ -77,7 +77,7 @@ if not is_new and run_id ~= '' and former_run_id ~= run_id then
     end
   end
 end
-local no_sessions = call('EXISTS', P .. 'x') == 0 -- then no request is anybody's
+local no_sessions = call('EXISTS', P .. 'x') == 0 -- then no session has a request
 if no_sessions or ended then
   for _, path in ipairs(call('HKEYS', P .. 'nodes')) do
     for _, name in ipairs(call('SMEMBERS', P .. 'M:' .. path)) do

@@ -17,7 +17,7 @@ if not epoch then
   return {'lost'}
 end
 local quarantine_end, published_end = '0', '0' -- if they are over
-local quarantined, watched = false, false -- watched: whether anybody watches anything
+local quarantined, watched = false, false -- watched: whether a client watches anything
 if not later_end or later_end > instant then
   quarantine_end, published_end = unpack(call('HMGET', KEYS[1], 'q', 'v'))
   quarantined = tonumber(quarantine_end) > now
