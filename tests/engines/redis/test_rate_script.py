@@ -93,7 +93,8 @@ def test_the_script_decides_by_the_rule(data: st.DataObject) -> None:
                 case "e":
                     rule = data.draw(RULES)
                     both.call(RateCall("resize", rule))
-                case "b":
+                case "b":  # the script forgets what has left the window also without a change
+                    both.call(RateCall("take", rule, 1, None))
                     both.now -= data.draw(st.integers(0, 500_000))
         server.delete(*server.keys(f"{both.prefix}*"))
 
