@@ -14,10 +14,10 @@ from tenure._client.request import Request as ClientRequest
 from tenure.core import rules
 from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.core.store import Deadlines, Store
-from tenure.engines._kit.commands.handoff import Handoff
 from tenure.engines.etcd import semaphores as semaphores_of_etcd
 from tenure.engines.etcd.attachment import EtcdAttachment
 from tenure.engines.etcd.requests import Waiting as WaitingOfEtcd
+from tenure.engines.postgresql.handoff import Handoff
 from tenure.engines.sqlite import expiry, nodes, participants, requests
 from tenure.engines.sqlite.transaction import ENDED, Transaction
 from tests.corpus import etcd

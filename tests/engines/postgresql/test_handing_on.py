@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import tenure
-from tenure.engines._kit.commands.handoff import MARGIN
+from tenure.engines.postgresql.handoff import MARGIN
 from tests.engines.postgresql.helpers import PATIENCE, is_waited_for, queue_of, until
 from tests.engines.postgresql.servers import a_schema, shared
 

@@ -19,7 +19,7 @@ import pytest
 import tenure
 from tenure._client.internals import request_of, session_core
 from tenure._client.request import Request
-from tenure.engines._kit.commands import handoff
+from tenure.engines.postgresql import handoff
 from tenure.engines.postgresql.session import PostgresSession
 from tests.engines.postgresql.helpers import PATIENCE, a_transaction, backends, engine_of
 from tests.engines.postgresql.poolers import a_pooler

@@ -15,9 +15,9 @@ import tenure
 from tenure._client.guarding import guard_in_thread
 from tenure._client.internals import request_of, session_core
 from tenure.clock import SystemClock
-from tenure.engines._kit.commands.handoff import MARGIN
 from tenure.engines._kit.commands.pipeline import HANDED, OWNS, WAITING
 from tenure.engines.contract import Attach
+from tenure.engines.postgresql.handoff import MARGIN
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.program import answer_of
 from tenure.testing.recorder import Recorder, Removed

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tenure.engines._kit.commands.handoff import HandoffWithdraw
 from tenure.engines._kit.commands.pipeline import EnqueueOperation, Operation, OrderIds
 from tenure.engines.postgresql.batch import Batch
+from tenure.engines.postgresql.handoff import HandoffWithdraw
 from tests.engines.postgresql.helpers import SessionOfStatements, a_lock
 
 ONE, OTHER = SessionOfStatements(1), SessionOfStatements(2)

@@ -11,13 +11,13 @@ makes a store. `session` has what PostgreSQL adds to the sessions of
 one socket of libpq, which `connecting` opens and prepares for them. The kit's `pipeline` decides
 which of them are under way together. `engine` owns the connections and sessions. `monitor` looks
 for what has expired or was missed; it has the watches, and a heartbeat with a connection of its
-own. `values` encodes and decodes, `url` parses and explains errors of the login, and `doctor`
-examines a store.
+own. Behind a pooler it does the `polling`. `values` encodes and decodes, `url` parses and explains
+errors of the login, and `doctor` examines a store.
 
 Rules:
 
 * Operations that sessions call for while two batches are under way are one statement, in order.
-* A mutex is handed on within a session ahead of the database's confirmation (the kit's `handoff`).
+* A mutex is handed on within a session ahead of the database's confirmation (`handoff`).
 * Every statement of a session has the token of its attachment, and an older token is refused.
 * After a lost connection, sessions are first reattached, under new tokens. Then unanswered
   statements are sent again: requests are identified by their numbers, and changes by theirs, so

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from tenure.engines._kit.commands.handoff import HandoffWithdraw
 from tenure.engines._kit.commands.pipeline import (
     EnqueueOperation,
     Operation,
@@ -18,6 +17,7 @@ from tenure.engines._kit.commands.pipeline import (
     OrderIds,
 )
 from tenure.engines._kit.commands.replies import count_text, microseconds
+from tenure.engines.postgresql.handoff import HandoffWithdraw
 from tenure.engines.postgresql.statements import Refusal
 from tenure.engines.postgresql.values import base64, to_text
 

@@ -32,7 +32,6 @@ from psycopg import pq
 from tenure.background import BackgroundTimer, Failures
 from tenure.clock import Clock
 from tenure.engines._kit.commands.pipeline import HANDED, OWNS, WAITING, Statement
-from tenure.engines._kit.commands.polling import WaiterPolling
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.watchers import LocalWatches
 from tenure.engines.postgresql import values
@@ -45,6 +44,7 @@ from tenure.engines.postgresql.connecting import (
     repeats,
 )
 from tenure.engines.postgresql.connection import PostgresConnection
+from tenure.engines.postgresql.polling import WaiterPolling
 from tenure.engines.postgresql.session import PostgresSession, alive_in
 from tenure.engines.postgresql.statements import Arguments, Call, Refusal, session_call
 from tenure.engines.postgresql.url import PostgresUrl

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from tenure.engines._kit.commands.handoff import HandoffSession, HandoffWithdraw
 from tenure.engines._kit.commands.pipeline import (
     HANDED,
     OWNS,
@@ -24,6 +23,7 @@ from tenure.engines._kit.commands.session import (
 )
 from tenure.engines.contract import Answer, Removal, Withdrawn
 from tenure.engines.postgresql import values
+from tenure.engines.postgresql.handoff import HandoffSession, HandoffWithdraw
 from tenure.engines.postgresql.statements import DROPPED, Call, Refusal, session_call
 from tenure.errors import TenureError
 from tenure.model import UNCHANGED, Unchanged

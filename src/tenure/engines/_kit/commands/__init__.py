@@ -5,8 +5,6 @@ engine encodes the commands and makes the connections.
 
 Modules, in reading order: `replies` decodes and encodes. `pipeline` has the operations, which are
 sent in batches and kept while there is no connection; for a database it decides which statements
-are under way together. `session` has a session's token, end and requests. `handoff` passes mutexes
-on between requests of a session, for engines whose store reports neighbours. `polling` looks at
-waiters where the store delivers no events. `engine` opens and closes, attaches and takes over, and
-has the operations on nodes.
+are under way together. `session` has a session's token, end and requests. `engine` opens and
+closes, attaches and takes over, and has the operations on nodes.
 """

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tenure.engines._kit.commands.handoff import HandoffSession
 from tenure.engines._kit.commands.pipeline import WAITING
+from tenure.engines.postgresql.handoff import HandoffSession
 
 S = TypeVar("S", bound=HandoffSession)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.engines._kit.commands.handoff import Handoff
+from tenure.engines.postgresql.handoff import Handoff
 
 
 def a_chain(*numbers: int) -> Handoff:
