@@ -53,11 +53,15 @@ def _hide_constructor(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, result: str
 ) -> tuple[str, None] | None:
     """Show how an object is made only where a program may make it."""
-    if not signature or what not in {"class", "exception"} or dataclasses.is_dataclass(obj):
+    if not signature or what not in {"class", "exception"} or _is_record(obj):
         return None
     made = obj.__dict__.get("__init__")
     public = made is not None and "Args:" in (inspect.getdoc(obj) or "")
     return None if public else ("", None)
+
+
+def _is_record(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def _name_files(app: Sphinx, name: str, source: list[str]) -> None:
@@ -76,7 +80,8 @@ def _skip_field(
     app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any
 ) -> bool | None:
     """Leave out the fields of a class, which its docstring describes."""
-    return True if name in _FIELDS else None
+    is_field = name in _FIELDS or type(obj).__name__ == "_tuplegetter"  # of a NamedTuple
+    return True if is_field else None
 
 
 def setup(app: Sphinx) -> None:
