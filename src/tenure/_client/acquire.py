@@ -23,6 +23,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from tenure._client.blocked import deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
@@ -274,6 +275,7 @@ async def settled(request: Request, *, for_ever: bool) -> None:
     Raises:
         Misuse: the session belongs to another event loop.
         SelfDeadlock: with `for_ever`, what the program holds prevents the grant (`waits`).
+        Deadlock: the session raises it, and this wait is the victim (`blocked`).
     """
     if request.state is not SENT and request.state is not WAITING:
         return
@@ -288,6 +290,8 @@ async def settled(request: Request, *, for_ever: bool) -> None:
             await _check_self_deadlock(request, _entered())
         while request.state is WAITING:
             suspects, wait.suspects = wait.suspects, ()
+            if wait.deadlock:
+                raise deadlock_error(request, wait.deadlock)
             if suspects:
                 await _check_self_deadlock(request, suspects)
             else:
