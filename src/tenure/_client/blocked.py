@@ -112,14 +112,14 @@ class Publication:
         answer: the store's answer to the request; ``None`` once it is known.
     """
 
-    __slots__ = ("_session", "answer", "id")
+    __slots__ = ("_session", "answer", "id", "name")
 
-    name: ClassVar = WAITS
-    loss: ClassVar = None
+    loss: ClassVar[Exception | None] = None
 
     def __init__(self, session: SessionCore, request_id: int) -> None:
         self._session = session
         self.id = request_id
+        self.name = WAITS
         self.answer: asyncio.Future[Enqueued] | None = None
 
     @property
