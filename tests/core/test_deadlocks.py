@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.core.deadlocks import (
@@ -94,14 +94,14 @@ def owners(queue: Sequence[Entry], limit: int) -> int:
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    names = "abc"[: draw(st.integers(1, 3))]
-    limits = {name: draw(st.sampled_from([1, 2, 3, EPHEMERAL_LIMIT])) for name in names}
-    actors = st.one_of(st.none(), st.integers(0, 3))
+    names = "abc"[: draw(st.integers(2, 3))]
+    limits = {name: draw(st.sampled_from([1, 1, 2, 3, EPHEMERAL_LIMIT])) for name in names}
+    actors = st.sampled_from([0, 0, 1, 1, 2, 2, 3, None])
     queues: dict[str, tuple[Entry, ...]] = {}
     number = 0
     for name in names:
         entries = []
-        for _ in range(draw(st.integers(0, 5))):
+        for _ in range(draw(st.integers(1, 4))):
             number += 1
             counts = [1, 2, 3] if limits[name] > 3 else list(range(1, limits[name] + 1))
             count = draw(st.sampled_from([*counts, limits[name]]))
@@ -124,7 +124,7 @@ def situations(draw: st.DrawFn) -> Situation:
             if each.actor == actor
         ]
         if waiting:
-            chosen = draw(st.sampled_from([None, *waiting]))
+            chosen = draw(st.sampled_from([*waiting, *waiting, None]))
             if chosen is not None:
                 awaited[actor] = chosen
     return Situation(limits, renumbered, awaited)
@@ -162,6 +162,7 @@ def granted_some_day(situation: Situation) -> set[int]:
     return granted
 
 
+@settings(max_examples=300)
 @given(situations())
 def test_stuck_are_those_that_no_course_of_events_grants(situation: Situation) -> None:
     queues = situation.described()
@@ -172,6 +173,7 @@ def test_stuck_are_those_that_no_course_of_events_grants(situation: Situation) -
     assert found == {situation.awaited[actor] for actor in never}
 
 
+@settings(max_examples=300)
 @given(situations())
 def test_a_deadlock_is_of_tasks_that_wait_for_each_other_and_for_no_other(
     situation: Situation,
@@ -190,6 +192,7 @@ def test_a_deadlock_is_of_tasks_that_wait_for_each_other_and_for_no_other(
     assert len({task for each in found for task in each}) == sum(map(len, found))
 
 
+@settings(max_examples=300)
 @given(situations())
 def test_names_alone_leave_out_no_member_of_a_deadlock(situation: Situation) -> None:
     queues = situation.described()
