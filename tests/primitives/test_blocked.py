@@ -544,7 +544,9 @@ async def test_an_abandoned_task_withdraws_its_publication_on_the_loop(
         core.blocked._published[wait] = publication = blocked.Publication(core, 10**6)
         withdrawn: list[object] = []
         monkeypatch.setattr(
-            blocked.Publication, "withdraw", lambda publication: withdrawn.append(publication)
+            blocked.Publication,
+            "withdraw",
+            lambda it: withdrawn.append(it),  # noqa: PLW0108  it is bound
         )
         thread = threading.Thread(target=core.blocked.end, args=(wait,))
         thread.start()
