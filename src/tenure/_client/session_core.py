@@ -37,6 +37,7 @@ from tenure.errors import InvalidArgument, SessionExpired
 from tenure.model import Recovered
 
 if TYPE_CHECKING:
+    from tenure._client.acquire import Contention, ProbeAnswer
     from tenure._client.source import SessionAnchor
 
 
@@ -98,8 +99,8 @@ class SessionCore(SessionLife):
         self.blocked = Blocked(self, raises=on_deadlock == "raise")
         self.waits = Waits(self, self.blocked)
         self.watchers: dict[Callable[[], None], None] = {}
-        self.readings: dict[str, asyncio.Task[str]] = {}
-        self.probes: dict[str, asyncio.Task[bool]] = {}
+        self.readings: dict[str, asyncio.Task[Contention]] = {}
+        self.probes: dict[str, asyncio.Task[ProbeAnswer]] = {}
         self.creations: dict[str, asyncio.Task[None]] = {}
         self.debug = self.loop.get_debug()
         self._last_request_id = 0

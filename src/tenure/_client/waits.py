@@ -129,6 +129,16 @@ class Waits:
                 self._now() - wait.since,
             )
 
+    def may_read_queue(self) -> bool:
+        """Return true if the client may read one more whole queue in this second."""
+        client = self._session.client
+        capable = client.capabilities.owners and client.capabilities.waiter_order
+        if not capable or client.whole_readings >= MOST_READINGS:
+            return False
+        client.whole_readings += 1
+        self._session.loop.call_later(LOOK, client.end_whole_reading)
+        return True
+
     def stop(self) -> None:
         """Look no more: the session has ended, and its waits end."""
         if self._timer is not None:

@@ -326,6 +326,9 @@ class Ticket(TicketBlock[L], Generic[L]):
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
+            Deadlock: the session was opened with ``on_deadlock="raise"``, and this wait is the
+            victim
+                of a deadlock; the place is kept.
             SelfDeadlock: without a timeout, what the program holds prevents the grant, and no other
                 thread is known that could release it (see `tenure.SelfDeadlock`).
             SemaphoreNotFound: the semaphore was deleted by force.

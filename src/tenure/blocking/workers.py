@@ -467,6 +467,7 @@ class WorkerTasks:
 
     def _remind(self) -> None:
         """Let waiting threads handle what arrived as they began to wait."""
-        reminded = [worker for worker in self.all if worker.remind()]
+        # A copy, because threads add their workers meanwhile.
+        reminded = [worker for worker in tuple(self.all) if worker.remind()]
         if reminded:
             self._remind_later()
