@@ -303,8 +303,8 @@ class Several:
                 not.
             InvalidArgument: an argument is no lock, or stands there twice.
             LeaseLost: one was lost while the others were waited for.
-            SelfDeadlock, SemaphoreNotFound, SessionExpired, SessionClosed: as for `Mutex.lock` and
-                `Semaphore.acquire`.
+            Deadlock, SelfDeadlock, SemaphoreNotFound, SessionExpired, SessionClosed: as for
+                `Mutex.lock` and `Semaphore.acquire`.
         """
         return AllOf(wanted_locks("all_of", locks), timeout_seconds(timeout), call_site())
 
