@@ -204,9 +204,9 @@ class Nodes:
     async def deadlocks(self, path: str = DEFAULT_NODE) -> Sequence[tuple[BlockedTask, ...]]:
         """Return the deadlocks of a node, each with the oldest wait first.
 
-        A deadlock is a set of tasks that wait for each other: none of them can be granted what it
-        waits for, whatever other programs release. A task is known to wait if it is inside the
-        block of a lease or ticket, and has waited for about a second.
+        A deadlock is a set of tasks that wait for each other. None of them can be granted what it
+        waits for, even if all other programs release everything. A task is known to wait if it is
+        inside the block of a lease or ticket, and has waited for about a second.
 
         Raises:
             NodeNotFound: the node does not exist.

@@ -1,4 +1,4 @@
-"""`tenure why` and `tenure deadlocks`: the holders for whom waiters wait, down to the root.
+"""`tenure why` and `tenure deadlocks`: holders and what they wait for, down to the root.
 
 The chain is a tree of lines. A line is a holder, with its session. Below a holder whose task is
 known to wait stands what it waits for, with the holders of that, and so on. What was shown already
@@ -68,7 +68,7 @@ def deadlocks(node: str | None, *, as_json: bool) -> None:
     """List deadlocks: tasks that wait for each other.
 
     Of all nodes, or of NODE. None of the tasks of a deadlock can be granted what it waits for,
-    whatever other programs release. A task is known to wait if it is inside the block of a lease,
+    even if all other programs release everything. A task is known to wait if it is inside the block of a lease,
     and has waited for about a second.
     """
     try:

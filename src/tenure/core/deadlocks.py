@@ -173,7 +173,7 @@ def _queue(semaphore: SemaphoreDescription) -> Iterator[RequestDescription]:
 
 
 def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
-    """Return the tasks that cannot continue, whatever all other programs release.
+    """Return the tasks that cannot continue, even if all others release everything.
 
     Args:
         tasks: as `standing` returns them.
