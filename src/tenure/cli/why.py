@@ -67,9 +67,9 @@ async def _waits(name: str, node: str) -> Graph:
 def deadlocks(node: str | None, *, as_json: bool) -> None:
     """List deadlocks: tasks that wait for each other.
 
-    Of all nodes, or of NODE. None of the tasks of a deadlock can be granted what it waits for,
-    even if all other programs release everything. A task is known to wait if it is inside the block of a lease,
-    and has waited for about a second.
+    Of all nodes, or of NODE. None of the tasks of a deadlock can be granted what it waits for, even
+    if all other programs release everything. A task is known to wait if it is inside the block of a
+    lease, and has waited for about a second.
     """
     try:
         found = run_async(_deadlocks(node))
