@@ -181,7 +181,8 @@ class Nodes:
 
         Example::
 
-            graph = await client.waits("invoices")
+            async with client.mutex("invoices").lock():
+                graph = await client.waits("invoices")
             for root in graph.roots:
                 print(root.program, root.pid, root.host, root.since)
 

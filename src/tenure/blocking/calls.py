@@ -301,7 +301,8 @@ class ClientCalls(Primitives):
 
         Example::
 
-            graph = client.waits("invoices")
+            with client.mutex("invoices").lock():
+                graph = client.waits("invoices")
             for root in graph.roots:
                 print(root.program, root.pid, root.host, root.since)
 
