@@ -191,7 +191,9 @@ class SemaphoreDescription:
 
 @dataclass(frozen=True, slots=True)
 class BlockedTask:
-    """A task, or a thread of `tenure.blocking`, that waits while it is inside leases.
+    """A task, or a thread of `tenure.blocking`, whose wait others may have to wait for.
+
+    It is inside leases, or it waits for several tokens and so is in the way of smaller requests.
 
     Attributes:
         name: the name of the semaphore, mutex or election that it waits for.

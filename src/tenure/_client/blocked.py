@@ -1,9 +1,12 @@
-"""Waits of tasks that are inside leases: their publication, and the search for deadlocks.
+"""Waits that may be part of a deadlock: their publication, and the search for deadlocks.
 
 `tenure.core.deadlocks` has the rule, and the reason why several readings show one state.
 
-Each session has one `Blocked`, which knows the waits of tasks inside a lease or ticket of the same
-node. Other tasks cannot be part of a deadlock, and cost nothing. Rules:
+Each session has one `Blocked`, which knows two kinds of waits: those of tasks inside a lease or
+ticket of the same node, and those for several tokens. A request for several tokens may be in the
+way of smaller ones behind it, even if its task is inside nothing. A request for one token is not:
+what is too much for it is too much for those behind it. Neither is one for a mutex. So all other
+waits cost nothing. Rules:
 
 * A wait of `BLOCKED` seconds is published, once: a request on `WAITS` with timeout 0. It is
   withdrawn in the call that ends the wait, and so before the task can release a lease. At most
@@ -162,7 +165,7 @@ class Publication:
 
 
 class Blocked:
-    """The waits of one session whose tasks are inside leases, on its loop."""
+    """The waits of one session that may be part of a deadlock, on its loop."""
 
     def __init__(self, session: SessionCore, *, raises: bool) -> None:
         self._session = session
@@ -177,7 +180,9 @@ class Blocked:
     def begin(self, wait: Wait) -> None:
         """Record that the current task begins to wait; `end` must follow."""
         task = asyncio.current_task()
-        if task is None or self._refused or next(entered_scopes(task), None) is None:
+        if task is None or self._refused:
+            return
+        if next(entered_scopes(task), None) is None and not _is_large(wait.request):
             return
         self._pending[wait] = task
         if self._timer is None:
@@ -235,7 +240,7 @@ class Blocked:
             and each.session.client.url == session.client.url
             and each.order_id is not None
         ]
-        if not leases or self._refused:
+        if self._refused or not (leases or _is_large(request)):
             return
         assert request.order_id is not None
         data = encode(
@@ -330,6 +335,11 @@ class Blocked:
     async def _describe(self, name: str) -> SemaphoreDescription:
         described = await self._session.engine.describe_semaphore(name, owners=True, waiters=True)
         return semaphore_with_identities(described)
+
+
+def _is_large(request: Request) -> bool:
+    """Return true if the request may be in the way of smaller ones behind it."""
+    return request.count > 1 and request.options.kind != "mutex"
 
 
 def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
@@ -427,14 +437,13 @@ def deadlock_sentence(tasks: Sequence[BlockedTask]) -> str:
     """Return the waits of a deadlock in words."""
     awaited = {task.name for task in tasks}
     return "; ".join(
-        f"{task_name(task)} is inside {_names(task, awaited)} and waits for {task.name!r}"
-        for task in tasks
+        f"{task_name(task)} {_inside(task, awaited)}waits for {task.name!r}" for task in tasks
     )
 
 
-def _names(task: BlockedTask, awaited: set[str]) -> str:
+def _inside(task: BlockedTask, awaited: set[str]) -> str:
     inside = dict.fromkeys(name for name, _ in task.leases if name in awaited)
-    return " and ".join(map(repr, inside))
+    return f"is inside {' and '.join(map(repr, inside))} and " if inside else ""
 
 
 def task_name(task: BlockedTask) -> str:

@@ -106,10 +106,8 @@ def shown_task(task: Task, tasks: Sequence[Task]) -> str:
     awaited = {each.name for each in tasks}
     inside = dict.fromkeys(safe(name) for name, _ in task.leases if name in awaited)
     until = " until a timeout" if task.timeout else ""
-    return (
-        f"{_program(task)} is inside {' and '.join(inside)} and waits for {safe(task.name)}"
-        f" (token {task.order_id}){until}"
-    )
+    within = f"is inside {' and '.join(inside)} and " if inside else ""
+    return f"{_program(task)} {within}waits for {safe(task.name)} (token {task.order_id}){until}"
 
 
 def _program(task: Task) -> str:
