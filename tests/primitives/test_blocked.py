@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tenure._client import blocked
 from tenure._client import client as client_module
 from tenure._client.internals import session_core
 from tenure._client.session import Session
-from tenure.core.deadlocks import WAITS
+from tenure.core.deadlocks import WAITS, decode
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
@@ -30,7 +31,8 @@ from tenure.errors import (
     SessionExpired,
     Unsupported,
 )
-from tenure.model import EPHEMERAL_LIMIT, Capabilities, WaitGraph
+from tenure.model import EPHEMERAL_LIMIT, BlockedTask, Capabilities, WaitGraph
+from tenure.recipes import RWLock
 from tenure.testing import VirtualClock
 from tests.primitives.helpers import World, turns
 
@@ -241,6 +243,40 @@ async def test_a_wait_for_a_ticket_raises_and_keeps_its_place(world: World) -> N
             assert await ticket.position() == 1
 
 
+async def test_a_writer_that_waits_is_in_the_way_of_readers(world: World) -> None:
+    """It is inside nothing, and readers behind it are granted nothing before it."""
+
+    async def write(session: Session) -> None:
+        async with RWLock(session, "rw").write():
+            pass
+
+    async def read_then_a(session: Session) -> None:
+        async with RWLock(session, "rw").read():
+            await asyncio.sleep(0.2)
+            async with session.mutex("a").lock():
+                pass
+
+    async def a_then_read(session: Session) -> None:
+        async with session.mutex("a").lock():
+            await asyncio.sleep(0.2)
+            async with RWLock(session, "rw").read():
+                pass
+
+    async with (
+        sessions(world, "wait", "raise", "wait") as (one, two, three),
+        running(read_then_a(one), a_then_read(two)) as readers,
+    ):
+        await asyncio.sleep(0.1)
+        async with running(write(three)) as (writer,):
+            await asyncio.wait(readers)
+            assert readers[0].exception() is None
+            error = readers[1].exception()
+            assert isinstance(error, Deadlock)
+            assert [each.leases for each in error.tasks].count(()) == 1
+            assert error.tasks[-1].session_id == two.id
+            await writer
+
+
 async def test_a_session_raises_its_own_waits_alone(world: World) -> None:
     async with (
         sessions(world, "wait", "raise", "wait") as (one, two, three),
@@ -294,6 +330,24 @@ async def test_a_store_that_does_not_show_waits_says_so(world: World) -> None:
 
 
 # Publications
+
+
+async def test_a_wait_for_several_tokens_is_published_and_one_for_one_is_not(
+    world: World,
+) -> None:
+    async with sessions(world, "wait", "wait") as (one, two):
+        pool = one.semaphore("pool")
+        await pool.create(3)
+        async with two.semaphore("pool").acquire(3):
+            large, small = (asyncio.create_task(pool.acquire(count)) for count in (2, 1))
+            await asyncio.sleep(3)
+            (owner,) = await world.queue(WAITS)
+            task = decode(owner)
+            assert task is not None
+            assert (task.name, task.leases) == ("pool", ())
+        for each in (large, small):
+            await (await each).release()
+        assert await world.queue(WAITS) == []
 
 
 async def test_only_a_wait_inside_a_lease_is_published(world: World) -> None:
@@ -468,9 +522,9 @@ async def test_a_withdrawal_that_fails_at_once_is_repeated(
 ) -> None:
     async with sessions(world, "wait", "wait") as (one, two), two.mutex("x").lock():
         engine = session_core(one).engine
-        withdraw, errors = engine.withdraw, [EngineError("disk full"), EngineError("disk full")]
+        withdraw, errors = engine.withdraw, [EngineError("disk full")] * 4
 
-        def fail_twice(request_id: int) -> object:
+        def fail_at_first(request_id: int) -> object:
             if errors:
                 raise errors.pop()
             return withdraw(request_id)
@@ -478,9 +532,58 @@ async def test_a_withdrawal_that_fails_at_once_is_repeated(
         async with running(take(one, "a", "x")):
             await asyncio.sleep(2)
             assert len(await world.queue(WAITS)) == 1
-            monkeypatch.setattr(engine, "withdraw", fail_twice)
+            monkeypatch.setattr(engine, "withdraw", fail_at_first)
         await asyncio.sleep(1)
         assert await world.queue(WAITS) == []
+
+
+async def test_a_publication_that_is_answered_after_its_wait_is_forgotten(world: World) -> None:
+    client, engine = world.slow(0)
+    async with (
+        client,
+        client.session() as session,
+        world.client() as other,
+        other.mutex("x").lock(),
+    ):
+        async with running(take(session, "a", "x")):
+            await asyncio.sleep(0.5)
+            engine.fail("enqueue", EngineError("disk full"), done=True)
+            engine.back.flowing = False
+            await asyncio.sleep(1)
+        engine.back.flowing = True
+        await asyncio.sleep(1)
+        assert await world.queue(WAITS) == []
+
+
+async def test_after_the_end_of_its_session_no_withdrawal_is_repeated(world: World) -> None:
+    async with world.client() as client:
+        session = await client.session()
+        core = session_core(session)
+        await session.aclose()
+        blocked.Publication(core, 1).withdrawal_failed(EngineError("too late"))
+        await asyncio.sleep(1)
+    assert client._core.closed
+
+
+async def test_a_victim_that_waits_no_longer_raises_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cancelled, or granted, while the search was on its way."""
+    searched = 0
+    async with sessions(world, "raise", "wait") as (one, two), two.mutex("x").lock():
+
+        async def found_late(*_: object) -> object:
+            nonlocal searched
+            searched += 1
+            former = BlockedTask("x", 1, (), raises=True, session_id=one.id)
+            of_another = BlockedTask("x", 1, (), raises=True, session_id=two.id)
+            return [(former,), (of_another,), (replace(former, raises=False),)]
+
+        monkeypatch.setattr(blocked, "read_deadlocks", found_late)
+        async with running(take(one, "a", "x")) as (waiting,):
+            await asyncio.sleep(5)
+            assert searched > 2
+            assert not waiting.done()
 
 
 async def test_the_end_of_a_session_ends_its_publications(world: World) -> None:

@@ -197,14 +197,18 @@ def _can_continue(
     semaphore: SemaphoreDescription,
     known: Mapping[tuple[str, int], BlockedTask],
 ) -> bool:
-    held, whole = 0, False
-    for each in _queue(semaphore):
-        if each.order_id == task.order_id:
-            return fits(held, whole, each.count, semaphore.limit)
-        if (semaphore.name, each.order_id) in known:
-            held += each.count
-            whole = whole or each.count == semaphore.limit
-    return True
+    ahead, count = _place(task, semaphore)
+    counts = [each.count for each in ahead if (semaphore.name, each.order_id) in known]
+    return fits(sum(counts), semaphore.limit in counts, count, semaphore.limit)
+
+
+def _place(
+    task: BlockedTask, semaphore: SemaphoreDescription
+) -> tuple[list[RequestDescription], int]:
+    """Return the requests ahead of the one that a task waits for, and its count."""
+    queue = list(_queue(semaphore))
+    place = [each.order_id for each in queue].index(task.order_id)
+    return queue[:place], queue[place].count
 
 
 def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[BlockedTask, ...]]:
@@ -236,9 +240,8 @@ def _waits_for(
     for them.
     """
     found: list[BlockedTask] = []
-    for each in _queue(semaphore):
-        if each.order_id == task.order_id:
-            break
+    ahead, _ = _place(task, semaphore)
+    for each in ahead:
         other = known.get((semaphore.name, each.order_id))
         if other is not None:
             if other.order_id == each.order_id:
