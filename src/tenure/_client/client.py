@@ -207,7 +207,8 @@ class Nodes:
 
         A deadlock is a set of tasks that wait for each other. None of them can be granted what it
         waits for, even if all other programs release everything. A task is known to wait if it is
-        inside the block of a lease or ticket, and has waited for about a second.
+        inside the block of a lease or ticket, or waits for several tokens, and has waited for about
+        a second.
 
         Raises:
             NodeNotFound: the node does not exist.

@@ -297,7 +297,7 @@ class ClientCalls(Primitives):
 
         The graph has the holders and the waiters of the name, what their threads wait for in turn,
         and so on, and whether their sessions live. A thread is known to wait if it is inside the
-        block of a lease or ticket, and has waited for about a second.
+        block of a lease or ticket, or waits for several tokens, and has waited for about a second.
 
         Example::
 
@@ -323,7 +323,8 @@ class ClientCalls(Primitives):
 
         A deadlock is a set of threads that wait for each other. None of them can be granted what it
         waits for, even if all other programs release everything. A thread is known to wait if it is
-        inside the block of a lease or ticket, and has waited for about a second.
+        inside the block of a lease or ticket, or waits for several tokens, and has waited for about
+        a second.
 
         Raises:
             NodeNotFound: the node does not exist.

@@ -45,7 +45,8 @@ def why(name: str, node: str, *, as_json: bool) -> None:
     not, how long it has been silent, and when it expires unless it is renewed. Below it stands what
     its task waits for in turn, with the holders of that.
 
-    A task is known to wait if it is inside the block of a lease, and has waited for about a second.
+    A task is known to wait if it is inside the block of a lease, or waits for several tokens, and
+    has waited for about a second.
     """
     graph = run_async(_waits(name, node))
     if as_json:
