@@ -21,16 +21,17 @@ from tenure.engines.contract import SessionEvents
 
 PUBLIC = """
     LOSS_EXIT_STATUS
-    AcquireTimeout AuthenticationFailed EngineError EngineUnavailable InvalidArgument LeaseLost
+    AcquireTimeout AuthenticationFailed Deadlock EngineError EngineUnavailable InvalidArgument
+    LeaseLost
     LeaseReleased Misuse NodeBusy NodeExists NodeNotFound RateExceeded SelfDeadlock SemaphoreBusy
     SemaphoreExists SemaphoreNotFound SessionClosed SessionExpired StaleToken TenureError
     Unsupported
     Attempt Attempts Client Decorator Election EventStream Leadership Lease Leases Mutex Rate
     RunLease
     Semaphore Session SessionHandle Taken Ticket Watch
-    Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription RateDescription Recovered
-    RequestDescription SemaphoreDescription SessionDescription
-    Clock Consistency CountersMode Duration Liveness OnLoss Retry SessionState
+    BlockedTask Capabilities LastRun Leader MutexHolder NodeConfig NodeDescription RateDescription
+    Recovered RequestDescription SemaphoreDescription SessionDescription WaitGraph
+    Clock Consistency CountersMode Duration Liveness OnDeadlock OnLoss Retry SessionState
     connect default_url
 """.split()
 

@@ -271,6 +271,7 @@ from tenure.model import LastRun
 from collections.abc import Sequence
 from functools import partial
 from tenure._client import client as async_client
+from tenure._client.blocked import OnDeadlock
 from tenure._client.sessions import DEFAULT_WINDOW
 from tenure.blocking.attempts import Attempts
 from typing import Never
@@ -280,8 +281,8 @@ from tenure.blocking.session import Primitives, Session
 from tenure.blocking.streams import EventStream
 from tenure.blocking.wrapper import obtaining
 from tenure.clock import Clock
-from tenure.model import DEFAULT_NODE, Capabilities, NodeConfig, NodeDescription
-from tenure.model import SemaphoreDescription, SessionDescription
+from tenure.model import DEFAULT_NODE, BlockedTask, Capabilities, NodeConfig, NodeDescription
+from tenure.model import SemaphoreDescription, SessionDescription, WaitGraph
 """,
         (
             Wrapper(

@@ -8,6 +8,7 @@ combinations of the primitives, `tenure.fencing` checks fencing tokens at a reso
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
+from tenure._client.blocked import OnDeadlock
 from tenure._client.client import Client, connect, default_url
 from tenure._client.decorators import Decorator
 from tenure._client.election import Election, Leadership
@@ -32,6 +33,7 @@ from tenure.durations import Duration
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
+    Deadlock,
     EngineError,
     EngineUnavailable,
     InvalidArgument,
@@ -53,6 +55,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import (
+    BlockedTask,
     Capabilities,
     Consistency,
     CountersMode,
@@ -67,6 +70,7 @@ from tenure.model import (
     RequestDescription,
     SemaphoreDescription,
     SessionDescription,
+    WaitGraph,
 )
 from tenure.public import publish as _publish
 
@@ -78,11 +82,13 @@ __all__ = [
     "Attempt",
     "Attempts",
     "AuthenticationFailed",
+    "BlockedTask",
     "Capabilities",
     "Client",
     "Clock",
     "Consistency",
     "CountersMode",
+    "Deadlock",
     "Decorator",
     "Duration",
     "Election",
@@ -106,6 +112,7 @@ __all__ = [
     "NodeDescription",
     "NodeExists",
     "NodeNotFound",
+    "OnDeadlock",
     "OnLoss",
     "Once",
     "Rate",
@@ -132,6 +139,7 @@ __all__ = [
     "TenureError",
     "Ticket",
     "Unsupported",
+    "WaitGraph",
     "Watch",
     "connect",
     "default_url",

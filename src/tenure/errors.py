@@ -17,6 +17,7 @@
     ├── SessionClosed                      the program ended the session
     ├── LeaseLost                          a lease ended before it was released
     ├── LeaseReleased                      a lease was used after its release
+    ├── Deadlock                           tasks wait for each other, in a session that raises it
     ├── StaleToken                         a fence refused a write: a newer holder has written
     ├── AcquireTimeout (TimeoutError)      not granted in time; __cause__ has an outage
     │   └── RateExceeded                   a rate has no tokens in time; retry_after says when
@@ -30,9 +31,14 @@ are attributes, so that no program has to parse a message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tenure.model import BlockedTask, RequestDescription
+
 __all__ = [
     "AcquireTimeout",
     "AuthenticationFailed",
+    "Deadlock",
     "EngineError",
     "EngineUnavailable",
     "InvalidArgument",
@@ -197,6 +203,30 @@ class LeaseReleased(TenureError):
     """A lease was used after it had been released."""
 
 
+class Deadlock(TenureError):
+    """Tasks wait for each other, and none of them can be granted what it waits for.
+
+    It is raised by the wait that joined its queue last, among those of sessions that were opened
+    with ``on_deadlock="raise"``. The block of each lease that the task is inside releases it as
+    usual, so the other tasks are granted theirs. Begin again from the outermost lease.
+
+    Attributes:
+        tasks: the tasks of the deadlock, the oldest wait first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        name: str | None = None,
+        tasks: Sequence[BlockedTask] = (),
+    ) -> None:
+        """Keep the message, and the tasks of the deadlock."""
+        super().__init__(message, node=node, name=name)
+        self.tasks = tuple(tasks)
+
+
 class StaleToken(TenureError):
     """A fence rejected a write: a newer holder has already written to the resource.
 
@@ -226,7 +256,26 @@ class AcquireTimeout(TenureError, TimeoutError):
 
     If the store is the reason, and not another holder, the message says so, and ``__cause__`` is
     the store's failure: an `EngineUnavailable` during an outage.
+
+    Attributes:
+        holders: the holders at about the time of the timeout; empty when unknown.
+        position: the place in the queue within the last second before the timeout, 1 for the next
+            to be granted; ``None`` when unknown, as after a timeout of less than half a second.
     """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        name: str | None = None,
+        holders: Sequence[RequestDescription] = (),
+        position: int | None = None,
+    ) -> None:
+        """Keep the message, the holders and the position."""
+        super().__init__(message, node=node, name=name)
+        self.holders = tuple(holders)
+        self.position = position
 
 
 class RateExceeded(AcquireTimeout):

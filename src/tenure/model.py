@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_NODE",
     "EPHEMERAL_LIMIT",
     "UNCHANGED",
+    "BlockedTask",
     "Capabilities",
     "Consistency",
     "CountersMode",
@@ -29,6 +30,7 @@ __all__ = [
     "SemaphoreDescription",
     "SessionDescription",
     "Unchanged",
+    "WaitGraph",
 ]
 
 DEFAULT_NODE = "/default"
@@ -185,6 +187,107 @@ class SemaphoreDescription:
     owners: tuple[RequestDescription, ...] = ()
     waiters: tuple[RequestDescription, ...] = ()
     waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedTask:
+    """A task, or a thread of `tenure.blocking`, whose wait others may have to wait for.
+
+    It is inside leases, or it waits for several tokens and so is in the way of smaller requests.
+
+    Attributes:
+        name: the name of the semaphore, mutex or election that it waits for.
+        order_id: the request that it waits for.
+        leases: name and order id of each lease and ticket whose blocks it is inside, innermost
+            first, on the same node.
+        left_out: number of leases that are missing in `leases`, because they are too many.
+        task: the name of the task.
+        timeout: whether the wait has a timeout.
+        raises: whether its session was opened with ``on_deadlock="raise"``.
+        session_id: the session of the request.
+        host, pid, program: its process; ``None`` is unknown.
+        session_description: the session's description, where known.
+    """
+
+    name: str
+    order_id: int
+    leases: tuple[tuple[str, int], ...]
+    left_out: int = 0
+    task: str = ""
+    timeout: bool = False
+    raises: bool = False
+    session_id: int = 0
+    host: str | None = None
+    pid: int | None = None
+    program: str | None = None
+    session_description: str | None = None
+
+    @property
+    def requests(self) -> tuple[tuple[str, int], ...]:
+        """Name and order id of each of its requests: the one that it waits for, then `leases`."""
+        return (self.name, self.order_id), *self.leases
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """The reason why the waiters of a name wait, as far as the store shows it.
+
+    Attributes:
+        node: the path of the node.
+        name: the name.
+        semaphores: the semaphore of that name, then those that tasks of its holders and waiters
+            wait for, and so on; each with its queue. Empty if the name has no semaphore.
+        tasks: the blocked tasks of the requests in these queues.
+        sessions: the sessions of the requests in these queues.
+        deadlocks: the deadlocks among the tasks, each with the oldest wait first.
+        complete: whether everything that the tasks wait for was read; false beyond 200 semaphores.
+    """
+
+    node: str
+    name: str
+    semaphores: tuple[SemaphoreDescription, ...]
+    tasks: tuple[BlockedTask, ...] = ()
+    sessions: tuple[SessionDescription, ...] = ()
+    deadlocks: tuple[tuple[BlockedTask, ...], ...] = ()
+    complete: bool = True
+
+    @property
+    def holders(self) -> tuple[RequestDescription, ...]:
+        """The holders of the name."""
+        return self.semaphores[0].owners if self.semaphores else ()
+
+    @property
+    def waiters(self) -> tuple[RequestDescription, ...]:
+        """The waiters of the name, in order."""
+        return self.semaphores[0].waiters if self.semaphores else ()
+
+    def semaphore(self, name: str) -> SemaphoreDescription | None:
+        """Return one of the semaphores, or ``None``."""
+        return next((each for each in self.semaphores if each.name == name), None)
+
+    def task(self, name: str, order_id: int) -> BlockedTask | None:
+        """Return the blocked task that waits for a request, or is inside its block.
+
+        Returns:
+            ``None`` if none is known: the program works, or waits for something outside of the
+            store, or its request is in no block.
+        """
+        key = (name, order_id)
+        return next((each for each in self.tasks if key in each.requests), None)
+
+    def session(self, session_id: int) -> SessionDescription | None:
+        """Return one of the sessions, or ``None``."""
+        return next((each for each in self.sessions if each.id == session_id), None)
+
+    @property
+    def roots(self) -> tuple[RequestDescription, ...]:
+        """The holders at the ends of the chains: those of whose tasks no wait is known."""
+        return tuple(
+            owner
+            for semaphore in self.semaphores
+            for owner in semaphore.owners
+            if self.task(semaphore.name, owner.order_id) is None
+        )
 
 
 @dataclass(frozen=True, slots=True)

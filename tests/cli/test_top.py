@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 
@@ -13,7 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 import tenure as tenure_package
-from tenure import NodeConfig, NodeDescription, RequestDescription, SemaphoreDescription
+from tenure import (
+    NodeConfig,
+    NodeDescription,
+    RequestDescription,
+    SemaphoreDescription,
+    WaitGraph,
+)
 from tenure.cli.top import screen
 from tenure.cli.top.screen import cells_of, page_of, render
 from tenure.cli.top.view import (
@@ -27,7 +34,8 @@ from tenure.cli.top.view import (
     pressed,
     settled,
 )
-from tests.cli.programs import Tenure
+from tenure.cli.why import lines_of
+from tests.cli.programs import Tenure, eventually
 
 PAGE = 5
 NASTY = "\x1b[2J\x9b1m\u202e\n"
@@ -147,6 +155,26 @@ def test_one_is_looked_into_and_left() -> None:
     assert after(snapshot_of(), "enter").inside is None
 
 
+def test_the_reason_is_looked_at_and_left() -> None:
+    waiters = tuple(request(at) for at in range(1, 9))
+    queue = replace(semaphore("b", held=1), waiters=waiters)
+    graph = WaitGraph("/default", "b", (queue,))
+    explained = replace(SEVERAL, graph=graph)
+    view = after(SEVERAL, "down", "w")
+    assert (view.inside, view.why) == (("/default", "b"), True)
+    assert after(SEVERAL, "end", view=view).first == 0
+    assert after(explained, "end", view=view).first == len(list(lines_of(graph))) - PAGE
+    assert not after(SEVERAL, "w", view=view).why
+    assert after(SEVERAL, "enter", "w").why
+    left = after(SEVERAL, "escape", view=view)
+    assert (left.inside, left.why) == (None, False)
+    lines = [line.plain for line in render(explained, view, 100, 20)]
+    assert lines[0] == "b  on /default: why its waiters wait"
+    assert lines[2] == "b  semaphore on /default, 1 of 10, 8 waiting"
+    assert lines[3].startswith("1. waits for 1.0 s: worker")
+    assert "no holder" in render(SEVERAL, view, 100, 20)[1].plain
+
+
 def test_keys_come_whole_or_in_pieces() -> None:
     keyboard = Keyboard()
     assert keyboard.feed(b"qj\x1b[A\x1bOB\r\x7f\x1b[5~") == [
@@ -249,7 +277,37 @@ async def test_new_owners_are_counted_from_one_reading_to_the_next() -> None:
     assert row.key == ("/default", "pool")
 
 
+async def test_the_longest_wait_is_read_unless_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tenure_package.connect("memory://") as client, client.session() as session:
+        observer = Observer(client, None)
+        async with session.mutex("m").lock(), session.mutex("m").enqueue():
+            (row,) = (await observer.read()).rows
+            assert row.longest is not None
+            assert row.longest >= 0
+            graph = (await observer.read(row.key, why=True)).graph
+            assert graph is not None
+            assert len(graph.waiters) == 1
+            monkeypatch.setattr("tenure.cli.top.view.MOST_WAITERS", 0)
+            (row,) = (await observer.read()).rows
+            assert (row.longest, row.semaphore.waiting) == (None, 1)
+        assert (await observer.read(row.key, why=True)).graph is None
+
+
 # Without a terminal
+
+
+def test_once_is_one_table(tenure: Tenure) -> None:
+    tenure.hold()
+    tenure.start("run", "--lock", "nightly", "--", "true")
+    eventually(lambda: tenure.waiting() == 1)
+    lines = tenure.inside("top", "--once").stdout.strip().splitlines()
+    assert len(lines) == 3
+    assert "LONGEST" in lines[1]
+    assert re.search(r" \d+\.\d s$", lines[2])
+    (node,) = tenure.json("top", "--once")["nodes"]
+    assert 0 <= node["semaphores"][0]["longest_wait"] < 60
 
 
 def test_a_pipe_gets_a_table_for_each_reading(tenure: Tenure) -> None:

@@ -35,6 +35,9 @@ def test_it_is_looked_at_looked_into_and_left(tenure: Tenure) -> None:
         screen.type("\r")
         screen.wait_for("owns")
         screen.wait_for(str(holder.process.pid))
+        screen.type("w")
+        screen.wait_for("why its waiters wait")
+        screen.wait_for("no wait of it is known")
         screen.type("\x1b")
         screen.wait_for("by held")
         holder.say("0")
@@ -43,6 +46,15 @@ def test_it_is_looked_at_looked_into_and_left(tenure: Tenure) -> None:
         rest = screen.rest()
         assert LEAVE in rest
         assert SHOW_CURSOR in rest
+        assert screen.process.wait() == 0
+
+
+def test_once_prints_and_leaves_the_terminal_as_it_is(tenure: Tenure) -> None:
+    tenure.hold()
+    with on_terminal([*TOP, "--once"], tenure.environment, tenure.folder) as screen:
+        rest = screen.rest()
+        assert "nightly" in rest
+        assert ENTER not in rest
         assert screen.process.wait() == 0
 
 

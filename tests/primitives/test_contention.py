@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
+import pickle
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from tenure._client.waits import MOST_READINGS
 from tenure.errors import AcquireTimeout, EngineError
 from tenure.identity import this_program
 from tenure.model import EPHEMERAL_LIMIT, Capabilities, RequestDescription, SemaphoreDescription
@@ -221,3 +224,88 @@ async def test_tasks_that_time_out_together_ask_once(world: World) -> None:
         assert len(set(told)) == 1
         assert told[0].startswith(f"held by {ME}")
         assert engine.calls.count("describe") == 2  # the probe, and the question who holds it
+
+
+# Attributes of the error
+
+
+async def late(acquiring: Awaitable[object]) -> AcquireTimeout:
+    with pytest.raises(AcquireTimeout) as found:
+        await acquiring
+    return found.value
+
+
+async def test_an_error_has_the_holders_and_the_position(world: World) -> None:
+    async with world.client() as client, world.client() as other, world.client() as third:
+        async with other.mutex("m").lock(data=b"me") as lease:
+            first = asyncio.create_task(third.mutex("m").lock())
+            await turns()
+            error = await late(client.mutex("m").lock(timeout=3))
+            (holder,) = error.holders
+            assert (holder.data, holder.order_id) == (b"me", lease.fencing_token)
+            assert (holder.pid, holder.program) == (os.getpid(), me.program)
+            assert error.position == 2
+            assert copy.copy(error).holders == pickle.loads(pickle.dumps(error)).holders
+            at_once = await late(client.mutex("m").lock(timeout=0))
+            assert ([each.order_id for each in at_once.holders], at_once.position) == (
+                [lease.fencing_token],
+                None,
+            )
+        await (await first).release()
+
+
+async def test_a_ticket_s_error_has_them_too(world: World) -> None:
+    async with (
+        world.client() as client,
+        world.client() as other,
+        other.mutex("m").lock(),
+        client.mutex("m").enqueue() as ticket,
+    ):
+        error = await late(ticket.wait(timeout=3))
+        assert (len(error.holders), error.position) == (1, 1)
+
+
+async def test_the_error_of_several_has_the_holders_of_all(world: World) -> None:
+    async with (
+        world.client() as client,
+        world.client() as other,
+        other.mutex("m").lock(),
+        other.mutex("n").lock(),
+    ):
+        error = await late(client.any_of(client.mutex("m"), client.mutex("n"), timeout=3))
+        assert (len(error.holders), error.position) == (2, None)
+
+
+async def test_during_an_outage_they_are_unknown(world: World) -> None:
+    client, engine = world.slow(0)
+    async with client, world.client() as other, other.mutex("m").lock():
+        waiting = asyncio.create_task(client.mutex("m").lock(timeout=5))
+        await asyncio.sleep(1)
+        engine.cut()
+        await asyncio.wait([waiting])
+        engine.mend()
+        error = waiting.exception()
+        assert isinstance(error, AcquireTimeout)
+        assert error.__cause__ is not None
+        assert (error.holders, error.position) == ((), None)
+
+
+async def test_a_client_reads_few_whole_queues_a_second(world: World) -> None:
+    names = [f"m{at}" for at in range(3 * MOST_READINGS)]
+    async with world.client() as client, world.client() as other:
+        leases = [await other.mutex(name).lock() for name in names]
+        errors = await asyncio.gather(*(late(client.mutex(name).lock(timeout=3)) for name in names))
+        assert sum(each.position == 1 for each in errors) == MOST_READINGS
+        assert all(len(each.holders) == 1 for each in errors)
+        again = await late(client.mutex("m0").lock(timeout=3))
+        assert again.position == 1
+        for lease in leases:
+            await lease.release()
+
+
+async def test_a_store_without_positions_is_probed_without_its_queue(world: World) -> None:
+    client, engine = world.slow(0)
+    engine.inner.capabilities = Capabilities(waiter_order=False)  # type: ignore[misc]
+    async with client, world.client() as other, other.mutex("m").lock():
+        error = await late(client.mutex("m").lock(timeout=3))
+        assert (len(error.holders), error.position) == (1, None)

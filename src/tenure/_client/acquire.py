@@ -9,10 +9,11 @@ the request in the background.
 **The probe** distinguishes an outage from contention. A waiting request does not show whether the
 store still works: a stopped store and a busy mutex look alike. A `Probe` therefore reads the
 semaphore a moment before the timeout. If that read is unanswered at the timeout, the store is
-reported as the reason. Requests of one session that time out together share the read.
+reported as the reason. Requests of one session that time out together share the read. A client
+reads at most `MOST_READINGS` whole queues a second that way, for `AcquireTimeout.position`.
 
-**The contention** is the name of the holder, for the message of an `AcquireTimeout`. After the
-timeout the client reads the queue once, and waits at most 0.25 s for the answer. Tasks of
+**The contention** is the holders, for an `AcquireTimeout` and its message. After the
+timeout the client reads the owners once, and waits at most 0.25 s for the answer. Tasks of
 one session that time out together share the read.
 """
 
@@ -20,26 +21,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
+from tenure._client.blocked import deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
 from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
+from tenure._client.waits import place_of
 from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
 from tenure.engines.contract import Enqueued, Place, Removal, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock, SemaphoreNotFound, TenureError
-from tenure.identity import holder_name
+from tenure.identity import holder_name, semaphore_with_identities
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
 
 _log = logging.getLogger("tenure")
 
 LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
 """Seconds from the probe to the timeout. If less is left, no probe is sent."""
+
+
+class ProbeAnswer(NamedTuple):
+    """Answer to a probe.
+
+    Attributes:
+        there: whether the store has answered, with an error or without.
+        queue: the semaphore with its whole queue, if that was read.
+    """
+
+    there: bool
+    queue: SemaphoreDescription | None = None
 
 
 class Probe:
@@ -55,7 +70,7 @@ class Probe:
     def __init__(self, request: Request, timeout: float) -> None:
         self._request = request
         self._sent_at = 0.0
-        self._reading: asyncio.Task[bool] | None = None
+        self._reading: asyncio.Task[ProbeAnswer] | None = None
         lead = min(timeout / 2, LONGEST_LEAD)
         self._timer = (
             None
@@ -65,11 +80,23 @@ class Probe:
 
     def obstacle(self) -> Obstacle | None:
         """Return the reason of the timeout if it is not contention."""
-        request, reading = self._request, self._reading
+        request = self._request
         contact = request.session.contact
-        if reading is None or (reading.done() and not reading.cancelled() and reading.result()):
+        if self._reading is None or self._answer().there:
             return contact.obstacle(request.name)
         return contact.silence(request.name, request.session.now() - self._sent_at)
+
+    @property
+    def position(self) -> int | None:
+        """The place of the waiter in its queue, 1 for the next; ``None`` if unknown."""
+        queue = self._answer().queue
+        return None if queue is None else place_of(self._request, queue) or None
+
+    def _answer(self) -> ProbeAnswer:
+        reading = self._reading
+        if reading is None or not reading.done() or reading.cancelled():
+            return ProbeAnswer(False)
+        return reading.result()
 
     def stop(self) -> None:
         """Stop probing. Safe to call twice."""
@@ -90,51 +117,64 @@ class Probe:
         self._reading = reading
 
 
-async def _answers(session: SessionCore, name: str) -> bool:
-    """Return true if the store answers, with an error or without."""
+async def _answers(session: SessionCore, name: str) -> ProbeAnswer:
+    whole = session.waits.may_read_queue()
     try:
         async with asyncio.timeout(2 * LONGEST_LEAD):
-            await session.engine.describe_semaphore(name, owners=False, waiters=False)
+            found = await session.engine.describe_semaphore(name, owners=whole, waiters=whole)
     except TenureError:
-        return True
+        return ProbeAnswer(True)
     except TimeoutError:
-        return False
+        return ProbeAnswer(False)
     except Exception:
         _log.exception("could not read the semaphore: node=%s name=%r", session.node, name)
-    return True
+        return ProbeAnswer(True)
+    return ProbeAnswer(True, semaphore_with_identities(found) if whole else None)
 
 
 _TIMEOUT = 0.25
 _ADVICE = "'tenure describe' shows its holder and its waiters"
 
 
-async def contention(session: SessionCore | None, name: str) -> str:
-    """Return a description of a semaphore's holders, or advice on how to find them."""
+class Contention(NamedTuple):
+    """Holders of a semaphore.
+
+    Attributes:
+        text: a description of them, or advice on how to find them.
+        holders: the requests; empty if unknown.
+    """
+
+    text: str
+    holders: Sequence[RequestDescription] = ()
+
+
+async def contention(session: SessionCore | None, name: str) -> Contention:
+    """Return the holders of a semaphore, after at most `_TIMEOUT`."""
     if session is None or session.state != "attached":
-        return _ADVICE
+        return Contention(_ADVICE)
     if not session.client.capabilities.owners:
-        return "this store does not list holders"
+        return Contention("this store does not list holders")
     reading = session.readings.get(name)
     if reading is None:
-        reading = session.client.tasks.begin(_read_holder(session, name))
+        reading = session.client.tasks.begin(_read_holders(session, name))
         session.readings[name] = reading
         reading.add_done_callback(lambda _: session.readings.pop(name))
     await asyncio.wait([reading], timeout=_TIMEOUT)
-    return _ADVICE if not reading.done() or reading.cancelled() else reading.result()
+    return Contention(_ADVICE) if not reading.done() or reading.cancelled() else reading.result()
 
 
-async def _read_holder(session: SessionCore, name: str) -> str:
+async def _read_holders(session: SessionCore, name: str) -> Contention:
     try:
         async with asyncio.timeout(2 * _TIMEOUT):
             described = await described_now(session, name, ephemeral=False, owners=True)
     except SemaphoreNotFound:
-        return "it is free now"
+        return Contention("it is free now")
     except (TenureError, TimeoutError):
-        return _ADVICE
+        return Contention(_ADVICE)
     except Exception:
         _log.exception("could not read the holder: node=%s name=%r", session.node, name)
-        return _ADVICE
-    return _sentence(session, described)
+        return Contention(_ADVICE)
+    return Contention(_sentence(session, described), described.owners)
 
 
 def _sentence(session: SessionCore, described: SemaphoreDescription) -> str:
@@ -198,9 +238,10 @@ async def acquire(
     try:
         session = source.ready()
         request = None if session is None else _send(session, options, timeout, site)
+        position: int | None = None
         if request is None or request.state is not HELD:
             if timeout is not None:
-                request = await _in_time(source, options, timeout, site, request)
+                request, position = await _in_time(source, options, timeout, site, request)
             else:
                 request = request or _send(await source.obtain(), options, None, site)
                 # Only a task that is inside a block can be in a deadlock with itself at once.
@@ -214,9 +255,9 @@ async def acquire(
                     request = _outcome(request, timeout, Probe(request, 0.0))
             if request is None:
                 assert timeout is not None
-                holders = await contention(source.current(), options.name)
-                own = _own(source, options, holders)
-                raise _not_acquired(options, source.node, timeout, f"; {holders}{own}")
+                text, holders = await contention(source.current(), options.name)
+                why = f"; {text}{_own(source, options, text)}"
+                raise _not_acquired(options, source.node, timeout, why, holders, position)
         return options.handle(request)
     except TenureError as error:
         raise shortened(error)  # noqa: B904  the same error
@@ -238,7 +279,7 @@ async def try_acquire(
         session = source.ready()
         request = None if session is None else _send(session, options, timeout, site)
         if request is None or request.state is not HELD:
-            request = await _in_time(source, options, timeout, site, request)
+            request, _ = await _in_time(source, options, timeout, site, request)
         return None if request is None else options.handle(request)
     except TenureError as error:
         raise shortened(error)  # noqa: B904  the same error
@@ -274,6 +315,7 @@ async def settled(request: Request, *, for_ever: bool) -> None:
     Raises:
         Misuse: the session belongs to another event loop.
         SelfDeadlock: with `for_ever`, what the program holds prevents the grant (`waits`).
+        Deadlock: the session raises it, and this wait is the victim (`blocked`).
     """
     if request.state is not SENT and request.state is not WAITING:
         return
@@ -288,6 +330,8 @@ async def settled(request: Request, *, for_ever: bool) -> None:
             await _check_self_deadlock(request, _entered())
         while request.state is WAITING:
             suspects, wait.suspects = wait.suspects, ()
+            if wait.deadlock:
+                raise deadlock_error(request, wait.deadlock)
             if suspects:
                 await _check_self_deadlock(request, suspects)
             else:
@@ -332,8 +376,12 @@ async def _in_time(
     timeout: float,
     site: CallSite | None,
     request: Request | None,
-) -> Request | None:
-    """Wait for the grant, sending the request first if it was not sent. ``None``: too late."""
+) -> tuple[Request | None, int | None]:
+    """Wait for the grant, sending the request first if it was not sent.
+
+    Returns:
+        The request, or ``None`` and its last known position: too late.
+    """
     # With timeout 0 the store rejects the request, and reaching it may take a while.
     contact = source.contact
     limit = timeout or contact.answer_timeout
@@ -354,7 +402,7 @@ async def _in_time(
         if request is not None:
             emit_timeout(request)
     else:
-        return _outcome(request, timeout, probe)
+        return _outcome(request, timeout, probe), probe.position
     finally:
         if probe is not None:
             probe.stop()
@@ -363,17 +411,22 @@ async def _in_time(
     else:
         obstacle = contact.silence(options.name, limit)
     if obstacle is None:
-        return None
+        return None, None if probe is None else probe.position
     because = f", because {obstacle.clause}."
     raise _not_acquired(options, source.node, limit, because) from obstacle.cause
 
 
 def _not_acquired(
-    options: RequestOptions[object], node: str, timeout: float | None, why: str
+    options: RequestOptions[object],
+    node: str,
+    timeout: float | None,
+    why: str,
+    holders: Sequence[RequestDescription] = (),
+    position: int | None = None,
 ) -> AcquireTimeout:
     within = f"within {timeout:g} s" if timeout else "at once"
     message = f"{options.kind} {options.name!r} on {node}: not acquired {within}{why}"
-    return AcquireTimeout(message, node=node, name=options.name)
+    return AcquireTimeout(message, node=node, name=options.name, holders=holders, position=position)
 
 
 def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request | None:

@@ -23,6 +23,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, TypeVar
 
+from tenure._client.blocked import (
+    Describe,
+    OnDeadlock,
+    read_deadlocks,
+    read_queues,
+    read_tasks,
+    shows_waits,
+    unsupported,
+)
 from tenure._client.client_core import ClientCore
 from tenure._client.decorators import Decorators
 from tenure._client.election import Leadership
@@ -47,7 +56,8 @@ from tenure._client.several import Several
 from tenure._client.signals import close_on_loop, release_on
 from tenure._client.source import ClientAnchor
 from tenure.clock import Clock, SystemClock
-from tenure.core import rules
+from tenure.core import refusals, rules
+from tenure.core.deadlocks import WAITS, deadlocks, standing
 from tenure.durations import Duration
 from tenure.engines import connect_engine, split_client_parameters, state_home
 from tenure.engines.contract import Engine
@@ -55,11 +65,13 @@ from tenure.errors import InvalidArgument, Misuse
 from tenure.identity import identify_by_default, semaphore_with_identities, session_with_identity
 from tenure.model import (
     DEFAULT_NODE,
+    BlockedTask,
     Capabilities,
     NodeConfig,
     NodeDescription,
     SemaphoreDescription,
     SessionDescription,
+    WaitGraph,
 )
 from tenure.reaper.program import Registrations
 
@@ -68,6 +80,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+MOST_IN_GRAPH = 200
+"""Greatest number of semaphores that one `Client.waits` describes."""
 
 
 class Nodes:
@@ -129,6 +144,8 @@ class Nodes:
     ) -> Sequence[SemaphoreDescription]:
         """Return all semaphores of a node, including mutexes and elections, sorted by name.
 
+        That in which clients publish their waits, ``:tenure:waits``, is left out.
+
         Raises:
             NodeNotFound: there is no such node.
         """
@@ -137,7 +154,7 @@ class Nodes:
             f"the semaphores on {path}",
             lambda engine: engine.list_semaphores(path, owners=owners, waiters=waiters),
         )
-        return [semaphore_with_identities(each) for each in found]
+        return [semaphore_with_identities(each) for each in found if each.name != WAITS]
 
     async def describe_semaphore(
         self, name: str, path: str = DEFAULT_NODE, *, owners: bool = True, waiters: bool = True
@@ -154,6 +171,51 @@ class Nodes:
             lambda engine: engine.describe_semaphore(path, name, owners=owners, waiters=waiters),
         )
         return semaphore_with_identities(found)
+
+    async def waits(self, name: str, path: str = DEFAULT_NODE) -> WaitGraph:
+        """Return the reason why the waiters of a name wait.
+
+        The graph has the holders and the waiters of the name, what their tasks wait for in turn,
+        and so on, and whether their sessions live. A task is known to wait if it is inside the
+        block of a lease or ticket, or waits for several tokens, and has waited for about a second.
+
+        Example::
+
+            async with client.mutex("invoices").lock():
+                graph = await client.waits("invoices")
+            for root in graph.roots:
+                print(root.program, root.pid, root.host, root.since)
+
+        Args:
+            name: the name of a mutex, semaphore or election.
+            path: the path of its node.
+
+        Raises:
+            NodeNotFound: the node does not exist.
+            SemaphoreNotFound: no semaphore has that name. A mutex without a holder or waiter does
+                not exist.
+            Unsupported: the store does not show which task waits for which.
+        """
+        rules.check_name(name, path)
+        rules.check_path(path)
+        return await self._read(
+            f"the waits for {name!r} on {path}", partial(_read_graph, path=path, name=name)
+        )
+
+    async def deadlocks(self, path: str = DEFAULT_NODE) -> Sequence[tuple[BlockedTask, ...]]:
+        """Return the deadlocks of a node, each with the oldest wait first.
+
+        A deadlock is a set of tasks that wait for each other. None of them can be granted what it
+        waits for, even if all other programs release everything. A task is known to wait if it is
+        inside the block of a lease or ticket, or waits for several tokens, and has waited for about
+        a second.
+
+        Raises:
+            NodeNotFound: the node does not exist.
+            Unsupported: the store does not show which task waits for which.
+        """
+        rules.check_path(path)
+        return await self._read(f"the deadlocks on {path}", partial(_read_deadlocks, path=path))
 
     async def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
         """Return all sessions of a node, sorted by id. Raises `NodeNotFound`."""
@@ -181,6 +243,47 @@ class Nodes:
         rules.check_path(path)
         rules.check_name(name, path)
         return await (await self._core.opened()).evict(path, name, order_id)
+
+
+def _describe_on(engine: Engine, path: str) -> Describe:
+    """Return the function that describes the semaphores of a node."""
+    if not shows_waits(engine.capabilities):
+        raise unsupported(engine.url, path)
+
+    async def describe(name: str) -> SemaphoreDescription:
+        found = await engine.describe_semaphore(path, name, owners=True, waiters=True)
+        return semaphore_with_identities(found)
+
+    return describe
+
+
+async def _read_graph(engine: Engine, *, path: str, name: str) -> WaitGraph:
+    describe = _describe_on(engine, path)
+    tasks = await read_tasks(describe)
+    queues, complete = await read_queues(describe, [name], tasks, MOST_IN_GRAPH)
+    if name not in queues:
+        raise refusals.semaphore_not_found(path, name)
+    there = {
+        (queue.name, each.order_id): each.session_id
+        for queue in queues.values()
+        for each in (*queue.owners, *queue.waiters)
+    }
+    reached = set(there.values())
+    found = await engine.list_sessions(path)
+    known = standing(tasks, queues)
+    return WaitGraph(
+        path,
+        name,
+        tuple(queues.values()),
+        tuple(known),
+        tuple(session_with_identity(each) for each in found if each.id in reached),
+        tuple(deadlocks(known, queues)),
+        complete,
+    )
+
+
+async def _read_deadlocks(engine: Engine, *, path: str) -> Sequence[tuple[BlockedTask, ...]]:
+    return await read_deadlocks(_describe_on(engine, path))
 
 
 def default_url() -> str:
@@ -391,6 +494,7 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        on_deadlock: OnDeadlock = "wait",
         resumable: bool = False,
         resume: str | None = None,
         assume_dead: bool = False,
@@ -415,6 +519,8 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
             on_loss: reaction to the loss of one of its leases, besides raising it.
             max_stall: seconds that the event loop may be stuck before the session is no
                 longer renewed; twice the window if ``None``.
+            on_deadlock: ``"raise"`` looks for deadlocks among tasks that wait while they are inside
+                leases: the youngest wait of those that raise gets `Deadlock`. ``"wait"`` waits.
             resumable: whether it can be resumed.
             resume: the token of the session to take over; its node, window and description stay the
                 same.
@@ -430,9 +536,12 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
             EngineUnavailable: the store cannot be reached.
             InvalidArgument: a path, a window or a description that no engine accepts, or an invalid
                 resume token.
-            Unsupported: the engine has no sessions that can be resumed.
+            Unsupported: the engine has no sessions that can be resumed, or does not show which
+                request a task waits for.
         """
-        options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
+        options = SessionOptions.of(
+            path, recovery_window, description, on_loss, max_stall, on_deadlock
+        )
         if resume is not None:
             options = options.resuming(ResumeToken.parse(resume), assume_dead=assume_dead)
         elif resumable:
@@ -447,6 +556,7 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        on_deadlock: OnDeadlock = "wait",
     ) -> Attempts:
         """Yield attempts, each with a session; a new attempt follows an expired session.
 
@@ -463,7 +573,9 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
 
         The arguments are those of `session`.
         """
-        options = SessionOptions.of(path, recovery_window, description, on_loss, max_stall)
+        options = SessionOptions.of(
+            path, recovery_window, description, on_loss, max_stall, on_deadlock
+        )
         return Attempts(partial(attach_anchored, self._anchor, options, call_site()))
 
     async def run(
@@ -475,6 +587,7 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        on_deadlock: OnDeadlock = "wait",
     ) -> T:
         """Call `work` with a session, and again with a new one whenever the session expires.
 
@@ -493,6 +606,7 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
             description=description,
             on_loss=on_loss,
             max_stall=max_stall,
+            on_deadlock=on_deadlock,
         ):
             async with attempt as session:
                 result[:] = [await work(session)]

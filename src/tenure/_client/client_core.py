@@ -294,6 +294,7 @@ class ClientCore:
         keeper: the renewal of the sessions; set by `opened`.
         loop: the event loop; ``None`` until `opened`.
         readings: descriptions by node and name, which waits share (`session_core`).
+        whole_readings: the number of whole queues that probes have read in the last second.
         closed: whether `aclose` was called.
     """
 
@@ -317,6 +318,7 @@ class ClientCore:
         self.sessions: dict[OwnedSession, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.readings: dict[tuple[str, str], asyncio.Task[SemaphoreDescription | None]] = {}
+        self.whole_readings = 0
         self.closed = False
         self._identify = identify
         self._born = fork.generation
@@ -404,6 +406,10 @@ class ClientCore:
         if self.loop is not None and fork.generation == self._born:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(call)
+
+    def end_whole_reading(self) -> None:
+        """Count one reading of a whole queue less: a second has passed."""
+        self.whole_readings -= 1
 
     def keep_session(self, session: OwnedSession) -> None:
         """Renew the session from now on."""

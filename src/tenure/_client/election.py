@@ -91,6 +91,8 @@ class Election(AsyncHandle):
         Raises:
             AcquireTimeout: not elected in time.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``.
             SelfDeadlock: the program leads this election itself, and no other task is known that
                 could resign (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.

@@ -81,6 +81,8 @@ class Mutex(Acquirable):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``.
             SelfDeadlock: what the program holds prevents the grant, and no other task is known
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.

@@ -234,6 +234,8 @@ class Semaphore(Acquirable):
             SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit, or `resize` has lowered the
                 limit below the count meanwhile.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``.
             SelfDeadlock: what the program holds prevents the grant, and no other task is known
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.

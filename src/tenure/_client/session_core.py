@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from tenure import fork
 from tenure._client import session_life as states
+from tenure._client.blocked import Blocked, OnDeadlock, Publication
 from tenure._client.client_core import ClientCore
 from tenure._client.handles import CallSite
 from tenure._client.loss import OnLoss
@@ -21,6 +22,7 @@ from tenure._client.request import LOST, Request, RequestOptions
 from tenure._client.session_life import SessionLife
 from tenure._client.tasks import ReleaseRetries
 from tenure._client.waits import Waits
+from tenure.core.deadlocks import WAITS
 from tenure.engines.contract import (
     Answer,
     Attach,
@@ -35,6 +37,7 @@ from tenure.errors import InvalidArgument, SessionExpired
 from tenure.model import Recovered
 
 if TYPE_CHECKING:
+    from tenure._client.acquire import Contention, ProbeAnswer
     from tenure._client.source import SessionAnchor
 
 
@@ -51,6 +54,7 @@ class SessionCore(SessionLife):
         requests: the requests that may be in a queue, by id.
         recovered: the unclaimed requests of a resumed session, by id.
         waits: the tasks that wait for a grant.
+        blocked: those of them that are inside leases.
         release_retries: the withdrawals that are sent again.
         watchers: the callbacks of watches, in order; called at the end.
         readings, probes: reads of a semaphore's queue that several tasks share.
@@ -60,7 +64,9 @@ class SessionCore(SessionLife):
 
     __slots__ = (  # too many attributes for an efficient instance dictionary
         "_last_request_id",
+        "_stale",
         "anchor",
+        "blocked",
         "creations",
         "debug",
         "how",
@@ -76,20 +82,29 @@ class SessionCore(SessionLife):
 
     anchor: Callable[[], SessionAnchor | None]
 
-    def __init__(self, client: ClientCore, how: Attach, on_loss: OnLoss, max_stall: float) -> None:
+    def __init__(
+        self,
+        client: ClientCore,
+        how: Attach,
+        on_loss: OnLoss,
+        max_stall: float,
+        on_deadlock: OnDeadlock = "wait",
+    ) -> None:
         super().__init__(client, how, max_stall)
         self.how = how
         self.on_loss = on_loss
         self.requests: dict[int, Request] = {}
         self.recovered: dict[int, Recovered] = {}
         self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.complete)
-        self.waits = Waits(self)
+        self.blocked = Blocked(self, raises=on_deadlock == "raise")
+        self.waits = Waits(self, self.blocked)
         self.watchers: dict[Callable[[], None], None] = {}
-        self.readings: dict[str, asyncio.Task[str]] = {}
-        self.probes: dict[str, asyncio.Task[bool]] = {}
+        self.readings: dict[str, asyncio.Task[Contention]] = {}
+        self.probes: dict[str, asyncio.Task[ProbeAnswer]] = {}
         self.creations: dict[str, asyncio.Task[None]] = {}
         self.debug = self.loop.get_debug()
         self._last_request_id = 0
+        self._stale: Sequence[Publication] = ()  # of the program that had the session before
 
     # Requests
 
@@ -104,9 +119,14 @@ class SessionCore(SessionLife):
             raise self.error()
         if options.stop_time:
             self._check_stop_time(options)
-        self._last_request_id = request_id = self._last_request_id + 1
+        request_id = self.new_request_id()
         self.requests[request_id] = request = Request(self, request_id, options, site)
         return request
+
+    def new_request_id(self) -> int:
+        """Return the next number of a request."""
+        self._last_request_id += 1
+        return self._last_request_id
 
     def held_requests(self) -> list[Request]:
         """Return the requests that may be held. From any thread."""
@@ -218,6 +238,8 @@ class SessionCore(SessionLife):
         if self.step(states.ATTACHED):
             self.register()
             self.emit("SessionAttached")
+            for publication in self._stale:
+                publication.withdraw()
         else:
             self.finish_end()
 
@@ -236,7 +258,10 @@ class SessionCore(SessionLife):
 
     def resumed(self, requests: Sequence[Recovered]) -> None:
         """Register the requests that the session had in queues when it was taken over."""
-        self.recovered = {found.request_id: found for found in requests}
+        self.recovered = {found.request_id: found for found in requests if found.name != WAITS}
+        self._stale = [
+            Publication(self, found.request_id) for found in requests if found.name == WAITS
+        ]
 
     def granted(self, request_id: int, order_id: int | None) -> None:
         """Process the grant of a waiting request."""
@@ -298,6 +323,7 @@ class SessionCore(SessionLife):
         """Wake the watches, and stop the release retries."""
         self.release_retries.stop()
         self.waits.stop()
+        self.blocked.stop()
         for changed in list(self.watchers):
             changed()
 

@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
+from tenure._client.blocked import OnDeadlock, check_on_deadlock, shows_waits, unsupported
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact, shortened
 from tenure._client.handles import AsyncHandle, CallSite, call_site
@@ -50,6 +51,7 @@ class SessionOptions(NamedTuple):
     how: Attach
     on_loss: OnLoss
     max_stall: float
+    on_deadlock: OnDeadlock = "wait"
 
     @classmethod
     def of(
@@ -59,6 +61,7 @@ class SessionOptions(NamedTuple):
         description: str,
         on_loss: OnLoss,
         max_stall: Duration | None,
+        on_deadlock: OnDeadlock = "wait",
     ) -> SessionOptions:
         """Check the arguments of `Client.session`, and return them."""
         rules.check_path(path)
@@ -66,8 +69,9 @@ class SessionOptions(NamedTuple):
         rules.check_window(window, path)
         rules.check_description(description, path)
         check_policy(on_loss)
+        check_on_deadlock(on_deadlock)
         stall = 2 * window if max_stall is None else seconds(max_stall, "max_stall")
-        return cls(Attach(path, window, description), on_loss, stall)
+        return cls(Attach(path, window, description), on_loss, stall, on_deadlock)
 
     def resumable(self) -> SessionOptions:
         """Return these arguments for a session that survives its program."""
@@ -124,6 +128,8 @@ async def attach_anchored(
 
 async def _attach_core(client: ClientCore, options: SessionOptions) -> SessionCore:
     await client.opened()
+    if options.on_deadlock == "raise" and not shows_waits(client.capabilities):
+        raise unsupported(client.url, options.how.node)
     attaching = client.tasks.begin(_attach_now(client, options))
     try:
         return await client.outcome(attaching)

@@ -31,6 +31,7 @@ from tenure._client.semaphore import Semaphore
 from tenure._client.source import SessionSource
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, Misuse
+from tenure.model import RequestDescription
 
 _NAMED = 3
 """Locks of which an error names the holders."""
@@ -255,22 +256,23 @@ async def _too_late(
     found = [each for each in obstacles if each is not None]
     within = f"within {limit:g} s" if limit else "at once"
     first = wanted[0]
+    holders: list[RequestDescription] = []
     if found:
         why, cause = f", because {found[0].clause}", found[0].cause
     else:
-        holders = [f"{each.name!r} {await _holders(each)}" for each in wanted[:_NAMED]]
-        why, cause = f"; {', '.join(holders)}", None
+        named = wanted[:_NAMED]
+        contended = [await contention(each.source.current(), each.name) for each in named]
+        texts = [f"{each.name!r} {text}" for each, (text, _) in zip(named, contended, strict=True)]
+        why, cause = f"; {', '.join(texts)}", None
+        holders += [holder for each in contended for holder in each.holders]
     error = AcquireTimeout(
         f"none of {_names(wanted)} on {first.source.node} was acquired {within}{why}",
         node=first.source.node,
         name=first.name,
+        holders=holders,
     )
     error.__cause__ = cause
     return error
-
-
-async def _holders(wanted: Wanted) -> str:
-    return await contention(wanted.source.current(), wanted.name)
 
 
 class Several:
@@ -301,8 +303,8 @@ class Several:
                 not.
             InvalidArgument: an argument is no lock, or stands there twice.
             LeaseLost: one was lost while the others were waited for.
-            SelfDeadlock, SemaphoreNotFound, SessionExpired, SessionClosed: as for `Mutex.lock` and
-                `Semaphore.acquire`.
+            Deadlock, SelfDeadlock, SemaphoreNotFound, SessionExpired, SessionClosed: as for
+                `Mutex.lock` and `Semaphore.acquire`.
         """
         return AllOf(wanted_locks("all_of", locks), timeout_seconds(timeout), call_site())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from tenure._client.acquire import Probe, contention, join, settled
+from tenure._client.acquire import Contention, Probe, contention, join, settled
 from tenure._client.handles import AsyncHandle, CallSite
 from tenure._client.lease import Lease, finish_leaving, note_loss, start_leaving
 from tenure._client.request import HELD, WAITING, Request, RequestOptions
@@ -103,6 +103,8 @@ class Ticket(AsyncHandle, Generic[L]):
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``; the place is kept.
             SelfDeadlock: without a timeout, what the program holds prevents the grant, and no other
                 task is known that could release it (see `tenure.SelfDeadlock`).
             SemaphoreNotFound: the semaphore was deleted by force.
@@ -129,13 +131,18 @@ class Ticket(AsyncHandle, Generic[L]):
         finally:
             probe.stop()
         waits = obstacle is None and request.state is WAITING
-        holders = f"; {await contention(session_of(request), request.name)}" if waits else ""
-        why = holders if obstacle is None else f", because {obstacle.clause}"
+        text, holders = (
+            await contention(session_of(request), request.name) if waits else Contention("")
+        )
+        held = f"; {text}" if waits else ""
+        why = held if obstacle is None else f", because {obstacle.clause}"
         raise AcquireTimeout(
             f"{request.options.kind} {request.name!r} on {request.node}: not acquired within "
             f"{limit:g} s{why}; the place in its queue is kept",
             node=request.node,
             name=request.name,
+            holders=holders,
+            position=probe.position if waits else None,
         ) from (None if obstacle is None else obstacle.cause)
 
     async def withdraw(self) -> None:

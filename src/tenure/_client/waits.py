@@ -29,6 +29,7 @@ from types import CodeType
 from typing import Any
 
 from tenure import greenlets
+from tenure._client.blocked import Blocked
 from tenure._client.client_core import living_clients
 from tenure._client.handles import UNKNOWN
 from tenure._client.request import HELD, WAITING, Request
@@ -36,7 +37,7 @@ from tenure._client.session_life import SessionLife
 from tenure.engines.contract import place_in
 from tenure.errors import TenureError
 from tenure.identity import holder_name, semaphore_with_identities
-from tenure.model import SemaphoreDescription
+from tenure.model import BlockedTask, SemaphoreDescription
 
 LOOK = 1.0
 """Seconds between two looks, and length of a wait that is looked at."""
@@ -61,6 +62,7 @@ class Wait:
     """One wait for a request.
 
     Attributes:
+        deadlock: the deadlock of which it is the victim; the waiting task raises it.
         request: the request.
         since: when it began, on the client's clock.
         for_ever: whether it has no timeout.
@@ -70,7 +72,16 @@ class Wait:
         suspects: what this program holds that may prevent the grant; the waiting task takes it.
     """
 
-    __slots__ = ("for_ever", "logged", "long", "looked", "request", "since", "suspects")
+    __slots__ = (
+        "deadlock",
+        "for_ever",
+        "logged",
+        "long",
+        "looked",
+        "request",
+        "since",
+        "suspects",
+    )
 
     def __init__(self, request: Request, since: float, for_ever: bool) -> None:
         self.request = request
@@ -78,13 +89,20 @@ class Wait:
         self.for_ever = for_ever
         self.looked = self.long = self.logged = False
         self.suspects: Sequence[Request] = ()
+        self.deadlock: Sequence[BlockedTask] = ()
 
 
 class Waits:
-    """The waits of one session, on its loop."""
+    """The waits of one session, on its loop.
 
-    def __init__(self, session: SessionLife) -> None:
+    Args:
+        session: the session.
+        blocked: those of tasks inside leases.
+    """
+
+    def __init__(self, session: SessionLife, blocked: Blocked) -> None:
         self._session = session
+        self._blocked = blocked
         self._now = session.now
         self._waits: dict[Wait, None] = {}  # in the order of their beginnings
         self._timer: asyncio.TimerHandle | None = None
@@ -95,11 +113,13 @@ class Waits:
         self._waits[wait] = None
         if self._timer is None:
             self._timer = self._session.loop.call_later(LOOK, self._look)
+        self._blocked.begin(wait)
         return wait
 
     def end(self, wait: Wait) -> None:
         """Record that the task no longer waits."""
         del self._waits[wait]
+        self._blocked.end(wait)
         if wait.logged:
             request = wait.request
             _log.info(
@@ -109,6 +129,16 @@ class Waits:
                 request.state.value,
                 self._now() - wait.since,
             )
+
+    def may_read_queue(self) -> bool:
+        """Return true if the client may read one more whole queue in this second."""
+        client = self._session.client
+        capable = client.capabilities.owners and client.capabilities.waiter_order
+        if not capable or client.whole_readings >= MOST_READINGS:
+            return False
+        client.whole_readings += 1
+        self._session.loop.call_later(LOOK, client.end_whole_reading)
+        return True
 
     def stop(self) -> None:
         """Look no more: the session has ended, and its waits end."""

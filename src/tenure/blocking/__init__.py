@@ -14,6 +14,7 @@ Read in this order: `portal` passes calls of threads to the event loop, and runs
 
 from typing import NoReturn as _NoReturn
 
+from tenure._client.blocked import OnDeadlock
 from tenure._client.client import default_url
 from tenure._client.habits import missing_name as _missing_name
 from tenure._client.leading import Retry
@@ -33,6 +34,7 @@ from tenure.durations import Duration
 from tenure.errors import (
     AcquireTimeout,
     AuthenticationFailed,
+    Deadlock,
     EngineError,
     EngineUnavailable,
     InvalidArgument,
@@ -54,6 +56,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.model import (
+    BlockedTask,
     Capabilities,
     Consistency,
     CountersMode,
@@ -68,6 +71,7 @@ from tenure.model import (
     RequestDescription,
     SemaphoreDescription,
     SessionDescription,
+    WaitGraph,
 )
 from tenure.public import publish as _publish
 
@@ -77,11 +81,13 @@ __all__ = [
     "Attempt",
     "Attempts",
     "AuthenticationFailed",
+    "BlockedTask",
     "Capabilities",
     "Client",
     "Clock",
     "Consistency",
     "CountersMode",
+    "Deadlock",
     "Decorator",
     "Duration",
     "Election",
@@ -105,6 +111,7 @@ __all__ = [
     "NodeDescription",
     "NodeExists",
     "NodeNotFound",
+    "OnDeadlock",
     "OnLoss",
     "Rate",
     "RateDescription",
@@ -130,6 +137,7 @@ __all__ = [
     "TenureError",
     "Ticket",
     "Unsupported",
+    "WaitGraph",
     "Watch",
     "connect",
     "default_url",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Never
 
 from tenure._client import client as async_client
+from tenure._client.blocked import OnDeadlock
 from tenure._client.loss import OnLoss
 from tenure._client.sessions import DEFAULT_WINDOW
 from tenure.blocking.attempts import Attempts
@@ -20,11 +21,13 @@ from tenure.clock import Clock
 from tenure.durations import Duration
 from tenure.model import (
     DEFAULT_NODE,
+    BlockedTask,
     Capabilities,
     NodeConfig,
     NodeDescription,
     SemaphoreDescription,
     SessionDescription,
+    WaitGraph,
 )
 
 __all__ = ["ClientCalls"]
@@ -77,6 +80,7 @@ class ClientCalls(Primitives):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        on_deadlock: OnDeadlock = "wait",
         resumable: bool = False,
         resume: str | None = None,
         assume_dead: bool = False,
@@ -101,6 +105,9 @@ class ClientCalls(Primitives):
             on_loss: reaction to the loss of one of its leases, besides raising it.
             max_stall: seconds that the event loop may be stuck before the session is no
                 longer renewed; twice the window if ``None``.
+            on_deadlock: ``"raise"`` looks for deadlocks among threads that wait while they are
+            inside
+                leases: the youngest wait of those that raise gets `Deadlock`. ``"wait"`` waits.
             resumable: whether it can be resumed.
             resume: the token of the session to take over; its node, window and description stay the
                 same.
@@ -116,7 +123,8 @@ class ClientCalls(Primitives):
             EngineUnavailable: the store cannot be reached.
             InvalidArgument: a path, a window or a description that no engine accepts, or an invalid
                 resume token.
-            Unsupported: the engine has no sessions that can be resumed.
+            Unsupported: the engine has no sessions that can be resumed, or does not show which
+                request a thread waits for.
         """
         return self._portal.obtain(
             Session,
@@ -127,6 +135,7 @@ class ClientCalls(Primitives):
             description=description,
             on_loss=on_loss,
             max_stall=max_stall,
+            on_deadlock=on_deadlock,
             resumable=resumable,
             resume=resume,
             assume_dead=assume_dead,
@@ -140,6 +149,7 @@ class ClientCalls(Primitives):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        on_deadlock: OnDeadlock = "wait",
     ) -> Attempts:
         """Yield attempts, each with a session; a new attempt follows an expired session.
 
@@ -164,6 +174,7 @@ class ClientCalls(Primitives):
                 description=description,
                 on_loss=on_loss,
                 max_stall=max_stall,
+                on_deadlock=on_deadlock,
             ),
         )
 
@@ -260,6 +271,8 @@ class ClientCalls(Primitives):
     ) -> Sequence[SemaphoreDescription]:
         """Return all semaphores of a node, including mutexes and elections, sorted by name.
 
+        That in which clients publish their waits, ``:tenure:waits``, is left out.
+
         Raises:
             NodeNotFound: there is no such node.
         """
@@ -278,6 +291,46 @@ class ClientCalls(Primitives):
         return self._portal.call(
             self._wrapped.describe_semaphore, name, path, owners=owners, waiters=waiters
         )
+
+    def waits(self, name: str, path: str = DEFAULT_NODE) -> WaitGraph:
+        """Return the reason why the waiters of a name wait.
+
+        The graph has the holders and the waiters of the name, what their threads wait for in turn,
+        and so on, and whether their sessions live. A thread is known to wait if it is inside the
+        block of a lease or ticket, or waits for several tokens, and has waited for about a second.
+
+        Example::
+
+            with client.mutex("invoices").lock():
+                graph = client.waits("invoices")
+            for root in graph.roots:
+                print(root.program, root.pid, root.host, root.since)
+
+        Args:
+            name: the name of a mutex, semaphore or election.
+            path: the path of its node.
+
+        Raises:
+            NodeNotFound: the node does not exist.
+            SemaphoreNotFound: no semaphore has that name. A mutex without a holder or waiter does
+                not exist.
+            Unsupported: the store does not show which thread waits for which.
+        """
+        return self._portal.call(self._wrapped.waits, name, path)
+
+    def deadlocks(self, path: str = DEFAULT_NODE) -> Sequence[tuple[BlockedTask, ...]]:
+        """Return the deadlocks of a node, each with the oldest wait first.
+
+        A deadlock is a set of threads that wait for each other. None of them can be granted what it
+        waits for, even if all other programs release everything. A thread is known to wait if it is
+        inside the block of a lease or ticket, or waits for several tokens, and has waited for about
+        a second.
+
+        Raises:
+            NodeNotFound: the node does not exist.
+            Unsupported: the store does not show which thread waits for which.
+        """
+        return self._portal.call(self._wrapped.deadlocks, path)
 
     def list_sessions(self, path: str = DEFAULT_NODE) -> Sequence[SessionDescription]:
         """Return all sessions of a node, sorted by id. Raises `NodeNotFound`."""

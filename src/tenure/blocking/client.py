@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Never, TypeVar
 
 from tenure._client import client as async_client
+from tenure._client.blocked import OnDeadlock
 from tenure._client.client_core import ClientCore
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import note_failure
@@ -197,6 +198,7 @@ class Client(ClientCalls, Decorators, Several):
         description: str = "",
         on_loss: OnLoss = "cancel",
         max_stall: Duration | None = None,
+        on_deadlock: OnDeadlock = "wait",
     ) -> T:
         """Call `work` with a session, and again with a new one whenever the session expires.
 
@@ -214,6 +216,7 @@ class Client(ClientCalls, Decorators, Several):
             description=description,
             on_loss=on_loss,
             max_stall=max_stall,
+            on_deadlock=on_deadlock,
         ):
             with attempt as session:
                 result[:] = [work(session)]

@@ -327,6 +327,8 @@ class Ticket(TicketBlock[L], Generic[L]):
         Raises:
             AcquireTimeout: not granted in time; the place is kept. During an outage the message
                 says so, and ``__cause__`` is the failure of the connection.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``; the place is kept.
             SelfDeadlock: without a timeout, what the program holds prevents the grant, and no other
                 thread is known that could release it (see `tenure.SelfDeadlock`).
             SemaphoreNotFound: the semaphore was deleted by force.
@@ -384,6 +386,8 @@ class Election(SyncWrapper[async_election.Election]):
         Raises:
             AcquireTimeout: not elected in time.
             InvalidArgument: a semaphore of another limit, or a mutex, has that name.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``.
             SelfDeadlock: the program leads this election itself, and no other thread is known that
                 could resign (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.

@@ -71,6 +71,8 @@ class Mutex(AcquirableBlock[async_mutex.Mutex, Lease]):
             AcquireTimeout: not granted in time. During an outage the message says so, and
                 ``__cause__`` is the failure of the connection.
             InvalidArgument: a lasting semaphore has that name.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``.
             SelfDeadlock: what the program holds prevents the grant, and no other thread is known
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.
@@ -333,6 +335,8 @@ class Semaphore(AcquirableBlock[async_semaphore.Semaphore, Lease]):
             SemaphoreNotFound: the semaphore does not exist; `create` it.
             InvalidArgument: the count is not between 1 and the limit, or `resize` has lowered the
                 limit below the count meanwhile.
+            Deadlock: this wait is the victim of a deadlock, in a session that was opened with
+                ``on_deadlock="raise"``.
             SelfDeadlock: what the program holds prevents the grant, and no other thread is known
                 that could release it (see `tenure.SelfDeadlock`).
             SessionExpired, SessionClosed: the session has ended.

@@ -172,6 +172,7 @@ class WorkerTask:
         self._rest: _Rest | None = None
         self._wake: asyncio.Future[None] | None = None
         self._ended = False
+        self._name = threading.current_thread().name
 
     def take(self, call: Call) -> None:
         """Carry out a call: here as far as possible without waiting, and the rest in the task."""
@@ -180,7 +181,7 @@ class WorkerTask:
         loop = asyncio.get_running_loop()
         task = self.task
         if task is None:
-            self.task = loop.create_task(self._serve(loop), name="tenure-worker")
+            self.task = loop.create_task(self._serve(loop), name=self._name)
             # After its first step: a task that is cancelled before that never runs.
             loop.call_soon(self.take, call)
             return
@@ -466,6 +467,7 @@ class WorkerTasks:
 
     def _remind(self) -> None:
         """Let waiting threads handle what arrived as they began to wait."""
-        reminded = [worker for worker in self.all if worker.remind()]
+        # A copy, because threads add their workers meanwhile.
+        reminded = [worker for worker in tuple(self.all) if worker.remind()]
         if reminded:
             self._remind_later()

@@ -54,6 +54,12 @@ class LazyGroup(CommandGroup):
         "run": ("tenure.cli.run.command", "run", "Run a command under a lock."),
         "ls": ("tenure.cli.look", "ls", "List semaphores with their holders and waiters."),
         "describe": ("tenure.cli.look", "describe", "Show the holders and waiters of NAME."),
+        "why": ("tenure.cli.why", "why", "Show why the waiters of NAME wait."),
+        "deadlocks": (
+            "tenure.cli.why",
+            "deadlocks",
+            "List deadlocks: tasks that wait for each other.",
+        ),
         "top": ("tenure.cli.top.command", "top", "Show holders and waiters, live."),
         "watch": ("tenure.cli.look", "watch", "Show each new state of NAME."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),

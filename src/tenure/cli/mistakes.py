@@ -17,6 +17,7 @@ from tenure import (
     LOSS_EXIT_STATUS,
     AcquireTimeout,
     AuthenticationFailed,
+    Deadlock,
     EngineError,
     EngineUnavailable,
     InvalidArgument,
@@ -93,7 +94,7 @@ _STATUS: tuple[tuple[tuple[type[TenureError], ...], Status], ...] = (
     ((NodeNotFound, SemaphoreNotFound), Status.REFUSED),
     ((NodeExists, SemaphoreExists, NodeBusy, SemaphoreBusy), Status.REFUSED),
     ((EngineUnavailable, AuthenticationFailed, EngineError), Status.STORE),
-    ((AcquireTimeout,), Status.TIMED_OUT),
+    ((AcquireTimeout, Deadlock), Status.TIMED_OUT),
     ((LeaseLost, SessionExpired, SessionClosed), Status.LOST),
 )
 

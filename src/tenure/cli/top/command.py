@@ -33,6 +33,7 @@ SHORTEST = 0.1
     help="Seconds between readings, 0.1 or more.  [default: 1]",
 )
 @click.option("--iterations", metavar="N", type=a_count, help="End after N readings.")
+@click.option("--once", is_flag=True, help="Print one table, also on a terminal, and end.")
 @click.option(
     "--node",
     metavar="PATH",
@@ -41,11 +42,16 @@ SHORTEST = 0.1
 )
 @json_option
 @url_option
-def top(interval: float, iterations: int | None, node: str | None, *, as_json: bool) -> int:
+def top(
+    interval: float, iterations: int | None, node: str | None, *, once: bool, as_json: bool
+) -> int:
     """Show holders and waiters, live.
 
     On a terminal it fills the screen; q ends it, and the last line lists the keys. In a pipe it
     prints one table for each reading, and with --json one object on a line.
+
+    Longest is the longest wait for a semaphore. The key w shows why its waiters wait, as tenure why
+    does.
 
     New/s counts owners that the previous reading did not have. It is a lower bound: owners that
     appeared and disappeared between two readings are not counted.
@@ -56,9 +62,9 @@ def top(interval: float, iterations: int | None, node: str | None, *, as_json: b
         raise click.UsageError(
             f"--interval is {SHORTEST:g} or more, not {interval:g}", click.get_current_context()
         )
-    live = is_terminal() and not as_json
+    live = is_terminal() and not (as_json or once)
     work = _live if live else _print
-    return run_async(work(interval, iterations, node, as_json=as_json))
+    return run_async(work(interval, 1 if once else iterations, node, as_json=as_json))
 
 
 # On a terminal
@@ -112,7 +118,7 @@ class Top:
 
     async def _read(self) -> None:
         try:
-            self._snapshot = await self._observer.read(self._view.inside)
+            self._snapshot = await self._observer.read(self._view.inside, why=self._view.why)
             self._note = ""
         except tenure.TenureError as error:
             self._note = f"not up to date: {error}"
@@ -130,7 +136,8 @@ class Top:
         self._view = pressed(before, key, self._snapshot, self._page())
         if self._view.quit:
             self._code = Status.DONE
-        if self._code is not None or self._view.inside != before.inside:
+        detail = (self._view.inside, self._view.why)
+        if self._code is not None or detail != (before.inside, before.why):
             self._refresh.set()  # now, not after the pause
         else:
             self._draw()
@@ -183,7 +190,8 @@ def _as_json(snapshot: Snapshot) -> dict[str, Any]:
         rows = [row for row in snapshot.rows if row.node == node.path]
         described = node_json(node, [row.semaphore for row in rows])
         for row, semaphore in zip(rows, described["semaphores"], strict=True):
-            del semaphore["waiters"]  # not read: only their number is known
+            del semaphore["waiters"]  # not always read: only their number is known
+            semaphore["longest_wait"] = row.longest
             semaphore["new_owners_per_second"] = row.rate
         nodes.append(described)
     return {"time": snapshot.wall, "nodes": nodes}

@@ -37,9 +37,10 @@ import tenure
 from tenure.cli.look import count, held, kind, owner, program, remark
 from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, shown_data, terminal
 from tenure.cli.top.view import Keyboard, Row, Snapshot, View, chosen
+from tenure.cli.why import lines_of
 
-KEYS = "q quit  ↑↓ select  Enter look inside  s sort  r reverse  n node"
-KEYS_INSIDE = "q quit  ↑↓ scroll  Esc back"
+KEYS = "q quit  ↑↓ select  Enter look inside  w why  s sort  r reverse  n node"
+KEYS_INSIDE = "q quit  ↑↓ scroll  w why  Esc back"
 HEAD, FOOT = 3, 1
 """Lines above the rows (two of summary, one of titles) and below them."""
 
@@ -54,6 +55,7 @@ COLUMNS = (
     Column("Since", right=True),
     Column("Owner", text=True),
     Column("Host", text=True),
+    Column("Longest", style="yellow", right=True),
     Column("Data", style="cyan", text=True),
 )
 NODE = 1
@@ -161,6 +163,7 @@ def cells_of(row: Row) -> list[str]:
         duration(first.since) if first else "",
         owner(first) + more if first else "",
         safe(first.host or "") if first else "",
+        duration(row.longest),
         shown_data(first.data if first and first.data else each.data, 40),
     ]
 
@@ -172,6 +175,10 @@ def _inside(snapshot: Snapshot, view: View, width: int, page: int) -> tuple[list
     assert view.inside is not None
     node, name = view.inside
     title = Text(safe(name), style="bold blue")
+    if view.why and snapshot.graph is not None:
+        title.append(f"  on {safe(node)}: why its waiters wait", style="not bold default")
+        lines = list(lines_of(snapshot.graph))[view.first : view.first + page]
+        return [title, Text()], [Text(line, style=style) for line, style in lines]
     each = snapshot.inside
     if each is None:
         title.append(f"  on {safe(node)}", style="not bold default")

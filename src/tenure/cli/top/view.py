@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tenure
+from tenure.cli.why import lines_of
 
 Key = tuple[str, str]
 """The path of a node, and the name of a semaphore on it."""
@@ -39,6 +40,12 @@ class Row:
         """Identity of the row, from one reading to the next."""
         return self.node, self.semaphore.name
 
+    @property
+    def longest(self) -> float | None:
+        """Seconds that the longest wait has lasted; ``None`` without a waiter, or if unknown."""
+        waits = (each.since for each in self.semaphore.waiters)
+        return max((since for since in waits if since is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -51,6 +58,7 @@ class Snapshot:
         nodes: the nodes.
         rows: the semaphores of the nodes, by node and name.
         inside: the semaphore shown in detail, with its waiters, if it exists.
+        graph: the reason why its waiters wait, if that is shown.
     """
 
     url: str
@@ -59,6 +67,11 @@ class Snapshot:
     nodes: Sequence[tenure.NodeDescription]
     rows: Sequence[Row]
     inside: tenure.SemaphoreDescription | None = None
+    graph: tenure.WaitGraph | None = None
+
+
+MOST_WAITERS = 5000
+"""Waiters of a node beyond which they are counted, and their times are not read."""
 
 
 class Observer:
@@ -77,22 +90,26 @@ class Observer:
         self._nodes: Sequence[tenure.NodeDescription] = ()
         self._rows: Sequence[Row] = ()
 
-    async def read(self, inside: Key | None = None) -> Snapshot:
+    async def read(self, inside: Key | None = None, *, why: bool = False) -> Snapshot:
         """Read the store.
 
         Args:
             inside: the only semaphore to read, with its waiters; the others are as last read.
+            why: whether to read the reason why these wait, instead of the semaphore alone.
         """
         client, clock = self._client, self._client.clock
         began, wall = clock.now(), clock.wall()
-        described = None
+        described = graph = None
         if inside is None:
             await self._read_all(began)
+        elif why:
+            with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
+                graph = await client.waits(inside[1], inside[0])
         else:
             with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
                 described = await client.describe_semaphore(inside[1], inside[0])
         took = clock.now() - began
-        return Snapshot(client.url, wall, took, self._nodes, self._rows, described)
+        return Snapshot(client.url, wall, took, self._nodes, self._rows, described, graph)
 
     async def _read_all(self, now: float) -> None:
         client, only = self._client, self._node
@@ -101,6 +118,8 @@ class Observer:
             try:
                 node = await client.describe_node(path)
                 there = await client.list_semaphores(path, owners=True)
+                if 0 < sum(each.waiting or 0 for each in there) <= MOST_WAITERS:
+                    there = await client.list_semaphores(path, owners=True, waiters=True)
             except tenure.NodeNotFound:
                 if only is not None:
                     raise
@@ -143,6 +162,7 @@ class View:
         index: the position of the cursor.
         first: the first row on the screen.
         inside: the semaphore shown in detail; then `first` counts owners and waiters.
+        why: whether the detail is the reason why its waiters wait; then `first` counts lines.
         quit: whether the program ends.
     """
 
@@ -153,6 +173,7 @@ class View:
     index: int = 0
     first: int = 0
     inside: Key | None = None
+    why: bool = False
     quit: bool = False
 
 
@@ -184,8 +205,11 @@ def chosen(snapshot: Snapshot, view: View) -> list[Row]:
 def settled(view: View, snapshot: Snapshot, page: int) -> View:
     """Return the view with its cursor on a row that exists, among the `page` rows shown."""
     if view.inside is not None:
-        there = snapshot.inside
-        count = 0 if there is None else len(there.owners) + len(there.waiters)
+        there, graph = snapshot.inside, snapshot.graph
+        if view.why:
+            count = 0 if graph is None else len(list(lines_of(graph)))
+        else:
+            count = 0 if there is None else len(there.owners) + len(there.waiters)
         return replace(view, first=max(0, min(view.first, count - page)))
     if view.node is not None and view.node not in {each.path for each in snapshot.nodes}:
         view = replace(view, node=None)
@@ -212,16 +236,18 @@ def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
     steps |= {"home": -(10**9), "end": 10**9}
     if view.inside is not None:
         if key in {"escape", "backspace"}:
-            return settled(replace(view, inside=None, first=0), snapshot, page)
+            return settled(replace(view, inside=None, why=False, first=0), snapshot, page)
+        if key == "w":
+            return replace(view, why=not view.why, first=0)
         return settled(replace(view, first=view.first + steps.get(key, 0)), snapshot, page)
     rows = chosen(snapshot, view)
     if key in steps:
         return _moved(view, rows, view.index + steps[key], page)
     top = replace(view, selected=None, index=0, first=0)
     match key:
-        case "enter" if rows:
+        case "enter" | "w" if rows:
             here = rows[min(view.index, len(rows) - 1)].key
-            return replace(view, selected=here, inside=here, first=0)
+            return replace(view, selected=here, inside=here, why=key == "w", first=0)
         case "s":
             following = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
             return settled(replace(top, sort=following), snapshot, page)

@@ -1,0 +1,272 @@
+"""Deadlocks among blocked tasks: the published waits, and the rule.
+
+A *publication* is a request on the ephemeral semaphore `WAITS` of a node. Its data says for which
+request a task waits, and which leases and tickets the task is inside. The client publishes a wait
+that lasts, and withdraws the publication when the wait ends (`tenure._client.blocked`).
+
+**The rule.** The owners of a semaphore are the longest prefix of its queue whose counts fit. So a
+task can continue if the counts of those requests ahead of its own that never leave, and its own,
+fit in the limit. A request never leaves if a task that cannot continue is inside its block, or
+waits for it. Of every other request nothing is known, and it may leave. The tasks that cannot
+continue are the greatest set for which this holds. With counted tokens this is not every cycle of
+waits: another holder outside of the cycle may release enough.
+
+A *deadlock* is a set of such tasks that wait for each other and for no other task: a strongly
+connected part of the graph of waits without a way out. Tasks that wait behind one are no part.
+Its *victim* is the member whose request joined its queue last, among those whose sessions raise
+`Deadlock`. Order ids rise over the whole store, so every observer finds the same one.
+
+A timeout ends a wait some time, so it ends a deadlock too. It makes no difference to the rule.
+
+**One state from several readings.** A reading describes `WAITS` first, and then each semaphore that
+matters. No reading of several semaphores is of one instant. `standing` keeps a wait only if its
+request still waits in the later description, and a lease only if its request is still in its queue
+there. Each of these facts was true when its publication was read, because a publication follows
+the beginning of its wait, and is withdrawn at its end before the task can release anything through
+that session. Each was also true at the later description, and a request that left its queue never
+returns. So at the instant between the first reading and the others, all of them were true at once.
+A ticket keeps its place when its wait ends; what was then read is true of the first reading.
+
+The facts are those of the store. A program that was cut off may have ended a wait of which the
+store still knows; its requests stay in their queues until the store receives the withdrawal, or
+its session has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tenure.core.rules import fits
+from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
+
+WAITS = ":tenure:waits"
+"""Name of the ephemeral semaphore of a node whose owners' data are the published waits."""
+
+DATA_BYTES = 4096
+"""Greatest size of a publication. Leases that do not fit are counted (`BlockedTask.left_out`)."""
+
+TASK_CHARACTERS = 80
+
+Queues = Mapping[str, SemaphoreDescription]
+"""Semaphores with their owners and waiters, by name."""
+
+
+def encode(
+    name: str,
+    order_id: int,
+    leases: Sequence[tuple[str, int]],
+    *,
+    task: str,
+    timeout: bool,
+    raises: bool,
+) -> bytes:
+    """Return the data of a publication, of at most `DATA_BYTES`, the innermost leases first."""
+    fields = {
+        "for": [name, order_id],
+        "in": [],
+        "more": len(leases),
+        "task": task[:TASK_CHARACTERS],
+        "timeout": timeout,
+        "raise": raises,
+    }
+    room = DATA_BYTES - len(_json(fields))
+    kept: list[tuple[str, int]] = []
+    for lease in leases:
+        room -= len(_json(lease)) + 1
+        if room < 0:
+            break
+        kept.append(lease)
+    return _json(fields | {"in": kept, "more": len(leases) - len(kept)})
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode(owner: RequestDescription) -> BlockedTask | None:
+    """Return the wait that an owner of `WAITS` has published; ``None`` for other data."""
+    try:
+        match json.loads(owner.data):
+            case {
+                "for": [str(name), int(order_id)],
+                "in": list(leases),
+                "more": int(left_out),
+                "task": str(task),
+                "timeout": bool(timeout),
+                "raise": bool(raises),
+            }:
+                pass
+            case _:
+                return None
+        inside = tuple(pair for pair in map(_lease, leases) if pair is not None)
+    except ValueError:
+        return None
+    return BlockedTask(
+        name,
+        order_id,
+        inside,
+        left_out,
+        task,
+        timeout,
+        raises,
+        owner.session_id,
+        owner.host,
+        owner.pid,
+        owner.program,
+        owner.session_description,
+    )
+
+
+def _lease(value: object) -> tuple[str, int] | None:
+    match value:
+        case [str(name), int(order_id)]:
+            return name, order_id
+        case _:
+            return None
+
+
+def relevant(tasks: Iterable[BlockedTask]) -> list[BlockedTask]:
+    """Leave out the tasks that, by the names alone, wait for no other task.
+
+    A deadlock needs no description of what they wait for.
+    """
+    left = list(tasks)
+    while True:
+        taken = {name for task in left for name, _ in task.leases}
+        kept = [task for task in left if task.name in taken]
+        if len(kept) == len(left):
+            return kept
+        left = kept
+
+
+def standing(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
+    """Return the tasks whose requests still wait, without the leases that have left their queues.
+
+    Leases of semaphores that were not described are left out, too, and so are those of other
+    processes: a program could publish anything.
+    """
+    waiting = {
+        (name, each.order_id): each for name, queue in queues.items() for each in queue.waiters
+    }
+    there = {(name, each.order_id): each for name in queues for each in _queue(queues[name])}
+    kept = []
+    for task in tasks:
+        request = waiting.get((task.name, task.order_id))
+        if request is None or request.session_id != task.session_id:
+            continue
+        leases = tuple(key for key in task.leases if key in there and _is_of(task, there[key]))
+        kept.append(replace(task, leases=leases))
+    return kept
+
+
+def _is_of(task: BlockedTask, request: RequestDescription) -> bool:
+    if request.session_id == task.session_id:
+        return True
+    return task.pid is not None and (request.host, request.pid) == (task.host, task.pid)
+
+
+def _queue(semaphore: SemaphoreDescription) -> Iterator[RequestDescription]:
+    yield from semaphore.owners
+    yield from semaphore.waiters
+
+
+def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
+    """Return the tasks that cannot continue, even if all others release everything.
+
+    Args:
+        tasks: as `standing` returns them.
+        queues: the semaphores that they wait for.
+    """
+    left = list(tasks)
+    while True:
+        known = _by_request(left)
+        kept = [task for task in left if not _can_continue(task, queues[task.name], known)]
+        if len(kept) == len(left):
+            return kept
+        left = kept
+
+
+def _by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTask]:
+    return {request: task for task in tasks for request in task.requests}
+
+
+def _can_continue(
+    task: BlockedTask,
+    semaphore: SemaphoreDescription,
+    known: Mapping[tuple[str, int], BlockedTask],
+) -> bool:
+    ahead, count = _place(task, semaphore)
+    counts = [each.count for each in ahead if (semaphore.name, each.order_id) in known]
+    return fits(sum(counts), semaphore.limit in counts, count, semaphore.limit)
+
+
+def _place(
+    task: BlockedTask, semaphore: SemaphoreDescription
+) -> tuple[list[RequestDescription], int]:
+    """Return the requests ahead of the one that a task waits for, and its count."""
+    queue = list(_queue(semaphore))
+    place = [each.order_id for each in queue].index(task.order_id)
+    return queue[:place], queue[place].count
+
+
+def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[BlockedTask, ...]]:
+    """Return the deadlocks among tasks, each with the oldest wait first.
+
+    Args:
+        tasks: as `standing` returns them.
+        queues: the semaphores that they wait for.
+    """
+    members = stuck(tasks, queues)
+    known = _by_request(members)
+    after = {task: _waits_for(task, queues[task.name], known) for task in members}
+    reached = {task: _reached(task, after) for task in members}
+    found: dict[frozenset[BlockedTask], None] = {}
+    for task in members:
+        if all(task in reached[other] for other in reached[task]):
+            found[frozenset(reached[task])] = None
+    return [tuple(sorted(each, key=_age)) for each in found]
+
+
+def _waits_for(
+    task: BlockedTask,
+    semaphore: SemaphoreDescription,
+    known: Mapping[tuple[str, int], BlockedTask],
+) -> list[BlockedTask]:
+    """Return the tasks for which this one waits.
+
+    Those ahead of another one that waits in the same queue are left out, because that one waits
+    for them.
+    """
+    found: list[BlockedTask] = []
+    ahead, _ = _place(task, semaphore)
+    for each in ahead:
+        other = known.get((semaphore.name, each.order_id))
+        if other is not None:
+            if other.order_id == each.order_id:
+                found.clear()
+            found.append(other)
+    return found
+
+
+def _reached(
+    task: BlockedTask, after: Mapping[BlockedTask, Sequence[BlockedTask]]
+) -> set[BlockedTask]:
+    found: set[BlockedTask] = set()
+    left = list(after[task])
+    while left:
+        other = left.pop()
+        if other not in found:
+            found.add(other)
+            left += after[other]
+    return found
+
+
+def _age(task: BlockedTask) -> int:
+    return task.order_id
+
+
+def victim(deadlock: Iterable[BlockedTask]) -> BlockedTask | None:
+    """Return the member that raises `Deadlock`: the youngest wait of a session that does so."""
+    return max((task for task in deadlock if task.raises), key=_age, default=None)
