@@ -35,7 +35,7 @@ def told(stream: EventStream) -> list[Event]:
 def outcomes(stream: EventStream, name: str = "m") -> list[str]:
     """How the waits for a name have ended, each of which has begun before."""
     waiting = 0
-    ends = []
+    ends: list[str] = []
     for event in told(stream):
         assert isinstance(event, (events.Requested, *ENDS))
         if event.name != name:

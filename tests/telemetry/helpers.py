@@ -94,20 +94,21 @@ class Backend:
     def prometheus_value(self, metric: Metric, labels: dict[str, str]) -> float:
         return self._scraped(metric.in_prometheus, labels)
 
-    def _points(self, metric: Metric, labels: dict[str, str]) -> list[Any]:
+    def collect(self) -> dict[str, list[Any]]:
+        """The points of all metrics, as OpenTelemetry has them."""
         data = self.reader.get_metrics_data()
-        if data is None:
-            return []
-        wanted = {PREFIX + name: value for name, value in labels.items()}
-        return [
-            point
-            for resource in data.resource_metrics
+        resources = () if data is None else data.resource_metrics
+        return {
+            metric.name: list(metric.data.data_points)
+            for resource in resources
             for scope in resource.scope_metrics
-            for each in scope.metrics
-            if each.name == metric.name
-            for point in each.data.data_points
-            if wanted.items() <= dict(point.attributes or {}).items()
-        ]
+            for metric in scope.metrics
+        }
+
+    def _points(self, metric: Metric, labels: dict[str, str]) -> list[Any]:
+        wanted = {PREFIX + name: value for name, value in labels.items()}
+        found = self.collect().get(metric.name, [])
+        return [point for point in found if wanted.items() <= dict(point.attributes).items()]
 
     def _scraped(self, name: str, labels: dict[str, str]) -> float:
         return sum(
