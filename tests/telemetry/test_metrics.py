@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tenure import telemetry
 from tenure._client.client_core import ClientCore
-from tenure._client.listeners import EventKind, UnsentRequest
+from tenure._client.listeners import EventKind, Handler, UnsentRequest
 from tenure._client.request import Request
 from tenure._client.session_life import SessionLife
 from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SessionClosed
@@ -316,17 +316,14 @@ class Failing:
 
     destination = None
 
+    def __init__(self) -> None:
+        self.handlers: dict[EventKind, Handler] = {"Requested": self.fail}
+
+    def fail(self, *_: object) -> None:
+        raise ZeroDivisionError("at an event")
+
     def begin(self, client: ClientCore) -> None:
         pass
-
-    def happened(
-        self,
-        kind: EventKind,
-        session: SessionLife | None,
-        request: Request | UnsentRequest | None,
-        facts: tuple[object, ...],
-    ) -> None:
-        raise ZeroDivisionError("at an event")
 
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         raise ZeroDivisionError("at a request")

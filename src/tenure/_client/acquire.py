@@ -328,7 +328,7 @@ def _send(
         request.sent_at = unsent.since
         unsent.sent(request)
     elif listeners.streams or listeners.sinks:
-        session.emit("Requested", request.name, request=request)
+        listeners.emit("Requested", session.node, session, request, (request.name,))
     try:
         answer = session.engine.enqueue(
             request.id,

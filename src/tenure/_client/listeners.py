@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import ref
 
 from tenure.background import Failures
@@ -51,6 +51,21 @@ EventKind = Literal[
 _log = logging.getLogger("tenure")
 
 
+Handler: TypeAlias = "Callable[[Any, Any, Any], None]"
+"""Processes an event.
+
+It gets the session, or ``None`` while that is being attached; the request, if the event is about
+one; and the fields that this class of event adds, in their order.
+"""
+
+
+class ReportingSession(Protocol):
+    """A session, as named in an event."""
+
+    @property
+    def id(self) -> int: ...
+
+
 class Sink(Protocol):
     """Receiver of all events of one client, on its loop. It must not block."""
 
@@ -59,24 +74,13 @@ class Sink(Protocol):
         """Where it reports to; a client has one sink of a type for each."""
         ...
 
+    @property
+    def handlers(self) -> Mapping[EventKind, Handler]:
+        """The functions that process the events, by their kinds."""
+        ...
+
     def begin(self, client: ClientCore) -> None:
         """Begin with the sessions and requests that the client has already."""
-
-    def happened(
-        self,
-        kind: EventKind,
-        session: SessionLife | None,
-        request: AnyRequest | None,
-        facts: tuple[object, ...],
-    ) -> None:
-        """Process an event.
-
-        Args:
-            kind: the class of the event.
-            session: the session; ``None`` while it is being attached.
-            request: the request, if the event is about one.
-            facts: the fields that this class of event adds, in their order.
-        """
 
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         """Record that a request was sent whose wait had begun before."""
@@ -103,7 +107,7 @@ class UnsentRequest:
         self,
         listeners: Listeners,
         node: str,
-        session: SessionLife | None,
+        session: ReportingSession | None,
         options: RequestOptions[object],
     ) -> None:
         self.node = node
@@ -136,8 +140,7 @@ class UnsentRequest:
             self._emit("NotAcquired", waited, outcome, reason_of_end(error))
 
     def _emit(self, kind: EventKind, *facts: object) -> None:
-        facts = (self.name, *facts)
-        self._listeners.emit(kind, self.node, self._session, *facts, request=self)
+        self._listeners.emit(kind, self.node, self._session, self, (self.name, *facts))
 
 
 AnyRequest: TypeAlias = "Request | UnsentRequest"
@@ -192,7 +195,7 @@ class Listeners:
             self.sinks = tuple(each for each in self.sinks if each not in sinks)
 
     def begin(
-        self, node: str, session: SessionLife | None, options: RequestOptions[object]
+        self, node: str, session: ReportingSession | None, options: RequestOptions[object]
     ) -> UnsentRequest | None:
         """Begin the wait of a caller that has to obtain its session first.
 
@@ -214,16 +217,18 @@ class Listeners:
         self,
         kind: EventKind,
         node: str,
-        session: SessionLife | None,
-        *facts: object,
-        request: AnyRequest | None = None,
+        session: ReportingSession | None,
+        request: AnyRequest | None,
+        facts: tuple[object, ...],
     ) -> None:
         """Report an event; `facts` are the fields that this kind of event adds."""
         for sink in self.sinks:
-            try:
-                sink.happened(kind, session, request, facts)
-            except Exception as error:
-                self._failures.report(error)
+            handler = sink.handlers.get(kind)
+            if handler is not None:
+                try:
+                    handler(session, request, facts)
+                except Exception as error:
+                    self._failures.report(error)
         if self.streams:
             from tenure import events
 

@@ -171,6 +171,11 @@ class RequestSession(Protocol[R]):
     # The session itself
 
     @property
+    def id(self) -> int:
+        """The session's id."""
+        ...
+
+    @property
     def anchor(self) -> Callable[[], object]:
         """A weak reference to what keeps the session for the program."""
         ...
@@ -393,8 +398,8 @@ class Request:
         listeners = session.listeners
         if listeners.streams or listeners.sinks:
             if after is RELEASED:
-                held_for = session.now() - self.granted_at
-                session.emit("Released", self.name, self.order_id, held_for, request=self)
+                facts = (self.name, self.order_id, session.now() - self.granted_at)
+                listeners.emit("Released", session.node, session, self, facts)
             else:
                 self._emit_end(outcome, reason)
         if self._waiters:
@@ -478,8 +483,8 @@ class Request:
             session.add_stop_time(self)
         listeners = session.listeners
         if listeners.streams or listeners.sinks:
-            waited = now - self.sent_at if self.sent_at else 0.0
-            session.emit("Acquired", self.name, order_id, waited, request=self)
+            facts = (self.name, order_id, now - self.sent_at if self.sent_at else 0.0)
+            listeners.emit("Acquired", session.node, session, self, facts)
         if self._waiters:
             self.wake()
 

@@ -316,7 +316,7 @@ class SessionLife(ABC):
         """Report an event; `facts` are the fields that this kind of event adds."""
         listeners = self.listeners
         if listeners.streams or listeners.sinks:
-            listeners.emit(kind, self.node, self, *facts, request=request)
+            listeners.emit(kind, self.node, self, request, facts)
 
     def enter(self) -> None:
         """Enter the session's block, in the current task."""

@@ -22,7 +22,7 @@ from tenure.telemetry.table import BOUNDS, Metric
 
 if TYPE_CHECKING:
     from tenure._client.client_core import ClientCore
-    from tenure._client.listeners import AnyRequest, EventKind, UnsentRequest
+    from tenure._client.listeners import AnyRequest, EventKind, Handler, UnsentRequest
     from tenure._client.request import Request
     from tenure._client.session_core import SessionCore
     from tenure._client.session_life import SessionLife
@@ -105,6 +105,7 @@ class Recorder:
 
     Attributes:
         destination: as given.
+        handlers: the functions that count the events.
         named: whether names of locks are labels.
         histograms: the histograms that it keeps.
     """
@@ -115,7 +116,7 @@ class Recorder:
         engine: str,
         names: Names,
         observer: Callable[[Metric, Labels], Observe] | None = None,
-        capture: Callable[[], object] = lambda: None,
+        capture: Callable[[], object] | None = None,
     ) -> None:
         self.destination = destination
         self.histograms: dict[Series, Histogram] = {}
@@ -131,7 +132,7 @@ class Recorder:
         self._expirations: Counter[str] = Counter()  # by node
         self._reconnects: Counter[str] = Counter()
         self._delays: dict[str, Observe] = {}
-        self._handlers: Mapping[EventKind, Callable[..., None]] = {
+        self.handlers: Mapping[EventKind, Handler] = {
             "Requested": self._requested,
             "Acquired": self._acquired,
             "TimedOut": self._timed_out,
@@ -155,21 +156,9 @@ class Recorder:
                 if request.state is SENT or request.state is WAITING:
                     self._requested(session, request, _NO_FACTS)
                 elif request.state is HELD:
-                    self._hold(request, self._of(request), None)
+                    self._hold(request, (self._of(request), None))
 
     # Events; see `Sink`
-
-    def happened(
-        self,
-        kind: EventKind,
-        session: SessionLife | None,
-        request: AnyRequest | None,
-        facts: tuple[object, ...],
-    ) -> None:
-        """Count an event."""
-        handler = self._handlers.get(kind)
-        if handler is not None:
-            handler(session, request, facts)
 
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         """Continue the wait as that of a request."""
@@ -196,22 +185,23 @@ class Recorder:
         return histogram.observe
 
     def _of(self, request: AnyRequest) -> _Requests:
+        key: Labels = (request.node, request.options.kind)
         names = self._names
-        labels: Labels = (self._engine, request.node, request.options.kind)
         if names:
-            labels += (request.name if names is True else names(request.name),)
-        found = self._requests.get(labels)
+            key += (request.name if names is True else names(request.name),)
+        found = self._requests.get(key)
         if found is None:
+            labels = (self._engine, *key)
             wait, hold = (self._observer(each, labels) for each in (table.WAIT, table.HOLD))
-            found = self._requests[labels] = _Requests(labels, wait, hold)
+            found = self._requests[key] = _Requests(labels, wait, hold)
         return found
 
     def _requested(
         self, _session: SessionLife | None, request: AnyRequest, _facts: tuple[object, ...]
     ) -> None:
-        requests = self._of(request)
+        requests, capture = self._of(request), self._capture
         requests.waiting += 1
-        self._waiting[request] = requests, self._capture()
+        self._waiting[request] = requests, None if capture is None else capture()
 
     def _ended(self, request: AnyRequest, outcome: str) -> tuple[_Requests, object]:
         found = self._waiting.pop(request, None)
@@ -223,13 +213,14 @@ class Recorder:
         return found
 
     def _acquired(self, _session: SessionLife, request: Request, facts: Any) -> None:
-        requests, context = self._ended(request, "acquired")
-        self._hold(request, requests, context)
+        found = self._ended(request, "acquired")
+        self._hold(request, found)
+        requests, context = found
         requests.wait(facts[2], context)
 
-    def _hold(self, request: Request, requests: _Requests, context: object) -> None:
-        requests.held += 1
-        self._held[request] = requests, context
+    def _hold(self, request: Request, found: tuple[_Requests, object]) -> None:
+        found[0].held += 1
+        self._held[request] = found
 
     def _timed_out(self, _session: SessionLife, request: AnyRequest, _facts: Any) -> None:
         self._ended(request, "timed_out")

@@ -19,12 +19,12 @@ from tenure._client.session_core import session_of
 from tenure.model import EPHEMERAL_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from opentelemetry.context import Context
 
     from tenure._client.client_core import ClientCore
-    from tenure._client.listeners import AnyRequest, EventKind, UnsentRequest
+    from tenure._client.listeners import AnyRequest, EventKind, Handler, UnsentRequest
     from tenure._client.request import Request
     from tenure._client.session_life import SessionLife
 
@@ -58,7 +58,7 @@ class Spans:
         self._engine = engine
         self._waiting: dict[AnyRequest, _Wait] = {}
         self._held: dict[AnyRequest, Span] = {}
-        self._handlers: Mapping[EventKind, Callable[..., None]] = {
+        self.handlers: Mapping[EventKind, Handler] = {
             "Requested": self._requested,
             "Acquired": self._acquired,
             "TimedOut": self._timed_out,
@@ -69,18 +69,6 @@ class Spans:
 
     def begin(self, client: ClientCore) -> None:
         """Begin. A wait or a lease that there is already gets no span."""
-
-    def happened(
-        self,
-        kind: EventKind,
-        session: SessionLife | None,
-        request: AnyRequest | None,
-        facts: tuple[object, ...],
-    ) -> None:
-        """Begin or end a span."""
-        handler = self._handlers.get(kind)
-        if handler is not None:
-            handler(session, request, facts)
 
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         """Continue the wait as that of a request."""
