@@ -71,7 +71,7 @@ class Sink(Protocol):
 
     @property
     def destination(self) -> object:
-        """Where it reports to; a client has one sink of a type for each."""
+        """Destination of its reports. A client has one sink of each type for it."""
         ...
 
     @property

@@ -6,10 +6,9 @@ of one of them, nothing is reported.
 
 Example::
 
-    import tenure
     from tenure import telemetry
 
-    async with tenure.connect() as client:
+    async with tenure.connect("sqlite:///jobs.db") as client:
         telemetry.instrument(client)
         async with client.mutex("nightly").lock():
             await work()

@@ -38,12 +38,12 @@ def instrument(
 
     Example::
 
-        import prometheus_client
+        from tenure.telemetry import prometheus
 
-        import tenure.telemetry.prometheus
-
-        tenure.telemetry.prometheus.instrument(client)
-        prometheus_client.start_http_server(9464)
+        async with tenure.connect("sqlite:///jobs.db") as client:
+            prometheus.instrument(client)
+            async with client.mutex("nightly").lock():
+                await work()
 
     Args:
         client: a client of `tenure` or `tenure.blocking`.
