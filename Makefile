@@ -137,6 +137,7 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 		|| missing="$$missing postgresql"; \
 	command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || missing="$$missing pgbouncer"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
+	command -v prometheus >/dev/null || missing="$$missing prometheus"; \
 	[ "$$(uname)" != Linux ] || command -v faketime >/dev/null || missing="$$missing faketime"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing $$missing, which tests run on"; \

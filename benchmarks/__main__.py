@@ -51,6 +51,7 @@ PARTS: dict[str, Part] = {
     "ydb": _part("ydb_engine"),
     "redis": _part("redis_pairs"),
     "redis-threads": _part("blocking", "measure_redis"),
+    "telemetry": _part("telemetry"),
     "postgresql": _part("postgresql_pairs"),
     "postgresql-threads": _part("blocking", "measure_postgresql"),
     "etcd": _part("etcd_pairs"),

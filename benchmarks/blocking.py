@@ -108,7 +108,7 @@ def measure_redis() -> Iterator[Measured]:
     """Beside redis-py's ``Lock``, on one Redis without persistence."""
     from redis import Redis
 
-    from benchmarks.redis_pairs import a_server
+    from benchmarks.redis_work import a_server
 
     with a_server() as port, Redis(port=port) as server:
 

@@ -8,13 +8,7 @@ served; and what a session and a waiter take of Redis's memory.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from operator import truediv
 from statistics import median
@@ -25,7 +19,7 @@ from redis.asyncio import Redis
 import tenure
 from benchmarks import redis_peers
 from benchmarks.measure import Measured, in_turn, percentile
-from benchmarks.redis_work import Pairs, work
+from benchmarks.redis_work import Pairs, a_server, ours
 
 CONTENDERS = 32
 _COSTS = "microseconds of processor time for a pair, of the client and of Redis"
@@ -38,42 +32,6 @@ PEERS: list[tuple[str, Lock]] = [
     ("pottery's AIORedlock", redis_peers.pottery),
     ("tooz", redis_peers.tooz),
 ]
-
-
-@contextmanager
-def a_server() -> Iterator[int]:
-    """Yield the port of a Redis without persistence."""
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        raise RuntimeError("no redis-server here: apt-get install redis-server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [program, "--port", str(port), "--save", "", "--dir", folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                for line in server.stdout:
-                    if "ready to accept connections" in line.lower():
-                        break
-                yield port
-            finally:
-                server.kill()
-
-
-async def ours(
-    port: int, tasks: int, *, one_key: bool = False, parameters: str = "fresh=true"
-) -> Pairs:
-    """Measure pairs through tenure."""
-    url = f"redis://127.0.0.1:{port}?{parameters}"
-    async with tenure.connect(url) as client, client.session() as session:
-
-        async def pair(number: int) -> float:
-            async with session.mutex("key" if one_key else f"key-{number}").lock():
-                return time.perf_counter()
-
-        return await work(port, tasks, pair)
 
 
 async def bytes_of_each(port: int, number: int) -> tuple[float, float]:

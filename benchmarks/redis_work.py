@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
+import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import redis
+
+import tenure
 
 SECONDS = 1.5
 
@@ -75,6 +81,49 @@ async def work(port: int, tasks: int, pair: Pair, seconds: float = SECONDS) -> P
             for number in range(tasks):
                 group.create_task(one(number))
     return pairs
+
+
+@contextmanager
+def a_server() -> Iterator[int]:
+    """Yield the port of a Redis without persistence."""
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        raise RuntimeError("no redis-server here: apt-get install redis-server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "--port", str(port), "--save", "", "--dir", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                for line in server.stdout:
+                    if "ready to accept connections" in line.lower():
+                        break
+                yield port
+            finally:
+                server.kill()
+
+
+async def ours(
+    port: int,
+    tasks: int,
+    *,
+    one_key: bool = False,
+    parameters: str = "fresh=true",
+    instrument: Callable[[tenure.Client], object] | None = None,
+) -> Pairs:
+    """Measure pairs through tenure, by default without telemetry."""
+    url = f"redis://127.0.0.1:{port}?{parameters}"
+    async with tenure.connect(url) as client, client.session() as session:
+        if instrument is not None:
+            instrument(client)
+
+        async def pair(number: int) -> float:
+            async with session.mutex("key" if one_key else f"key-{number}").lock():
+                return time.perf_counter()
+
+        return await work(port, tasks, pair)
 
 
 def _processor() -> float:

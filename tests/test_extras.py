@@ -22,6 +22,14 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
 ]["optional-dependencies"]
 
 CONNECTS = "import tenure; tenure.connect({!r})"
+INSTRUMENTS = (
+    "import asyncio, tenure, tenure.telemetry.prometheus\n"
+    "async def main():\n"
+    "    async with tenure.connect('memory://') as client:\n"
+    "        tenure.{}.instrument(client)\n"
+    "        async with client.mutex('a').lock(): pass\n"
+    "asyncio.run(main())"
+)
 SERVES = (
     "import sys; from tenure.cli import main; sys.argv = ['tenure', 'serve', '--check', "
     "'--store', 'memory://', *{!r}.split()]; sys.exit(main())"
@@ -32,7 +40,9 @@ PROGRAMS = {
     "etcd": [CONNECTS.format("etcd://localhost")],
     "interop": ["import tenure.interop.effect, tenure.interop.exclusive_lock"],
     "native": [CONNECTS.format("tenure://localhost")],
+    "otel": [INSTRUMENTS.format("telemetry")],
     "postgresql": [CONNECTS.format("postgresql://localhost")],
+    "prometheus": [INSTRUMENTS.format("telemetry.prometheus")],
     "redis": [CONNECTS.format("redis://localhost")],
     "server": [SERVES.format("--listen tenure://127.0.0.1:0 --listen dflockd://127.0.0.1:0")],
     "server-ydb": [SERVES.format("--listen tenure://127.0.0.1:0 --listen ydb://127.0.0.1:0")],

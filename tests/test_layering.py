@@ -1,7 +1,7 @@
 """Imports run one way:
 
     errors, model ← core ← wire ← engines ← reaper ← primitives
-        ← recipes, blocking, interop ← server ← cli
+        ← recipes, blocking, interop, telemetry ← server ← cli
 
 and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
 
@@ -40,7 +40,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"engines"}),
     frozenset({"reaper"}),
     frozenset({"_client", PRIMITIVES}),  # the public names are what the client exports
-    frozenset({"recipes", "blocking", "interop"}),
+    frozenset({"recipes", "blocking", "interop", "telemetry"}),
     frozenset({"server"}),
     frozenset({"cli", "__main__"}),
 )
@@ -78,6 +78,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),
     "tenure.greenlets": frozenset({"gevent"}),
     "tenure.interop": frozenset({"redis"}),
+    "tenure.telemetry": frozenset({"opentelemetry", "prometheus_client"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
     "tenure.wire": frozenset({"msgspec"}),
     "tenure.wire.ydb": frozenset({"google"}),

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal
 from weakref import ref
 
 from tenure._client.handles import AsyncHandle
@@ -22,13 +23,43 @@ __all__ = [
     "EventStream",
     "Expired",
     "LoopStalled",
+    "LossCause",
     "Lost",
+    "NotAcquired",
+    "Outcome",
     "Released",
     "Renewed",
+    "Requested",
     "SessionAttached",
     "SessionDetached",
     "TimedOut",
 ]
+
+
+Outcome = Literal["acquired", "timed_out", "rejected", "withdrawn", "cancelled", "failed"]
+"""End of a wait.
+
+* ``acquired``: the lease was granted (`Acquired`).
+* ``timed_out``: it was not granted within the timeout (`TimedOut`).
+* ``rejected``: it was to be granted at once or not at all, and was not free.
+* ``withdrawn``: the program withdrew the request, or no longer needed it.
+* ``cancelled``: the waiting task was cancelled, or its thread interrupted.
+* ``failed``: the store, the session or the request failed.
+"""
+
+LossCause = Literal[
+    "session_expired", "session_closed", "evicted", "deleted", "removed", "late_release"
+]
+"""Cause of a loss.
+
+* ``session_expired``: the session ended, because the store could not be reached in time, the
+  program was stopped, or an administrator ended it.
+* ``session_closed``: the program closed the session or the client.
+* ``evicted``: an administrator took the request out of its queue.
+* ``deleted``: the semaphore was deleted.
+* ``removed``: the store's queue no longer contained the request, for another reason.
+* ``late_release``: only the release showed that the request had left its queue.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +68,22 @@ class Event:
 
     Attributes:
         node: the path of the session's node.
-        session_id: the session's id.
+        session_id: the session's id; 0 in events of a wait while the session is being attached.
     """
 
     node: str
     session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Requested(Event):
+    """A wait has begun: the program requests a lease.
+
+    Each wait has one end: `Acquired`, `TimedOut` or `NotAcquired`. So the number of waiters is that
+    of these events less that of the ends. A lease that is granted at once has both events.
+    """
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +104,21 @@ class TimedOut(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NotAcquired(Event):
+    """A wait ended after `waited` seconds without a lease, and not by its timeout.
+
+    Attributes:
+        outcome: how it ended.
+        reason: the reason in words; empty if there is none to add.
+    """
+
+    name: str
+    waited: float
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Released(Event):
     """The program released a lease after holding it for `held_for` seconds.
 
@@ -78,11 +135,15 @@ class Lost(Event):
     """A lease was lost, for the reason `reason`.
 
     It follows `Released` if only the release revealed the loss.
+
+    Attributes:
+        cause: the kind of reason, for statistics.
     """
 
     name: str
     fencing_token: int | None
     reason: str
+    cause: LossCause
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,8 @@ async def test_listeners_hear_of_the_loss_after_the_release(world: World, way: i
         await evict(world, lease)
         with pytest.raises(LeaseLost):
             await lease.release()
-        kinds = [type(await anext(stream)) for _ in range(3)]
-        assert kinds == [events.Acquired, events.Released, events.Lost]
+        kinds = [type(await anext(stream)) for _ in range(4)]
+        assert kinds == [events.Requested, events.Acquired, events.Released, events.Lost]
 
 
 @both
@@ -321,8 +321,8 @@ async def test_a_release_that_is_retried_may_find_that_it_was_too_late(
             await lease.release()
         await evict(world, lease)
         await asyncio.sleep(1)
-        kinds = [type(await anext(stream)) for _ in range(3)]
-        assert kinds == [events.Acquired, events.Released, events.Lost]
+        kinds = [type(await anext(stream)) for _ in range(4)]
+        assert kinds == [events.Requested, events.Acquired, events.Released, events.Lost]
         assert any(str(lease.loss) in each.getMessage() for each in caplog.records)
 
 

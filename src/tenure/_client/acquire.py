@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeVar
 from tenure._client.blocked import deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
+from tenure._client.listeners import UnsentRequest
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
 from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore, session_of
@@ -243,7 +244,7 @@ async def acquire(
             if timeout is not None:
                 request, position = await _in_time(source, options, timeout, site, request)
             else:
-                request = request or _send(await source.obtain(), options, None, site)
+                request = request or await _obtain_and_send(source, options, site)
                 # Only a task that is inside a block can be in a deadlock with itself at once.
                 request.patient = next(entered_scopes(asyncio.current_task()), None) is None
                 try:
@@ -290,7 +291,11 @@ async def join(
 ) -> Request:
     """Join the queue, and return the request, waiting or already granted."""
     try:
-        request = _send(source.ready() or await source.obtain(), options, None, site)
+        session = source.ready()
+        if session is not None:
+            request = _send(session, options, None, site)
+        else:
+            request = await _obtain_and_send(source, options, site)
         try:
             while request.state is SENT:
                 await request.change()
@@ -340,14 +345,34 @@ async def settled(request: Request, *, for_ever: bool) -> None:
         waits.end(wait)
 
 
+async def _obtain_and_send(
+    source: SessionSource, options: RequestOptions[object], site: CallSite | None
+) -> Request:
+    """Obtain the session, and send a request without a timeout."""
+    unsent = source.listeners.begin(source.node, source.current(), options)
+    try:
+        return _send(await source.obtain(), options, None, site, unsent)
+    except BaseException as error:
+        if unsent is not None:
+            unsent.ended(error)
+        raise
+
+
 def _send(
     session: SessionCore,
     options: RequestOptions[object],
     timeout: float | None,
     site: CallSite | None,
+    unsent: UnsentRequest | None = None,
 ) -> Request:
     """Send a request. Its state reports the store's answer, now or later."""
     request = session.request(options, site)
+    listeners = session.listeners
+    if unsent is not None:
+        request.sent_at = unsent.since
+        unsent.sent(request)
+    elif listeners.streams or listeners.sinks:
+        listeners.emit("Requested", session.node, session, request, (request.name,))
     try:
         answer = session.engine.enqueue(
             request.id,
@@ -366,7 +391,8 @@ def _send(
             return request
     else:
         when_answered(answer, request.answered)
-    request.sent_at = session.now()
+    if unsent is None:
+        request.sent_at = session.now()
     return request
 
 
@@ -387,20 +413,23 @@ async def _in_time(
     limit = timeout or contact.answer_timeout
     expiry = asyncio.timeout(limit)
     probe: Probe | None = None
+    unsent: UnsentRequest | None = None
     answered = False
     try:
         async with expiry:
-            request = request or _send(await source.obtain(), options, timeout, site)
+            if request is None:
+                unsent = source.listeners.begin(source.node, source.current(), options)
+                request = _send(await source.obtain(), options, timeout, site, unsent)
             probe = Probe(request, limit)
             await settled(request, for_ever=False)
     except BaseException as error:
         if request is not None:
             answered = request.state is not SENT
             request.withdraw_because(error)
+        elif unsent is not None:
+            unsent.ended(error)
         if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
-        if request is not None:
-            emit_timeout(request)
     else:
         return _outcome(request, timeout, probe), probe.position
     finally:
@@ -438,22 +467,13 @@ def _outcome(request: Request, timeout: float | None, probe: Probe) -> Request |
     """
     if request.held:
         return request
-    if request.why_gone == Removal.TIMED_OUT:
-        emit_timeout(request)
-    elif request.why_gone is not Place.REFUSED:
+    if request.why_gone != Removal.TIMED_OUT and request.why_gone is not Place.REFUSED:
         raise request.why_not_held()
     obstacle = probe.obstacle()
     if obstacle is None:
         return None
     because = f", because {obstacle.clause}."
     raise _not_acquired(request.options, request.node, timeout, because) from obstacle.cause
-
-
-def emit_timeout(request: Request) -> None:
-    """Emit the event of a wait that took too long."""
-    session = request.session
-    waited = session.now() - request.sent_at
-    session.emit("TimedOut", request.name, waited)
 
 
 def _own(source: SessionSource, options: RequestOptions[object], holders: str) -> str:

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tenure import fork
 from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop, shortened
-from tenure._client.loss import EventKind, Listeners
+from tenure._client.listeners import EventKind, Listeners
 from tenure._client.tasks import Tasks, failure_of
 from tenure.background import BackgroundThread, BackgroundTimer, Ending, Failures
 from tenure.clock import Clock
@@ -286,7 +286,7 @@ class ClientCore:
         engine: the store.
         clock: the source of all its deadlines.
         contact: the contact to the store, and its outages.
-        listeners: the streams of events.
+        listeners: the streams and sinks of events.
         registrations: the sessions that the reaper ends after the death of the program; ``None``
             without one.
         sessions: the sessions that have not ended, in the order of their attaching.
@@ -313,7 +313,7 @@ class ClientCore:
         self.engine = engine
         self.clock = clock
         self.contact = Contact(engine, clock, answer_timeout or ANSWER_TIMEOUT)
-        self.listeners = Listeners()
+        self.listeners = Listeners(clock.now)
         self.registrations = registrations
         self.sessions: dict[OwnedSession, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -25,6 +25,7 @@ from tenure.model import Leader, SemaphoreDescription
 
 if TYPE_CHECKING:
     from tenure._client.contact import Contact
+    from tenure._client.listeners import Listeners
     from tenure._client.session_core import SessionCore
 
 
@@ -237,6 +238,10 @@ class _Prepared:
     @property
     def contact(self) -> Contact:
         return self._source.contact
+
+    @property
+    def listeners(self) -> Listeners:
+        return self._source.listeners
 
     def ready(self) -> None:
         self._source.ready()  # for its errors: preparing needs an answer from the store

@@ -31,14 +31,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact
 from tenure._client.handles import CallSite, note_failure
+from tenure._client.listeners import AnyRequest, EventKind, Listeners, outcome_of, reason_of_end
 from tenure._client.loss import (
-    EventKind,
-    Listeners,
     OnLoss,
     carry_out,
     check_policy,
@@ -57,6 +57,9 @@ from tenure.errors import (
     SessionClosed,
     SessionExpired,
 )
+
+if TYPE_CHECKING:
+    from tenure.events import LossCause, Outcome
 
 L_co = TypeVar("L_co", covariant=True)
 
@@ -168,6 +171,11 @@ class RequestSession(Protocol[R]):
     # The session itself
 
     @property
+    def id(self) -> int:
+        """The session's id."""
+        ...
+
+    @property
     def anchor(self) -> Callable[[], object]:
         """A weak reference to what keeps the session for the program."""
         ...
@@ -190,7 +198,7 @@ class RequestSession(Protocol[R]):
         """Return the error of the end, to raise."""
         ...
 
-    def emit(self, kind: EventKind, *facts: object) -> None:
+    def emit(self, kind: EventKind, *facts: object, request: AnyRequest | None = None) -> None:
         """Report an event."""
 
     # One of its requests
@@ -217,6 +225,12 @@ class RequestSession(Protocol[R]):
 _log = logging.getLogger("tenure")
 
 _GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED
+
+_CAUSES: Mapping[Removal, LossCause] = {Removal.EVICTED: "evicted", Removal.DELETED: "deleted"}
+
+
+def _cause_of(end: SessionExpired | SessionClosed) -> LossCause:
+    return "session_expired" if isinstance(end, SessionExpired) else "session_closed"
 
 
 class HeldSlots(Protocol):
@@ -253,6 +267,7 @@ class Request:
             lock is left held if one of them is interrupted.
         slots: the slots of its lease, if it has any.
         loss: the error of its loss.
+        loss_cause: the cause of its loss.
         why_gone: the reason why it was not granted.
     """
 
@@ -263,6 +278,7 @@ class Request:
         "granted_at",
         "id",
         "loss",
+        "loss_cause",
         "name",
         "options",
         "order_id",
@@ -281,6 +297,7 @@ class Request:
     scope: Scope | None
     slots: HeldSlots | None
     loss: LeaseLost | None
+    loss_cause: LossCause
     why_gone: Place | Removal | Exception | None
 
     def __init__(
@@ -358,8 +375,14 @@ class Request:
             # An answer that has already arrived is processed in the next iteration.
             await asyncio.wait([answer], timeout=session.contact.answer_timeout)
 
-    def withdraw(self) -> asyncio.Future[Withdrawn] | None:
+    def withdraw(
+        self, outcome: Outcome = "withdrawn", reason: str = ""
+    ) -> asyncio.Future[Withdrawn] | None:
         """Begin to leave the queue.
+
+        Args:
+            outcome: the end of the wait, if it is not granted yet.
+            reason: the reason in words.
 
         Returns:
             The store's answer. The request changes for the last time when it arrives or the session
@@ -372,27 +395,41 @@ class Request:
         if after is None:
             return None
         self.state = after
-        if after is RELEASED and session.listeners.streams:
-            session.emit("Released", self.name, self.order_id, session.now() - self.granted_at)
+        listeners = session.listeners
+        if listeners.streams or listeners.sinks:
+            if after is RELEASED:
+                facts = (self.name, self.order_id, session.now() - self.granted_at)
+                listeners.emit("Released", session.node, session, self, facts)
+            else:
+                self._emit_end(outcome, reason)
         if self._waiters:
             self.wake()
         return session.withdraw(self)
 
     def withdraw_because(self, error: BaseException) -> None:
         """Leave the queue because of `error`, which remains the error to raise."""
+        withdraw = partial(self.withdraw, outcome_of(error), reason_of_end(error))
         if isinstance(error, GeneratorExit):
             # An abandoned task can be closed in any thread.
-            self.session.client.soon(self.withdraw)
+            self.session.client.soon(withdraw)
             return
         try:
-            self.withdraw()
+            withdraw()
         except Exception as failure:
             note_failure(error, failure, f"withdrawing the request for {self.name!r}")
 
-    def abandon(self) -> None:
+    def abandon(self, outcome: Outcome = "withdrawn") -> None:
         """Leave the queue for a caller that needs no answer. After an error it is sent again."""
         with contextlib.suppress(Exception):
-            self.withdraw()
+            self.withdraw(outcome)
+
+    def _emit_end(self, outcome: Outcome, reason: str) -> None:
+        """Report the end of a wait without a lease."""
+        waited = self.session.now() - self.sent_at if self.sent_at else 0.0
+        if outcome == "timed_out":
+            self.session.emit("TimedOut", self.name, waited, request=self)
+        else:
+            self.session.emit("NotAcquired", self.name, waited, outcome, reason, request=self)
 
     # Reports of the session, on its loop
 
@@ -444,9 +481,10 @@ class Request:
         self.state = after
         if self.options.stop_time:
             session.add_stop_time(self)
-        if session.listeners.streams:
-            waited = now - self.sent_at if self.sent_at else 0.0
-            session.emit("Acquired", self.name, order_id, waited)
+        listeners = session.listeners
+        if listeners.streams or listeners.sinks:
+            facts = (self.name, order_id, now - self.sent_at if self.sent_at else 0.0)
+            listeners.emit("Acquired", session.node, session, self, facts)
         if self._waiters:
             self.wake()
 
@@ -455,18 +493,33 @@ class Request:
         if self.state in REJECTED:
             self.why_gone = why
             self.state = REJECTED[self.state]
+            listeners = self.session.listeners
+            if listeners.streams or listeners.sinks:
+                self._emit_end(*self._why_ended(why))
             self.session.forget(self)
             self.wake()
+
+    def _why_ended(self, why: Place | Removal | Exception | None) -> tuple[Outcome, str]:
+        match why:
+            case Exception():
+                return outcome_of(why), reason_of_end(why)
+            case Removal():
+                return "timed_out" if why == Removal.TIMED_OUT else "failed", why.value
+            case None:
+                return "failed", str(self.session.why)
+            case _:
+                return "rejected", "not free"
 
     def remove(self, why: Removal) -> None:
         """End the request: it has left its queue without being withdrawn by this session."""
         self.fail(why)
-        self.taken(why.value)
+        self.taken(why.value, _CAUSES.get(why, "removed"))
 
-    def taken(self, how: str) -> None:
+    def taken(self, how: str, cause: LossCause = "removed") -> None:
         """Lose the lease: the owner has left its queue without being released by this session."""
         if self.state in TAKEN:
             self.session.forget(self)
+            self.loss_cause = cause
             self.lose(how, None)
             self.announce_loss()
 
@@ -505,9 +558,10 @@ class Request:
         if withdrawn is Withdrawn.LEFT or self.state not in MISSING:
             return
         cause = session.why if session.ended_by_store else None
-        self.loss = loss = late_release_error(self, cause)
+        self.loss = late_release_error(self, cause)
+        self.loss_cause = "late_release" if cause is None else _cause_of(cause)
         self.state = MISSING[self.state]
-        session.emit("Lost", self.name, self.order_id, str(loss))
+        self._emit_loss()
 
     def log_loss(self) -> None:
         """Log a loss that the release has revealed, unless a caller waits for it.
@@ -544,6 +598,8 @@ class Request:
             if after is None:
                 return
             self.loss = loss = lost_error(self, reason, cause)
+            if cause is not None:
+                self.loss_cause = _cause_of(cause)
             self.state = after
         if not isinstance(cause, SessionClosed):
             carry_out(self.options.on_loss or session.on_loss, loss)
@@ -552,11 +608,15 @@ class Request:
         """Cancel the body, unless the current task runs it, and wake the waiters. On the loop."""
         if self.slots is not None:
             self.slots.release()
-        self.session.emit("Lost", self.name, self.order_id, str(self.loss))
+        self._emit_loss()
         self.wake()
         scope = self.scope
         if scope is not None and (but_not is None or scope.task is not but_not):
             scope.trigger()
+
+    def _emit_loss(self) -> None:
+        facts = (self.name, self.order_id, str(self.loss), self.loss_cause)
+        self.session.emit("Lost", *facts, request=self)
 
     def why_not_held(self) -> Exception:
         """Return the error to raise when the lease is not held."""

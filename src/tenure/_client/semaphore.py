@@ -22,6 +22,7 @@ from tenure._client.acquire import SharedTimeout, acquire, as_it_is, try_acquire
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import CallSite, call_site
 from tenure._client.lease import Acquirable, Lease, Slots
+from tenure._client.listeners import Listeners
 from tenure._client.loss import OnLoss
 from tenure._client.once import Once
 from tenure._client.request import Request, RequestOptions
@@ -521,6 +522,10 @@ class _CreatingSource:
     @property
     def contact(self) -> Contact:
         return self._source.contact
+
+    @property
+    def listeners(self) -> Listeners:
+        return self._source.listeners
 
     def ready(self) -> SessionCore | None:
         session = self._source.ready()

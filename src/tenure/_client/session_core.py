@@ -144,6 +144,7 @@ class SessionCore(SessionLife):
         self.requests[found.request_id] = request = Request(self, found.request_id, options, site)
         request.count = found.count
         request.sent_at = self.now()
+        self.emit("Requested", request.name, request=request)
         request.place(Enqueued(Place.GRANTED if found.granted else Place.WAITING, found.order_id))
         return request
 

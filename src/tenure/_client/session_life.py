@@ -51,13 +51,14 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 from tenure import fork
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import shortened
-from tenure._client.loss import EventKind
+from tenure._client.listeners import EventKind
 from tenure._client.scope import Scope
 from tenure.background import Ending
 from tenure.engines.contract import Attach, EngineSession
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
 
 if TYPE_CHECKING:
+    from tenure._client.listeners import AnyRequest
     from tenure._client.request import Request
 
 
@@ -130,6 +131,11 @@ class Proof:
         return self.span / 3
 
     @property
+    def due(self) -> float:
+        """Time at which the session should be renewed."""
+        return self.at + self.span / 3
+
+    @property
     def renew_at(self) -> float:
         """Time of the next renewal. An unanswered renewal gets some time before it is repeated."""
         return max(self.at + self.span / 3, self.sent + self.span / 12)
@@ -163,7 +169,7 @@ class SessionLife(ABC):
         node, recovery_window, max_stall: see `tenure.Session`.
         client: the core of the client.
         contact: the client's contact to the store.
-        listeners: the streams of the client's events.
+        listeners: the streams and sinks of the client's events.
         engine: the engine's session; set by `start`.
         loop: the event loop of the session.
         now: reads the client's clock.
@@ -306,10 +312,11 @@ class SessionLife(ABC):
                 node=self.node,
             )
 
-    def emit(self, kind: EventKind, *facts: object) -> None:
+    def emit(self, kind: EventKind, *facts: object, request: AnyRequest | None = None) -> None:
         """Report an event; `facts` are the fields that this kind of event adds."""
-        if self.listeners.streams:
-            self.listeners.emit(kind, self.node, self.id, *facts)
+        listeners = self.listeners
+        if listeners.streams or listeners.sinks:
+            listeners.emit(kind, self.node, self, request, facts)
 
     def enter(self) -> None:
         """Enter the session's block, in the current task."""
@@ -346,7 +353,10 @@ class SessionLife(ABC):
 
     def renew(self) -> None:
         """Send a renewal to the store."""
-        self.proof.sent = self.now()
+        self.proof.sent = now = self.now()
+        if self.listeners.sinks:
+            late = max(0.0, now - self.proof.due)
+            self.client.soon(partial(self.listeners.renewing, self, late))
         self.engine.renew()
 
     def lapse(self) -> None:

@@ -19,6 +19,7 @@ from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact, shortened
 from tenure._client.handles import AsyncHandle, CallSite, call_site
 from tenure._client.internals import session_core
+from tenure._client.listeners import Listeners
 from tenure._client.loss import OnLoss, check_policy
 from tenure._client.once import Once
 from tenure._client.session import Session
@@ -193,6 +194,11 @@ class ImplicitSession:
     def contact(self) -> Contact:
         """The client's contact to the store."""
         return self._client.contact
+
+    @property
+    def listeners(self) -> Listeners:
+        """The listeners to the client's events."""
+        return self._client.listeners
 
     def ready(self) -> SessionCore | None:
         """Return the session if it can be used at once."""

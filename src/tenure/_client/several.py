@@ -18,12 +18,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
-from tenure._client.acquire import Probe, SharedTimeout, acquire, contention, emit_timeout, join
+from tenure._client.acquire import Probe, SharedTimeout, acquire, contention, join
 from tenure._client.handles import AsyncHandle, CallSite, call_site
 from tenure._client.internals import options_of, source_of
 from tenure._client.lease import Lease
+from tenure._client.listeners import outcome_of
 from tenure._client.mutex import Mutex
 from tenure._client.once import Once
 from tenure._client.request import WAITING, Request, RequestOptions
@@ -32,6 +33,9 @@ from tenure._client.source import SessionSource
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, InvalidArgument, LeaseLost, Misuse
 from tenure.model import RequestDescription
+
+if TYPE_CHECKING:
+    from tenure.events import Outcome
 
 _NAMED = 3
 """Locks of which an error names the holders."""
@@ -203,6 +207,7 @@ async def first_of(wanted: Sequence[Wanted], limit: float | None, site: CallSite
     """
     queued: list[Request] = []
     kept: Request | None = None
+    outcome: Outcome = "timed_out"  # of the requests that are not kept
     probes: list[Probe] = []
     # With timeout 0 a queue is joined and left, and reaching the store may take a while.
     expiry = asyncio.timeout(wanted[0].source.contact.answer_timeout if limit == 0.0 else limit)
@@ -215,15 +220,18 @@ async def first_of(wanted: Sequence[Wanted], limit: float | None, site: CallSite
                 if request.held:
                     break
             kept = await _first_grant(queued, wait=limit != 0.0)
-    except TimeoutError:
-        if not expiry.expired():
+        if kept is not None:
+            outcome = "withdrawn"
+    except BaseException as error:
+        outcome = outcome_of(error)
+        if not (isinstance(error, TimeoutError) and expiry.expired()):
             raise
     finally:
         for probe in probes:
             probe.stop()
         for request in queued:
             if request is not kept:
-                request.abandon()
+                request.abandon(outcome)
     if kept is not None:
         return wanted[queued.index(kept)].options.handle(kept)
     raise await _too_late(wanted, limit, queued, probes)
@@ -251,8 +259,6 @@ async def _too_late(
         silent = wanted[len(queued)]
         contact = silent.source.contact
         obstacles.append(contact.silence(silent.name, limit or contact.answer_timeout))
-    for request in queued:
-        emit_timeout(request)
     found = [each for each in obstacles if each is not None]
     within = f"within {limit:g} s" if limit else "at once"
     first = wanted[0]

@@ -14,6 +14,7 @@ from weakref import ref
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact
 from tenure._client.handles import CallSite, warn_dropped
+from tenure._client.listeners import Listeners
 from tenure._client.session_core import SessionCore
 from tenure._client.session_life import LIVING
 
@@ -32,6 +33,9 @@ class SessionSource(Protocol):
 
     @property
     def contact(self) -> Contact: ...
+
+    @property
+    def listeners(self) -> Listeners: ...
 
     def ready(self) -> SessionCore | None:
         """Return the session if it can be used at once."""
@@ -112,6 +116,10 @@ class SessionAnchor:
     @property
     def contact(self) -> Contact:
         return self.core.contact
+
+    @property
+    def listeners(self) -> Listeners:
+        return self.core.listeners
 
     def current(self) -> SessionCore:
         """Return the session."""

@@ -24,6 +24,8 @@ self-deadlocks) also work for threads.
 Rules:
 
 * The thread writes a call's first half, the loop its second (see `Call`).
+* A call runs in a copy of its thread's context (`contextvars`), so that telemetry finds the span
+  that is current in the thread.
 * Every call ends, and its thread waits until then, even when it is interrupted.
 * A call that an exception interrupts (Ctrl-C, a signal handler that raises) is cancelled. If it
   obtained something nevertheless, that is undone, on the loop, before the exception continues in
@@ -42,6 +44,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
@@ -104,6 +107,7 @@ class Call:
 
     Attributes:
         function: the function to call, which returns an awaitable.
+        context: the context of the thread, in which it is carried out.
         undo: called on the loop with a result that the thread will never get.
         releases: whether it is carried out even inside the block of a lost lease, like a release.
         result, error: its outcome, final once it is `over`.
@@ -113,6 +117,7 @@ class Call:
 
     __slots__ = (
         "abandoned",
+        "context",
         "error",
         "failure",
         "function",
@@ -131,6 +136,7 @@ class Call:
         releases: bool = False,
     ) -> None:
         self.function = function
+        self.context = copy_context()
         self.undo = undo
         self.releases = releases
         self.result: Any = None
@@ -190,13 +196,14 @@ class WorkerTask:
         work = self._carry_out(call, task)
         asyncio._enter_task(loop, task)  # noqa: SLF001  `asyncio.current_task` is used below
         try:
-            waits_for = work.send(None)
+            waits_for = call.context.run(work.send, None)
         except StopIteration:
             return
         finally:
             asyncio._leave_task(loop, task)  # noqa: SLF001  as above
         # The end of a block may have revoked a cancellation.
-        self._rest = _Rest(work, waits_for, min(cancelled, task.cancelling()))
+        cancelled = min(cancelled, task.cancelling())
+        self._rest = _Rest(work, waits_for, cancelled, call.context)
         self._rouse()
         self._waits()
         if call.abandoned:
@@ -312,8 +319,10 @@ class _Rest:
         work: Coroutine[Any, Any, None],
         waits_for: asyncio.Future[Any] | None,
         cancelled: int,
+        context: Context,
     ) -> None:
         self.cancelled = cancelled
+        self._context = context
         self._work = work
         self._waits_for = waits_for
         self._cancelled = False
@@ -324,17 +333,17 @@ class _Rest:
             self._cancelled = True
 
     def __await__(self) -> Generator[Any, None, None]:
-        work, waits_for = self._work, self._waits_for
+        work, waits_for, run = self._work, self._waits_for, self._context.run
         try:
             if self._cancelled:
-                waits_for = work.throw(asyncio.CancelledError())
+                waits_for = run(work.throw, asyncio.CancelledError())
             while True:
                 try:
                     yield waits_for
                 except BaseException as error:
-                    waits_for = work.throw(error)
+                    waits_for = run(work.throw, error)
                 else:
-                    waits_for = work.send(None)
+                    waits_for = run(work.send, None)
         except StopIteration:
             return
 

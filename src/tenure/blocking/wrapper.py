@@ -154,6 +154,11 @@ def made_from(
     return source._portal, make(source._wrapped, *args, **kwargs)  # noqa: SLF001  its own class
 
 
+def on_loop(wrapper: SyncWrapper[Any], function: Callable[[Any], T]) -> T:
+    """Call a function with the wrapped object, on the event loop of the portal."""
+    return wrapper._portal.run(function, wrapper._wrapped)  # noqa: SLF001  its own class
+
+
 def wrap(portal: Portal, wrapped: object) -> Any:
     """Return a wrapper of an object whose wrapper class the caller cannot import."""
     return _classes[type(wrapped).__name__](portal, wrapped)
