@@ -32,10 +32,9 @@ from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
 from tenure._client.scope import entered_scopes
 from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
-from tenure._client.waits import place_of
 from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
-from tenure.engines.contract import Enqueued, Place, Removal, when_answered
+from tenure.engines.contract import Enqueued, Place, Removal, place_in, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock, SemaphoreNotFound, TenureError
 from tenure.identity import holder_name, semaphore_with_identities
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
@@ -90,8 +89,10 @@ class Probe:
     @property
     def position(self) -> int | None:
         """The place of the waiter in its queue, 1 for the next; ``None`` if unknown."""
-        queue = self._answer().queue
-        return None if queue is None else place_of(self._request, queue) or None
+        queue, order_id = self._answer().queue, self._request.order_id
+        if queue is None or order_id is None:
+            return None
+        return place_in(queue, order_id) or None
 
     def _answer(self) -> ProbeAnswer:
         reading = self._reading
