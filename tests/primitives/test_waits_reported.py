@@ -217,6 +217,18 @@ async def test_a_wait_begins_before_the_session_is_attached(world: World) -> Non
         await lease.release()
 
 
+async def test_a_wait_for_the_next_session_names_none(world: World) -> None:
+    async with world.client() as client, client.events() as stream:
+        async with client.mutex("m").lock() as lease:
+            session = lease.session.id
+        await client.end_session("/default", session)
+        await turns()
+        async with client.mutex("m").lock():
+            pass
+        begins = [each for each in told(stream) if isinstance(each, events.Requested)]
+        assert begins == [events.Requested("/default", 0, "m")] * 2
+
+
 async def test_a_wait_whose_session_is_never_attached_has_one_end(world: World) -> None:
     client, engine = world.slow()
     async with client, client.events() as stream:
