@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
 
 import pytest
 
@@ -432,3 +434,27 @@ def test_a_call_that_the_loop_could_not_take_is_taken_again(
             assert is_held(lease)
         assert raised == ["take"]
         assert "injected into take" in caplog.text
+
+
+# The context of a call
+
+
+def test_a_call_runs_in_the_context_of_its_thread(client: blocking.Client) -> None:
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen = []
+
+    async def read() -> str:
+        seen.append(request.get())
+        await asyncio.sleep(0)
+        seen.append(request.get())
+        request.set("changed by the call")
+        return request.get()
+
+    def work(name: str) -> None:
+        request.set(name)
+        the_portal().call(read)
+        assert request.get() == name
+
+    for name in ("a", "b"):
+        Thread(partial(work, name)).result()
+    assert seen == ["a", "a", "b", "b"]

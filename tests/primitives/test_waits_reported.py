@@ -15,6 +15,7 @@ from tenure.errors import (
     AcquireTimeout,
     EngineError,
     EngineUnavailable,
+    InvalidArgument,
     LeaseLost,
     SelfDeadlock,
     SemaphoreNotFound,
@@ -216,6 +217,18 @@ async def test_a_wait_begins_before_the_session_is_attached(world: World) -> Non
         await lease.release()
 
 
+async def test_a_wait_for_the_next_session_names_none(world: World) -> None:
+    async with world.client() as client, client.events() as stream:
+        async with client.mutex("m").lock() as lease:
+            session = lease.session.id
+        await client.end_session("/default", session)
+        await turns()
+        async with client.mutex("m").lock():
+            pass
+        begins = [each for each in told(stream) if isinstance(each, events.Requested)]
+        assert begins == [events.Requested("/default", 0, "m")] * 2
+
+
 async def test_a_wait_whose_session_is_never_attached_has_one_end(world: World) -> None:
     client, engine = world.slow()
     async with client, client.events() as stream:
@@ -249,6 +262,18 @@ async def test_a_request_that_the_store_refuses_has_one_end(world: World) -> Non
         (failed,) = told(stream)[1:]
         assert isinstance(failed, events.NotAcquired)
         assert failed.reason == "the disk is full"
+
+
+@pytest.mark.parametrize("timeout", [None, 5])
+async def test_a_request_that_is_refused_as_soon_as_it_is_sent_has_one_end(
+    world: World, timeout: float | None
+) -> None:
+    async with world.client() as other, other.session() as session:
+        await session.semaphore("m").create(limit=1)
+        async with world.client() as client, client.events() as stream:
+            with pytest.raises(InvalidArgument):
+                await client.mutex("m").lock(timeout=timeout)
+            assert outcomes(stream) == ["failed"]
 
 
 async def test_a_request_that_cannot_be_made_is_no_wait(world: World) -> None:

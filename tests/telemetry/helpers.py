@@ -43,7 +43,7 @@ class Backend:
         self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
 
     def instrument(
-        self, client: Client | blocking.Client, names: Names = False
+        self, client: Client | blocking.Client, names: Names = False, *, positions: bool = False
     ) -> list[Instrumentation]:
         """Report a client to all of them."""
         return [
@@ -52,6 +52,7 @@ class Backend:
                 tracer_provider=self.tracers,
                 meter_provider=self.meters,
                 names=names,
+                positions=positions,
             ),
             prometheus.instrument(client, registry=self.registry, names=names),
         ]

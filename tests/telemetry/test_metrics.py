@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tenure import telemetry
+from tenure import blocking, telemetry
 from tenure._client.client_core import ClientCore
 from tenure._client.listeners import EventKind, Handler, UnsentRequest
 from tenure._client.request import Request
@@ -249,6 +249,51 @@ async def test_a_client_reports_to_a_backend_once(world: World, backend: Backend
         another.stop()
 
 
+async def test_a_client_that_is_dropped_is_closed_and_reports_no_more(
+    world: World, backend: Backend
+) -> None:
+    client = world.client()
+    handles = backend.instrument(client)
+    async with client.mutex("m").lock():
+        assert backend.value(table.SESSIONS) == 1
+    left = [client]
+    del client
+    with pytest.warns(ResourceWarning, match="the client of memory://"):
+        left.clear()
+    await turns(100)
+    assert not any(each.active for each in handles)
+    assert backend.value(table.SESSIONS) == 0
+    assert backend.value(table.ACQUISITIONS) == 1
+
+
+def test_any_thread_stops_it(backend: Backend) -> None:
+    with blocking.connect("memory://stopped") as client:
+        handles = backend.instrument(client)
+        with client.mutex("m").lock():
+            for each in handles:
+                each.stop()
+                assert not each.active
+            client.list_nodes()  # what stop() has scheduled before is done
+            assert backend.otel_value(table.LEASES, {}) == 0
+            assert [span.name for span in backend.spans] == ["acquire mutex", "hold mutex"]
+
+
+async def test_a_decorated_call_is_a_wait_of_its_caller(world: World, backend: Backend) -> None:
+    async with world.client() as client:
+        backend.instrument(client)
+
+        @client.exclusive("report {number}")
+        async def report(number: int) -> None:
+            assert backend.value(table.LEASES) == 1
+
+        with backend.tracers.get_tracer("test").start_as_current_span("request") as around:
+            await report(7)
+        (hold,) = backend.spans_named("hold mutex")
+        assert hold.parent is not None
+        assert hold.parent.span_id == around.get_span_context().span_id
+        assert (hold.attributes or {})["tenure.name"] == "report 7"
+
+
 # Names
 
 
@@ -328,6 +373,9 @@ class Failing:
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         raise ZeroDivisionError("at a request")
 
+    def queued(self, request: Request) -> None:
+        raise ZeroDivisionError("in a queue")
+
     def renewing(self, session: SessionLife, late: float) -> None:
         raise ZeroDivisionError("at a renewal")
 
@@ -342,14 +390,15 @@ async def test_a_sink_that_fails_is_logged_and_breaks_nothing(
         client._core.listeners.add(Failing())
         backend.instrument(client)
         async with client.mutex("m").lock() as lease:
-            assert await client.mutex("m").try_lock() is None
+            with pytest.raises(AcquireTimeout):
+                await client.mutex("m").lock(timeout=1)
             await asyncio.sleep(15)
             assert lease.held
         assert backend.value(table.ACQUISITIONS) == 2
     logged = [each.getMessage() for each in caplog.records]
     assert logged == [
         f"background task failed: task='telemetry' error=ZeroDivisionError({what!r})"
-        for what in ("at an event", "at a request", "at a renewal", "at the end")
+        for what in ("at an event", "at a request", "in a queue", "at a renewal", "at the end")
     ]
 
 

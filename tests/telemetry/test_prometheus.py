@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -19,7 +20,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from tenure import blocking
 from tenure.telemetry import prometheus
+from tenure.telemetry.table import METRICS
 from tests.ports import free_port
+
+MONITORING = Path(__file__).parents[2] / "docs" / "operate" / "monitoring.md"
 
 SOON = 60.0
 """Seconds for what takes one or two."""
@@ -111,6 +115,8 @@ def test_queries_give_the_numbers_of_a_program(tmp_path: Path) -> None:
                 'sum(tenure_client_wait_duration_seconds_bucket{le="+Inf"})', {"": 9.0}
             )
             scraping.answers('sum(tenure_client_sessions{state="attached"})', {"": 1.0})
+            for query in _documented_queries():
+                scraping.query(query)  # one that Prometheus does not understand raises
     finally:
         server.shutdown()
         server.server_close()
@@ -120,3 +126,39 @@ def test_queries_give_the_numbers_of_a_program(tmp_path: Path) -> None:
 def _wait_for(client: blocking.Client, name: str) -> None:
     with client.mutex(name).lock():
         pass
+
+
+def _documented_queries() -> list[str]:
+    """The queries that the documents show."""
+    table = re.findall(r"^\| [^|`]+ \| `(.*)` \|$", MONITORING.read_text("utf-8"), re.MULTILINE)
+    assert len(table) >= 5
+    return table
+
+
+def test_the_documented_alerts_are_valid(tmp_path: Path) -> None:
+    command = shutil.which("promtool")
+    if command is None:
+        pytest.skip("no promtool here: apt-get install prometheus")
+    (rules,) = re.findall(r"```yaml\n(groups:.*?)```", MONITORING.read_text("utf-8"), re.DOTALL)
+    file = tmp_path / "rules.yml"
+    file.write_text(rules)
+    done = subprocess.run(
+        [command, "check", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 rules found" in done.stdout
+
+
+def test_the_documented_queries_and_alerts_name_metrics_that_there_are() -> None:
+    named = set(re.findall(r"\btenure_client_\w+", MONITORING.read_text("utf-8")))
+    known = {
+        metric.in_prometheus + suffix
+        for metric in METRICS
+        for suffix in (("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",))
+    }
+    assert named
+    assert named <= known

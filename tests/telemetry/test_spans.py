@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from tenure import blocking
+from tenure import Lease, blocking
 from tenure.errors import AcquireTimeout, EngineError
 from tenure.testing.clock import VirtualClock
 from tests.primitives.helpers import World, turns
@@ -209,3 +209,52 @@ async def test_spans_end_with_the_instrumentation(world: World, backend: Backend
         await held.release()
         await (await waiting).release()
         assert len(backend.spans) == 3
+
+
+async def test_a_span_has_the_place_in_the_queue_if_asked_for(
+    world: World, backend: Backend
+) -> None:
+    async with world.client() as client, world.client() as other:
+        backend.instrument(client, positions=True)
+        held = await other.mutex("m").lock()
+        waiting = []
+        for _ in range(3):
+            waiting.append(asyncio.create_task(client.mutex("m").lock()))
+            await turns()
+        await held.release()
+        for each in waiting:
+            await (await each).release()
+        async with client.mutex("free").lock():
+            pass
+        positions = [
+            facts(span).get("tenure.queue.position")
+            for span in backend.spans_named("acquire mutex")
+        ]
+        assert positions == [1, 2, 3, None]
+
+
+async def test_a_place_that_cannot_be_read_is_missing(
+    world: World, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, engine = world.slow(5)
+    async with client, world.client() as other:
+        backend.instrument(client, positions=True)
+        held = await other.mutex("m").lock()
+
+        async def waits(number: int) -> list[asyncio.Task[Lease]]:
+            locks = [client.mutex("m").lock(timeout=60) for _ in range(number)]
+            tasks = [asyncio.create_task(lock) for lock in locks]
+            await turns(100)
+            return tasks
+
+        engine.fail("describe", EngineError("no"), ZeroDivisionError("a mistake"))
+        waiting = [*await waits(2), *await waits(12)]  # more than are read at the same time
+        await held.release()
+        for each in waiting:
+            await (await each).release()
+        spans = backend.spans_named("acquire mutex")
+        known = [facts(span).get("tenure.queue.position") for span in spans]
+        assert known == [None, None, *range(3, 13), None, None]
+        assert [each.getMessage() for each in caplog.records] == [
+            "could not read the queue: node=/default name='m'"
+        ]

@@ -350,13 +350,21 @@ async def _obtain_and_send(
     source: SessionSource, options: RequestOptions[object], site: CallSite | None
 ) -> Request:
     """Obtain the session, and send a request without a timeout."""
-    unsent = source.listeners.begin(source.node, source.current(), options)
+    unsent = _begin_wait(source, options)
     try:
         return _send(await source.obtain(), options, None, site, unsent)
     except BaseException as error:
         if unsent is not None:
             unsent.ended(error)
         raise
+
+
+def _begin_wait(source: SessionSource, options: RequestOptions[object]) -> UnsentRequest | None:
+    """Report that a caller waits, although its request cannot be sent yet."""
+    session = source.current()
+    if session is not None and session.why is not None:
+        session = None  # another one is being attached
+    return source.listeners.begin(source.node, session, options)
 
 
 def _send(
@@ -419,7 +427,7 @@ async def _in_time(
     try:
         async with expiry:
             if request is None:
-                unsent = source.listeners.begin(source.node, source.current(), options)
+                unsent = _begin_wait(source, options)
                 request = _send(await source.obtain(), options, timeout, site, unsent)
             probe = Probe(request, limit)
             await settled(request, for_ever=False)

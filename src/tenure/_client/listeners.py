@@ -85,6 +85,9 @@ class Sink(Protocol):
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         """Record that a request was sent whose wait had begun before."""
 
+    def queued(self, request: Request) -> None:
+        """Record that the store has put a request into a queue."""
+
     def renewing(self, session: SessionLife, late: float) -> None:
         """Record that a renewal was sent, so many seconds after it was due."""
 
@@ -239,18 +242,20 @@ class Listeners:
     def sent(self, unsent: UnsentRequest, request: Request) -> None:
         """Report that a request was sent whose wait had begun before."""
         for sink in self.sinks:
-            try:
+            with self._failures.contained():
                 sink.sent(unsent, request)
-            except Exception as error:
-                self._failures.report(error)
+
+    def queued(self, request: Request) -> None:
+        """Report to the sinks that the store has put a request into a queue."""
+        for sink in self.sinks:
+            with self._failures.contained():
+                sink.queued(request)
 
     def renewing(self, session: SessionLife, late: float) -> None:
         """Report to the sinks that a renewal was sent, so many seconds after it was due."""
         for sink in self.sinks:
-            try:
+            with self._failures.contained():
                 sink.renewing(session, late)
-            except Exception as error:
-                self._failures.report(error)
 
     def close(self) -> None:
         """Close the streams, and the sinks. Events in the streams can still be read."""
@@ -258,10 +263,8 @@ class Listeners:
             stream._close()  # noqa: SLF001  as above
         sinks, self.sinks = self.sinks, ()
         for sink in sinks:
-            try:
+            with self._failures.contained():
                 sink.closed()
-            except Exception as error:
-                self._failures.report(error)
 
     def _living(self) -> list[EventStream]:
         return [stream for known in tuple(self.streams) if (stream := known()) is not None]

@@ -466,6 +466,8 @@ class Request:
                 self.order_id = order_id
             if self.state in QUEUED:
                 self.state = QUEUED[self.state]
+                if self.session.listeners.sinks:
+                    self.session.listeners.queued(self)
                 if not self.patient:
                     self.wake()
 

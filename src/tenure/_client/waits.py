@@ -55,7 +55,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _SERVICES = (os.path.join(_PACKAGE, "engines", ""), os.path.join(_PACKAGE, "background.py"))
 _GRPC_CALLS = "/aio/call.pyx.pxi"
 """End of the path of the file of grpcio whose tasks serve a client's calls, not the program."""
-_PRIMITIVES = tuple(os.path.join(_PACKAGE, name, "") for name in ("_client", "blocking"))
+_PRIMITIVES = tuple(
+    os.path.join(_PACKAGE, name, "") for name in ("_client", "blocking", "telemetry")
+)
 
 
 class Wait:

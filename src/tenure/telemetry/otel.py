@@ -40,6 +40,7 @@ def instrument(
     traces: bool = True,
     metrics: bool = True,
     names: Names = False,
+    positions: bool = False,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> Instrumentation:
@@ -63,6 +64,8 @@ def instrument(
         names: whether names of locks are attributes of the metrics; spans always have them. Each
             name is a time series of its own for as long as the program runs, so this suits programs
             with few names. A callable returns the attribute of a name.
+        positions: whether the span of a request that waits has its place in the queue. Each such
+            request reads the queue once.
         tracer_provider: makes the spans; the global provider by default.
         meter_provider: takes the metrics; the global provider by default.
 
@@ -93,7 +96,7 @@ def instrument(
             sinks.append(Recorder(meters, engine, names, meters.observer, meters.capture))
         if traces:
             tracer = tracers.get_tracer(SCOPE, __version__)
-            sinks.append(Spans(tracers, tracer, engine))
+            sinks.append(Spans(tracers, tracer, engine, positions=positions))
         return sinks
 
     return instrumented(client, make)

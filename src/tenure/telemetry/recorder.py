@@ -168,6 +168,9 @@ class Recorder:
         else:
             self._waiting[request] = found
 
+    def queued(self, request: Request) -> None:
+        """Do nothing: it has counted as a waiter from its begin."""
+
     def renewing(self, session: SessionLife, late: float) -> None:
         """Record by how much a renewal is late."""
         observe = self._delays.get(session.node)

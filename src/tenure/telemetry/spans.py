@@ -10,12 +10,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry import context as contexts
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tenure._client.session_core import session_of
+from tenure._client.waits import place_of
+from tenure._client.watch import described_now
+from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
 if TYPE_CHECKING:
@@ -27,6 +32,11 @@ if TYPE_CHECKING:
     from tenure._client.listeners import AnyRequest, EventKind, Handler, UnsentRequest
     from tenure._client.request import Request
     from tenure._client.session_life import SessionLife
+
+MOST_READINGS = 10
+"""Number of queues that are read at the same time; of other requests the place is unknown."""
+
+_log = logging.getLogger("tenure")
 
 _OF_ELECTIONS = {"acquire": "campaign", "hold": "lead"}
 
@@ -50,10 +60,19 @@ class Spans:
         destination: the provider of the tracer.
         tracer: makes the spans.
         engine: the attribute of the engine.
+        positions: whether the place in the queue is read for each request that waits.
+
+    Attributes:
+        destination: as given.
+        handlers: the functions that make the spans.
     """
 
-    def __init__(self, destination: object, tracer: Tracer, engine: str) -> None:
+    def __init__(
+        self, destination: object, tracer: Tracer, engine: str, *, positions: bool
+    ) -> None:
         self.destination = destination
+        self._positions = positions
+        self._reading = 0  # number of readings that have begun
         self._tracer = tracer
         self._engine = engine
         self._waiting: dict[AnyRequest, _Wait] = {}
@@ -76,6 +95,40 @@ class Spans:
         if wait is not None:
             self._waiting[request] = wait
             wait.span.set_attribute("tenure.session.id", str(session_of(request).id))
+
+    def queued(self, request: Request) -> None:
+        """Begin to read the place in the queue, if the spans have it."""
+        known = request.order_id is not None  # else the store does not name its waiters
+        if self._positions and known and self._reading < MOST_READINGS:
+            self._reading += 1
+            reading = session_of(request).client.tasks.begin(self._note_position(request))
+            reading.add_done_callback(self._have_read)
+
+    def _have_read(self, _: object) -> None:
+        self._reading -= 1
+
+    async def _note_position(self, request: Request) -> None:
+        session = session_of(request)
+        try:
+            async with asyncio.timeout(session.contact.answer_timeout):
+                described = await described_now(
+                    session,
+                    request.name,
+                    ephemeral=request.options.ephemeral,
+                    owners=True,
+                    waiters=True,
+                )
+        except (TenureError, TimeoutError) as error:
+            _log.debug(
+                "position unknown: node=%s name=%r error=%s", request.node, request.name, error
+            )
+            return
+        except Exception:
+            _log.exception("could not read the queue: node=%s name=%r", request.node, request.name)
+            return
+        place, wait = place_of(request, described), self._waiting.get(request)
+        if place and wait is not None:
+            wait.span.set_attribute("tenure.queue.position", place)
 
     def renewing(self, session: SessionLife, late: float) -> None:
         """Do nothing: a renewal belongs to no trace."""
