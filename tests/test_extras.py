@@ -29,6 +29,7 @@ SERVES = (
 
 PROGRAMS = {
     "cli": ["import sys; from tenure.cli import main; sys.argv[1:] = ['ls']; sys.exit(main())"],
+    "console": [SERVES.format("--listen http://127.0.0.1:0")],
     "etcd": [CONNECTS.format("etcd://localhost")],
     "interop": ["import tenure.interop.effect, tenure.interop.exclusive_lock"],
     "native": [CONNECTS.format("tenure://localhost")],

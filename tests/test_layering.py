@@ -76,6 +76,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.engines.redis": frozenset({"hiredis"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),
+    "tenure.server.http": frozenset({"h11", "prometheus_client", "starlette", "uvicorn"}),
     "tenure.greenlets": frozenset({"gevent"}),
     "tenure.interop": frozenset({"redis"}),
     "tenure.testing": frozenset({"hypothesis", "pytest"}),
