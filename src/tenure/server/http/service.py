@@ -130,7 +130,7 @@ class HttpService:
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Admit the client of a server without tokens; return why a request is refused."""
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
+        if _length_of_head(scope) > HEAD_BYTES:
             return PlainTextResponse("the headers are too long\n", 431, _NOT_STORED)
         connection = connection_of(scope)
         if connection.is_stranger and not self._context.authenticator.required:
@@ -200,6 +200,12 @@ class HttpService:
             connection.let_in(identity)
         except LimitReached as error:
             raise _Refused(_busy(error)) from error
+
+
+def _length_of_head(scope: Scope) -> int:
+    """Return the bytes of a request's first line and headers, or a little less."""
+    headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return headers + len(scope["raw_path"]) + len(scope["query_string"])
 
 
 class _Refused(Exception):
