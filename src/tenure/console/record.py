@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from heapq import nlargest
 from typing import Literal, TypeAlias
@@ -502,10 +502,12 @@ def _label(request: RequestDescription) -> str:
     (each,) = semaphore_with_identities(
         SemaphoreDescription("", b"", 1, 0, ephemeral=True, owners=(request,))
     ).owners
+    described = each.session_description or ""
+    if described and described.startswith(each.program or ""):
+        # Such as "tenure run backup.sh" of the program "tenure".
+        return holder_name(replace(each, program=described[:80]))
     label = holder_name(each)
-    if each.session_description:
-        label += f" ({safe(each.session_description[:80])})"
-    return label
+    return f"{label} ({safe(described[:80])})" if described else label
 
 
 def _count(request: RequestDescription) -> int | None:

@@ -25,7 +25,7 @@
     const line = document.createElement("p");
     const title = document.createElement("b");
     line.className = "notice bad";
-    title.textContent = "The store does not answer.";
+    title.textContent = "Not up to date.";
     line.append(title, " " + text);
     trouble.append(line);
   };
