@@ -8,7 +8,7 @@ import webbrowser
 
 import click
 
-from tenure.cli.mistakes import Mistake, Status
+from tenure.cli.mistakes import Mistake, Status, after_signal
 from tenure.cli.options import run_async, url_option
 from tenure.cli.output import safe
 from tenure.cli.store import check_there, chosen_url, shown_url
@@ -40,23 +40,21 @@ NEEDED = ("jinja2", "starlette", "uvicorn")
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open a browser.")
 @url_option
-def console(
-    listen: str, hosts: tuple[str, ...], *, administer: bool, open_browser: bool
-) -> None:
+def console(listen: str, hosts: tuple[str, ...], *, administer: bool, open_browser: bool) -> int:
     """Show the store in the browser, live.
 
     Prints an address that signs one browser in, and after its use another one for the next browser.
     It only looks, unless --administer is given. Ctrl-C ends it (exit code 130).
 
-    The connection is not encrypted: on an address other than this machine's own, put a proxy with TLS
-    in front of it, or use a tunnel.
+    The connection is not encrypted. On an address other than this machine's own, put a proxy with
+    TLS in front of it, or use a tunnel.
     """
-    run_async(_serve(listen, hosts, administer=administer, open_browser=open_browser))
+    return run_async(_serve(listen, hosts, administer=administer, open_browser=open_browser))
 
 
 async def _serve(
     listen: str, hosts: tuple[str, ...], *, administer: bool, open_browser: bool
-) -> None:
+) -> int:
     try:
         from tenure.console.local import serve_console
     except ModuleNotFoundError as error:
@@ -88,7 +86,8 @@ async def _serve(
                     click.echo("tenure: no browser was found; open the address", err=True)
                 first = False
 
-            await serve_console(store, sock, show, administer=administer, hosts=hosts)
+            number = await serve_console(store, sock, show, administer=administer, hosts=hosts)
+            return Status.DONE if number is None else after_signal(number)
     finally:
         await store.aclose()
 

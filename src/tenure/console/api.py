@@ -2,11 +2,11 @@
 
 It has what the pages show, with the field names of ``tenure describe --json``. Rules:
 
-* A program sends its token as ``Authorization: Bearer TOKEN``. A browser that has signed in may read;
-  what changes the store needs the bearer token, or a connection that itself shows the visitor.
+* A program sends its token as ``Authorization: Bearer TOKEN``. A browser that has signed in may
+  read; what changes the store needs the token, or a connection that itself shows the visitor.
 * Lists come in pages: ``following`` is the ``after`` of the next page, and null at the end.
 * Data of more than `LONGEST_DATA` bytes is cut; ``data_bytes`` is its real length.
-* An error is ``{"error": {"kind": ..., "message": ...}}``, where ``kind`` is the name of the exception.
+* An error is ``{"error": {"kind": ..., "message": ...}}``. Its kind is the name of the exception.
 """
 
 from __future__ import annotations
@@ -331,7 +331,8 @@ async def _sent(request: Request) -> dict[str, str]:
     """Return the fields of a JSON object as texts.
 
     Raises:
-        HTTPException: 415: the body is no JSON; 400: it is damaged, or no object of texts and numbers.
+        HTTPException: 415: the body is no JSON; 400: it is damaged, or no object of texts and
+            numbers.
     """
     from tenure.console.app import read_body
 

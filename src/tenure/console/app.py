@@ -105,7 +105,7 @@ class Console:
 
     Args:
         door: decides who comes in.
-        store: the store, without permissions, which the observer reads for all visitors. It is open.
+        store: the open store, without permissions, which the observer reads for all visitors.
 
     Attributes:
         observer: the observer of the store.
@@ -202,7 +202,9 @@ class Console:
 
     # Pages
 
-    def values(self, request: Request, visit: Visit | None, path: str, title: str) -> dict[str, Any]:
+    def values(
+        self, request: Request, visit: Visit | None, path: str, title: str
+    ) -> dict[str, Any]:
         """Return the values that every page shows."""
         root = request.scope.get("root_path", "")
         trouble = self.observer.trouble
@@ -236,7 +238,9 @@ class Console:
         """Lead a browser to the page where it signs in."""
         root = request.scope.get("root_path", "")
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        shown = {} if target in {root, f"{root}/"} or request.method not in SAFE else {"next": target}
+        shown = (
+            {} if target in {root, f"{root}/"} or request.method not in SAFE else {"next": target}
+        )
         return RedirectResponse(link(root, "/sign-in", **shown), 303)
 
     def guarded(self, work: Callable[[Request, Visit], Awaitable[Response]]) -> Endpoint:
@@ -330,9 +334,7 @@ class Console:
         ending = visitor.engine.end_session(node, number)
         return await self.act(visitor, host, "session ended", ending, node=node, session=number)
 
-    async def evict(
-        self, visitor: Visitor, host: str, node: str, name: str, order_id: int
-    ) -> bool:
+    async def evict(self, visitor: Visitor, host: str, node: str, name: str, order_id: int) -> bool:
         """Evict a request, if the visitor may."""
         self.check(visitor, node)
         evicting = visitor.engine.evict(node, name, order_id)
@@ -407,7 +409,9 @@ class Console:
                 values |= {"error": str(error), "token": ""}
                 return self.html("sign_in.html", values, 403)
             except TenureError as error:
-                return self.message(request, None, "This does not work", str(error), status_of(error))
+                return self.message(
+                    request, None, "This does not work", str(error), status_of(error)
+                )
         return self.html("sign_in.html", values)
 
     async def sign_out(self, request: Request) -> Response:

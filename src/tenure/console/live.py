@@ -4,11 +4,11 @@ Rules:
 
 * **Topics.** Browsers of the same visitor that show the same page share a topic. Its content is
   rendered once for all of them, at most once in `INTERVAL` seconds.
-* **Bounded work.** Rendering takes at most one part in `SHARE` of the time. With many topics each is
-  rendered less often.
-* **Latest only.** A browser that reads slowly gets the latest content, and nothing queues up for it.
-  One that has read nothing for `STUCK` seconds leaves its topic, and is disconnected when it reads
-  again.
+* **Bounded work.** Rendering takes at most one part in `SHARE` of the time. With many topics each
+  is rendered less often.
+* **Latest only.** A browser that reads slowly gets the latest content, and nothing queues up for
+  it. One that has read nothing for `STUCK` seconds leaves its topic, and is disconnected when it
+  reads again.
 * **Sign-ins.** A stream ends when its visitor is not valid any more.
 """
 
@@ -32,7 +32,7 @@ INTERVAL = 1.0
 SHARE = 4
 STUCK = 15.0
 QUIET = 15.0
-"""Seconds after which an unchanged stream gets a comment, so that a broken connection is noticed."""
+"""Seconds after which an unchanged stream gets a comment, which shows a broken connection."""
 
 MOST_STREAMS = 500
 """Open streams of one console."""

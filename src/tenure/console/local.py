@@ -11,7 +11,9 @@ import contextlib
 import hmac
 import logging
 import secrets
+import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Iterator
 
 import uvicorn
@@ -106,14 +108,44 @@ class LocalDoor:
 class _Server(uvicorn.Server):
     """Server that ends live pages before it waits for requests to end."""
 
-    def __init__(self, config: uvicorn.Config, console: Console) -> None:
+    def __init__(
+        self, config: uvicorn.Config, console: Console, listening: Callable[[], object]
+    ) -> None:
         super().__init__(config)
+        self.signal: int | None = None
         self._console = console
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all connections."""
         self._console.end_streams()
         await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM end the server, and a second one end it at once."""
+        if sys.platform == "win32":
+            with super().capture_signals():
+                yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _end(self, number: int) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.signal = self.signal or number
 
 
 async def serve_console(
@@ -123,8 +155,8 @@ async def serve_console(
     *,
     administer: bool,
     hosts: Collection[str] = (),
-) -> None:
-    """Serve the console of an open store, until SIGINT or SIGTERM.
+) -> int | None:
+    """Serve the console of an open store until SIGINT or SIGTERM, and return that signal.
 
     Args:
         store: the store.
@@ -142,8 +174,11 @@ async def serve_console(
         server_header=False,
         date_header=False,
         timeout_graceful_shutdown=ENDING,
-        lifespan="on",
+        lifespan="off",
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    printed(door.token)
-    await _Server(config, app.state.console).serve([listening])
+    console: Console = app.state.console
+    server = _Server(config, console, lambda: printed(door.token))
+    async with console.running():
+        await server.serve([listening])
+    return server.signal

@@ -3,8 +3,8 @@
 Rules:
 
 * **One reader.** There is one observer of a store, however many pages are open.
-* **Bounded work.** After each part that it has read, it rests for `REST` times as long as that took.
-  On a large store a round takes longer, instead of costing more.
+* **Bounded work.** After each part that it has read, it rests for `REST` times as long as that
+  took. On a large store a round takes longer, instead of costing more.
 * **Idle.** While no page is open, a round begins only once in `IDLE` seconds.
 * **Outages.** An error is logged and shown, and the next round follows after a pause.
 """

@@ -36,7 +36,9 @@ def _integer(about: str) -> Schema:
 
 
 DATA = {
-    "data": _or_null("string", "The data as text, if it is valid UTF-8; at most 4,096 bytes of it."),
+    "data": _or_null(
+        "string", "The data as text, if it is valid UTF-8; at most 4,096 bytes of it."
+    ),
     "data_base64": _or_null("string", "The data in base64, if it is no text."),
     "data_bytes": _integer("The length of the data in bytes."),
 }

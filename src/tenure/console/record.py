@@ -304,8 +304,9 @@ class Record:
                 added.append(span)
         recent = [each for each in added if (each.granted or now) >= before - _SLACK]
         gone = set(seen.owners) - {each.order_id for each in owners}
-        # The grant of a waiter shows when there was room.
-        followed = [each.granted or now for each in recent if each.joined is not None]
+        # A grant shows that there was room by then.
+        full = seen.held >= seen.limit
+        followed = [each.granted or now for each in recent if full or each.joined is not None]
         ended_at = min(followed, default=now)
         for order_id in sorted(gone):
             span = seen.owners.pop(order_id)

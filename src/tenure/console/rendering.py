@@ -45,15 +45,19 @@ def name_in(text: str, longest: int = LONGEST_NAME) -> Markup:
 
 def data_in(data: bytes, longest: int = 60) -> Markup:
     """Return the beginning of data, as text where it is text."""
-    return Markup('<bdi class="data">{}</bdi>').format(shown_data(data, longest)) if data else Markup()
+    return (
+        Markup('<bdi class="data">{}</bdi>').format(shown_data(data, longest)) if data else Markup()
+    )
 
 
 def time_in(seconds: float | None) -> Markup:
     """Return a duration, with its length for programs."""
     if seconds is None:
         return Markup('<span class="unknown">unknown</span>')
-    shown = "0 s" if seconds < 0.05 else duration(seconds) if seconds < 10 else duration(int(seconds))
-    return Markup('<time datetime="PT{}S">{}</time>').format(f"{max(0.0, seconds):.1f}", shown)
+    seconds = max(0.0, seconds)
+    whole = int(seconds)
+    shown = f"{whole} s" if 1 <= seconds < 60 else duration(seconds)
+    return Markup('<time datetime="PT{}S">{}</time>').format(f"{seconds:.1f}", shown)
 
 
 def process_in(each: Any) -> Markup:
@@ -115,5 +119,3 @@ class Rendering:
         found = self._environment.get_template(template)
         context = found.new_context({**values, "version": self.version})
         return "".join(found.blocks["main"](context))
-
-

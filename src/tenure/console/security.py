@@ -2,9 +2,9 @@
 
 Rules:
 
-* **Host.** A page of another site can have its name resolve to this server's address, and would then
-  count as the same origin. So the ``Host`` of a request is an address, ``localhost``, or one of the
-  names that the server was given.
+* **Host.** A page of another site can have its name resolve to this server's address, and would
+  then count as the same origin. So the ``Host`` of a request is an address, ``localhost``, or one
+  of the names that the server was given.
 * **Origin.** A request that may change something comes from a page of this console, as the browser
   states it (``Sec-Fetch-Site``, ``Origin``), or it carries a bearer token, which no browser adds by
   itself. Forms carry a token of their sign-in as well.

@@ -1,7 +1,7 @@
 """Pages of the console: what each template shows.
 
-A view reads the store as its visitor may use it, and the record as far as the visitor may see it. It
-returns the values for its template. A page that is kept up to date is rendered from the same view.
+A view reads the store as its visitor may use it, and the record as far as the visitor may see it.
+It returns the values for its template. A page that is kept up to date uses the same view.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class PageRequest:
             return default
         # int() accepts other digits, and takes long for many of them
         if not (given.isascii() and given.isdigit() and len(given) < 20) or int(given) > most:
-            raise InvalidArgument(
-                f"{name} is a whole number from 0 to {most}, not {given[:40]!r}"
-            )
+            raise InvalidArgument(f"{name} is a whole number from 0 to {most}, not {given[:40]!r}")
         return int(given)
 
     def page_size(self) -> int:
@@ -326,8 +324,8 @@ def timelines_of(
 ) -> list[dict[str, Any]]:
     """Return the timelines of some semaphores."""
     now = request.sources.clock.now()
-    drawn = [{"seen": each, "timeline": timeline(each.spans(), now, window, most)} for each in found]
-    return [each for each in drawn if each["timeline"].rows]
+    drawn = [(each, timeline(each.spans(), now, window, most)) for each in found]
+    return [{"seen": seen, "timeline": line} for seen, line in drawn if line.rows]
 
 
 def tokens(count: int) -> str:
