@@ -55,6 +55,7 @@ class LazyGroup(CommandGroup):
         "ls": ("tenure.cli.look", "ls", "List semaphores with their holders and waiters."),
         "describe": ("tenure.cli.look", "describe", "Show the holders and waiters of NAME."),
         "top": ("tenure.cli.top.command", "top", "Show holders and waiters, live."),
+        "console": ("tenure.cli.console", "console", "Show the store in the browser, live."),
         "watch": ("tenure.cli.look", "watch", "Show each new state of NAME."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),

@@ -34,9 +34,10 @@ from rich.live import Live
 from rich.text import Text
 
 import tenure
-from tenure.cli.look import count, held, kind, owner, program, remark
+from tenure.cli.look import count, held, owner, program, remark
 from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, shown_data, terminal
 from tenure.cli.top.view import Keyboard, Row, Snapshot, View, chosen
+from tenure.shown import kind
 
 KEYS = "q quit  ↑↓ select  Enter look inside  s sort  r reverse  n node"
 KEYS_INSIDE = "q quit  ↑↓ scroll  Esc back"

@@ -44,6 +44,7 @@ from tenure.model import (
     NodeConfig,
     NodeDescription,
     Recovered,
+    RequestDescription,
     SemaphoreDescription,
     SessionDescription,
     Unchanged,
@@ -384,6 +385,13 @@ class GuardedPages:
         return await self._pages.semaphores(
             path, owners=owners, waiters=waiters, after=after, most=most
         )
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Return the next owners or waiters of a semaphore."""
+        self._check(path, Access.READ)
+        return await self._pages.requests(path, name, waiters=waiters, after=after, most=most)
 
 
 class GuardedEngine(EngineDefaults):
