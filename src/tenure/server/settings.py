@@ -137,6 +137,14 @@ SETTINGS: tuple[Setting, ...] = (
         "/dflockd",
     ),
     Setting(
+        "console-host",
+        "texts",
+        "NAME",
+        "A name under which browsers reach the console at http://; may be repeated. Addresses, "
+        "localhost and the hosts in --listen need none.",
+        (),
+    ),
+    Setting(
         "metrics-access",
         "choice",
         "WHO",
@@ -305,6 +313,9 @@ def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | No
         http=HttpOptions(
             open_metrics=given["metrics-access"].value == "everyone",
             identities=given["metrics-identities"].value or 0,
+            hosts=frozenset(
+                (*given["console-host"].value, *(each.host for each in addresses if each.host))
+            ),
         ),
         metrics_nodes=given["metrics-nodes"].value,
         drain_time=given["drain-time"].value,
@@ -375,9 +386,9 @@ def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: 
         )
     if not any(address.protocol == "http" for address in addresses):
         faults += (
-            f"{given[name].origin}: {name} is for the metrics, and no listener has them; "
-            "add http://127.0.0.1:7080"
-            for name in ("metrics-access", "metrics-nodes", "metrics-identities")
+            f"{given[name].origin}: {name} is for the console and the metrics, and no listener "
+            "has them; add http://127.0.0.1:7080"
+            for name in ("console-host", "metrics-access", "metrics-nodes", "metrics-identities")
             if given[name].origin
         )
 

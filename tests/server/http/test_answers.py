@@ -107,7 +107,7 @@ async def test_a_client_of_a_server_without_tokens_keeps_its_connection() -> Non
 
 async def test_requests_that_follow_one_another_are_answered_in_order() -> None:
     async with hosted() as server, called(server.address) as client:
-        request = "GET {} HTTP/1.1\r\nhost: x\r\n\r\n"
+        request = "GET {} HTTP/1.1\r\nhost: localhost\r\n\r\n"
         paths = ["/healthz", "/nothing", "/readyz"] * 5
         client.say("".join(map(request.format, paths)).encode())
         statuses = [(await client.hear()).status for _ in paths]
@@ -130,7 +130,7 @@ async def test_a_host_header_changes_no_answer_and_is_not_repeated(host: str) ->
     async with hosted(authenticator=tokens()) as server:
         for path in ("/metrics", "/metrics/", "//metrics", "/nothing"):
             answered = await ask(server.address, path, host=host)
-            assert answered.status in {400, 401, 404}
+            assert answered.status in {400, 401, 404, 421}
             assert not any(host in value for value in answered.headers.values())
             assert host.encode() not in answered.body
 

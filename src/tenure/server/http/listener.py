@@ -144,6 +144,7 @@ class HttpListener(Listener[HttpServerConnection]):
         try:
             await self.drain()
             await door.aclose()
+            self.service.end_streams()
             for connection in list(self.connections):
                 connection.drain()
             await self._wait_for_connections(_FLUSHED_IN)

@@ -12,7 +12,9 @@ class HttpOptions:
     Attributes:
         open_metrics: whether ``/metrics`` needs no token, even if the server requires tokens.
         identities: number of identities with series of their own in the metrics.
+        hosts: names under which browsers reach the console, besides addresses and ``localhost``.
     """
 
     open_metrics: bool = False
     identities: int = 0
+    hosts: frozenset[str] = frozenset()

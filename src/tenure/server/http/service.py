@@ -28,12 +28,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tenure.background import Failures
+from tenure.console.app import make_app
 from tenure.errors import AuthenticationFailed
 from tenure.server.auth import REFUSAL_DELAY, Identity
 from tenure.server.auth.identity import EVERYTHING, Access, Permissions
 from tenure.server.context import Context
 from tenure.server.http.connection import BODY_BYTES, HEAD_BYTES, HttpServerConnection
-from tenure.server.http.door import CURRENT
+from tenure.server.http.door import CURRENT, ServerDoor, shown_store
 from tenure.server.http.health import Health
 from tenure.server.http.metrics import CONTENT_TYPE, Exposition
 from tenure.server.http.options import HttpOptions
@@ -73,24 +74,20 @@ class HttpService:
     """
 
     def __init__(self, context: Context, options: HttpOptions) -> None:
+        door = ServerDoor(context, self.reject)
+        self._console = make_app(door, shown_store(context.engine), hosts=options.hosts)
+        self._running: asyncio.Task[None] | None = None  # the console's background tasks
+        self._runs = asyncio.Event()
         self.health = Health(context)
         self._context = context
         self._options = options
         self._exposition = Exposition(context, self.health, options.identities)
         self._failures = Failures("answering an HTTP request", context.logger)
         self._users = 0
-        self._app: App = self._make_app()
-
-    def _make_app(self) -> App:
-        app = Starlette(
-            routes=[
-                Route("/healthz", self._healthz),
-                Route("/readyz", self._readyz),
-                Route("/metrics", self._metrics),
-            ]
-        )
-        app.router.redirect_slashes = False  # it would repeat the client's Host header
-        return app
+        own = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        self._own = Starlette(routes=[Route(path, endpoint) for path, endpoint in own.items()])
+        self._paths = frozenset(own)
+        self._app: App = self._choose
 
     # Shared by the listeners
 
@@ -101,6 +98,11 @@ class HttpService:
         if service is None:
             service = context.shared[cls] = cls(context, options)
         service._users += 1
+        try:
+            await service._start()
+        except BaseException:
+            await service.unshare()
+            raise
         return service
 
     async def unshare(self) -> None:
@@ -108,7 +110,32 @@ class HttpService:
         self._users -= 1
         if not self._users:
             del self._context.shared[HttpService]
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.wait([self._running])
             await self.health.aclose()
+
+    async def _start(self) -> None:
+        """Start the console's background tasks, unless they run."""
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+        started = asyncio.ensure_future(self._runs.wait())
+        try:
+            await asyncio.wait([started, self._running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            started.cancel()
+        if self._running.done():
+            self._running.result()
+
+    async def _run(self) -> None:
+        """Own the console's background tasks, until it is cancelled."""
+        async with self._console.router.lifespan_context(self._console):
+            self._runs.set()
+            await asyncio.Event().wait()
+
+    def end_streams(self) -> None:
+        """End the responses of the console that would last for ever."""
+        self._console.state.console.end_streams()
 
     # Requests
 
@@ -127,6 +154,10 @@ class HttpService:
         except Exception as error:
             self._failures.report(error)
             await limited.end(PlainTextResponse("Internal Server Error\n", 500, _NOT_STORED))
+
+    async def _choose(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._own if scope["path"] in self._paths else self._console
+        await app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Admit the client of a server without tokens; return why a request is refused."""
