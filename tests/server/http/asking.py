@@ -95,15 +95,23 @@ class Caller:
         self.writer.write(data)
 
     async def ask(
-        self, path: str = "/healthz", *, method: str = "GET", token: str = "", **headers: str
+        self,
+        path: str = "/healthz",
+        *,
+        method: str = "GET",
+        token: str = "",
+        body: bytes = b"",
+        **headers: str,
     ) -> Answered:
         """Send a request, and return the response, which has a length."""
         lines = [f"{method} {path} HTTP/1.1"]
         headers = {"host": "localhost", **headers}
         if token:
             headers["authorization"] = f"Bearer {token}"
+        if body:
+            headers["content-length"] = str(len(body))
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-        self.say("\r\n".join([*lines, "", ""]).encode())
+        self.say("\r\n".join([*lines, "", ""]).encode() + body)
         return await self.hear(method)
 
     async def hear(self, method: str = "GET") -> Answered:
