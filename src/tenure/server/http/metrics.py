@@ -1,6 +1,6 @@
 """Metrics of a server, in Prometheus' text format.
 
-`METRICS` is the one list of them: the exposition, the table in the documentation, the alert rules
+`SECTIONS` is the one list of them: the exposition, the table in the documentation, the alert rules
 and the dashboard in ``deploy/`` are made from it. A reader of a metric takes what is counted
 already (`tenure.server.meter`), so that a server without scrapes does no work for them.
 
@@ -14,7 +14,7 @@ already (`tenure.server.meter`), so that a server without scrapes does no work f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
@@ -31,6 +31,7 @@ from tenure.server.auth.accounts import Account
 from tenure.server.auth.identity import Access, Permissions
 from tenure.server.context import Context
 from tenure.server.http.health import RECENT, Health
+from tenure.server.limits import Limits
 from tenure.server.meter import ENDS, LOSSES, OTHERS, OUTCOMES, Histogram, NodeMeter, Traffic
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -93,6 +94,7 @@ class Reading:
                 yield (identity, name), sum(getattr(each, name).used for each in known[identity])
 
 
+_REASONS = (*(each.name for each in fields(Limits)), "login")
 _COUNTED = ("nodes", "requests", "sessions", "stored_bytes", "watches")
 
 
@@ -185,215 +187,224 @@ def _timed_out(reading: Reading) -> list[Sample]:
 
 
 def _refusals(reading: Reading) -> list[Sample]:
-    return [((reason,), count) for reason, count in reading.context.meter.refusals.items()]
+    # With zeros, because Prometheus does not notice the first of a series that was not there.
+    counts = dict.fromkeys(_REASONS, 0) | reading.context.meter.refusals
+    return [((reason,), count) for reason, count in counts.items()]
 
 
 def _info(reading: Reading) -> list[Sample]:
     return [((tenure.__version__, reading.context.engine.url.partition("://")[0]), 1)]
 
 
-METRICS: Final = (
-    MetricInfo(
-        "tenure_info",
-        "gauge",
-        "Always 1; the labels have the version and the kind of the store.",
-        _info,
-        ("version", "store"),
+SECTIONS: Final[dict[str, tuple[MetricInfo, ...]]] = {
+    "Server": (
+        MetricInfo(
+            "tenure_info",
+            "gauge",
+            "Always 1; the labels have the version and the kind of the store.",
+            _info,
+            ("version", "store"),
+        ),
+        MetricInfo(
+            "tenure_draining",
+            "gauge",
+            "1 while the server is being stopped, else 0.",
+            _one(lambda it: it.health.draining),
+        ),
     ),
-    MetricInfo(
-        "tenure_draining",
-        "gauge",
-        "1 while the server is being stopped, else 0.",
-        _one(lambda it: it.health.draining),
+    "Sessions and requests": (
+        MetricInfo(
+            "tenure_sessions",
+            "gauge",
+            "Sessions that are attached through this server.",
+            _per_node("sessions"),
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_sessions_opened_total",
+            "counter",
+            "Sessions that were opened, resumed or taken over through this server.",
+            _per_node("opened"),
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_sessions_ended_total",
+            "counter",
+            "Sessions that have left this server, by how they ended; a detached one lives on in "
+            "the store.",
+            _by_kind("ends", ENDS),
+            ("end",),
+        ),
+        MetricInfo(
+            "tenure_requests_total",
+            "counter",
+            "Requests that were sent for semaphores, mutexes and elections.",
+            _per_node("requests"),
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_grants_total",
+            "counter",
+            "Requests that were granted.",
+            _per_node("grants"),
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_waiters",
+            "gauge",
+            "Requests that wait for a grant.",
+            _per_node("waiting"),
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_leases",
+            "gauge",
+            "Requests that are granted and not released.",
+            _per_node("held"),
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_wait_seconds",
+            "histogram",
+            "Time from a request to its grant.",
+            lambda it: it.context.meter.waits,
+        ),
+        MetricInfo(
+            "tenure_hold_seconds",
+            "histogram",
+            "Time from a grant to the end of the lease.",
+            lambda it: it.context.meter.holds,
+        ),
+        MetricInfo(
+            "tenure_requests_timed_out_total",
+            "counter",
+            "Requests whose timeout has passed in the queue.",
+            _timed_out,
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_requests_not_granted_total",
+            "counter",
+            "Requests that ended without a grant, by outcome; busy: with timeout 0.",
+            _by_kind("outcomes", OUTCOMES),
+            ("outcome",),
+        ),
+        MetricInfo(
+            "tenure_leases_lost_total",
+            "counter",
+            "Leases that ended before their holder released them.",
+            _lost,
+            ("node",),
+        ),
+        MetricInfo(
+            "tenure_losses_total",
+            "counter",
+            "Leases that ended before their holder released them, by cause.",
+            _by_kind("losses", LOSSES),
+            ("cause",),
+        ),
     ),
-    # Sessions and requests
-    MetricInfo(
-        "tenure_sessions",
-        "gauge",
-        "Sessions that are attached through this server.",
-        _per_node("sessions"),
-        ("node",),
+    "Clients": (
+        MetricInfo(
+            "tenure_connections",
+            "gauge",
+            "Open connections, those that are not identified yet included.",
+            _per_listener("connections"),
+            ("listener",),
+        ),
+        MetricInfo(
+            "tenure_connections_opened_total",
+            "counter",
+            "Connections that were accepted.",
+            _per_listener("opened"),
+            ("listener",),
+        ),
+        MetricInfo(
+            "tenure_received_bytes_total",
+            "counter",
+            "Bytes from clients, without the overhead of TLS.",
+            _per_listener("received"),
+            ("listener",),
+        ),
+        MetricInfo(
+            "tenure_sent_bytes_total",
+            "counter",
+            "Bytes to clients, without the overhead of TLS.",
+            _per_listener("sent"),
+            ("listener",),
+        ),
+        MetricInfo(
+            "tenure_refusals_total",
+            "counter",
+            "Connections, sessions and operations that were refused, by the limit that was "
+            "reached; login: a token or a certificate that is not valid.",
+            _refusals,
+            ("reason",),
+        ),
+        MetricInfo(
+            "tenure_usage",
+            "gauge",
+            "Usage of a limited resource by all clients.",
+            lambda it: [((name,), used) for name, used, _ in it.usage()],
+            ("resource",),
+        ),
+        MetricInfo(
+            "tenure_limit",
+            "gauge",
+            "Limit of a resource, as it is set.",
+            lambda it: [((name,), most) for name, _, most in it.usage()],
+            ("resource",),
+        ),
+        MetricInfo(
+            "tenure_identity_usage",
+            "gauge",
+            "Usage of a limited resource by one identity, with the setting metrics-identities.",
+            lambda it: it.by_identity(),
+            ("identity", "resource"),
+        ),
+        MetricInfo(
+            "tenure_audit_records_dropped_total",
+            "counter",
+            "Records that the audit log could not be given in time.",
+            _one(lambda it: it.context.audit.dropped),
+        ),
     ),
-    MetricInfo(
-        "tenure_sessions_opened_total",
-        "counter",
-        "Sessions that were opened, resumed or taken over through this server.",
-        _per_node("opened"),
-        ("node",),
+    "Health": (
+        MetricInfo(
+            "tenure_loop_lag_seconds",
+            "histogram",
+            "Delay of the event loop, which all clients share; observed ten times a second.",
+            lambda it: it.health.loop.lags,
+        ),
+        MetricInfo(
+            "tenure_loop_lag_max_seconds",
+            "gauge",
+            f"Longest delay of the event loop in the last {RECENT:g} seconds.",
+            _one(lambda it: it.health.loop.largest),
+        ),
+        MetricInfo(
+            "tenure_store_up",
+            "gauge",
+            "1 if the store has answered the latest reading, else 0.",
+            _one(lambda it: it.health.store.reason is None),
+        ),
+        MetricInfo(
+            "tenure_store_latency_seconds",
+            "histogram",
+            "Time in which the store answers a small read; made for health checks and scrapes.",
+            lambda it: it.health.store.latencies,
+        ),
+        MetricInfo(
+            "tenure_store_failures_total",
+            "counter",
+            "Readings that the store did not answer, or refused.",
+            _one(lambda it: it.health.store.failed),
+        ),
     ),
-    MetricInfo(
-        "tenure_sessions_ended_total",
-        "counter",
-        "Sessions that have left this server, by the way in which they did; a detached one lives "
-        "on in the store.",
-        _by_kind("ends", ENDS),
-        ("end",),
-    ),
-    MetricInfo(
-        "tenure_requests_total",
-        "counter",
-        "Requests that were sent for semaphores, mutexes and elections.",
-        _per_node("requests"),
-        ("node",),
-    ),
-    MetricInfo(
-        "tenure_grants_total",
-        "counter",
-        "Requests that were granted.",
-        _per_node("grants"),
-        ("node",),
-    ),
-    MetricInfo(
-        "tenure_waiters",
-        "gauge",
-        "Requests that wait for a grant.",
-        _per_node("waiting"),
-        ("node",),
-    ),
-    MetricInfo(
-        "tenure_leases",
-        "gauge",
-        "Requests that are granted and not released.",
-        _per_node("held"),
-        ("node",),
-    ),
-    MetricInfo(
-        "tenure_wait_seconds",
-        "histogram",
-        "Time from a request to its grant.",
-        lambda it: it.context.meter.waits,
-    ),
-    MetricInfo(
-        "tenure_hold_seconds",
-        "histogram",
-        "Time from a grant to the end of the lease.",
-        lambda it: it.context.meter.holds,
-    ),
-    MetricInfo(
-        "tenure_requests_timed_out_total",
-        "counter",
-        "Requests whose timeout has passed in the queue.",
-        _timed_out,
-        ("node",),
-    ),
-    MetricInfo(
-        "tenure_requests_not_granted_total",
-        "counter",
-        "Requests that ended without a grant, by outcome; busy: with timeout 0.",
-        _by_kind("outcomes", OUTCOMES),
-        ("outcome",),
-    ),
-    MetricInfo(
-        "tenure_leases_lost_total",
-        "counter",
-        "Leases that ended before their holder released them.",
-        _lost,
-        ("node",),
-    ),
-    MetricInfo(
-        "tenure_losses_total",
-        "counter",
-        "Leases that ended before their holder released them, by cause.",
-        _by_kind("losses", LOSSES),
-        ("cause",),
-    ),
-    # Clients
-    MetricInfo(
-        "tenure_connections",
-        "gauge",
-        "Open connections, those that are not identified yet included.",
-        _per_listener("connections"),
-        ("listener",),
-    ),
-    MetricInfo(
-        "tenure_connections_opened_total",
-        "counter",
-        "Connections that were accepted.",
-        _per_listener("opened"),
-        ("listener",),
-    ),
-    MetricInfo(
-        "tenure_received_bytes_total",
-        "counter",
-        "Bytes from clients, without the overhead of TLS.",
-        _per_listener("received"),
-        ("listener",),
-    ),
-    MetricInfo(
-        "tenure_sent_bytes_total",
-        "counter",
-        "Bytes to clients, without the overhead of TLS.",
-        _per_listener("sent"),
-        ("listener",),
-    ),
-    MetricInfo(
-        "tenure_refusals_total",
-        "counter",
-        "Connections, sessions and operations that were refused, by the limit that was reached; "
-        "login: a token or a certificate that is not valid.",
-        _refusals,
-        ("reason",),
-    ),
-    MetricInfo(
-        "tenure_usage",
-        "gauge",
-        "Usage of a limited resource by all clients.",
-        lambda it: [((name,), used) for name, used, _ in it.usage()],
-        ("resource",),
-    ),
-    MetricInfo(
-        "tenure_limit",
-        "gauge",
-        "Limit of a resource, as it is set.",
-        lambda it: [((name,), most) for name, _, most in it.usage()],
-        ("resource",),
-    ),
-    MetricInfo(
-        "tenure_identity_usage",
-        "gauge",
-        "Usage of a limited resource by one identity; only with the setting metrics-identities.",
-        lambda it: it.by_identity(),
-        ("identity", "resource"),
-    ),
-    MetricInfo(
-        "tenure_audit_records_dropped_total",
-        "counter",
-        "Records that the audit log could not be given in time.",
-        _one(lambda it: it.context.audit.dropped),
-    ),
-    # Health
-    MetricInfo(
-        "tenure_loop_lag_seconds",
-        "histogram",
-        "Delay of a timer of the event loop, which all clients share; observed ten times a second.",
-        lambda it: it.health.loop.lags,
-    ),
-    MetricInfo(
-        "tenure_loop_lag_max_seconds",
-        "gauge",
-        f"Longest delay of the event loop in the last {RECENT:g} seconds.",
-        _one(lambda it: it.health.loop.largest),
-    ),
-    MetricInfo(
-        "tenure_store_up",
-        "gauge",
-        "1 if the store has answered the latest reading, else 0.",
-        _one(lambda it: it.health.store.reason is None),
-    ),
-    MetricInfo(
-        "tenure_store_latency_seconds",
-        "histogram",
-        "Time in which the store answers a small read; made for health checks and scrapes.",
-        lambda it: it.health.store.latencies,
-    ),
-    MetricInfo(
-        "tenure_store_failures_total",
-        "counter",
-        "Readings that the store did not answer, or refused.",
-        _one(lambda it: it.health.store.failed),
-    ),
-)
-"""All metrics. The process's own (``process_*``) are those of Prometheus' client library."""
+}
+"""All metrics by section. Those of the process (``process_*``) are of Prometheus' library."""
+
+METRICS: Final = tuple(metric for section in SECTIONS.values() for metric in section)
 
 
 class Exposition:
