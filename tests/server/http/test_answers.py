@@ -23,7 +23,11 @@ from tests.server.http.asking import HOLDER, READER, ask, called, hosted
 def tokens(**permissions: dict[str, object]) -> Authenticator:
     """Tokens of a reader of everything, and of one who may only use /billing."""
     authenticator = Authenticator()
-    rights = {"reader": {"/": "read"}, "holder": {"/billing": "hold"}, **permissions}
+    rights: dict[str, dict[str, object]] = {
+        "reader": {"/": "read"},
+        "holder": {"/billing": "hold"},
+        **permissions,
+    }
     known = [
         replace(Token.plain(text, name), rights=Rights(Permissions.parse(rights[name])))
         for name, text in {"reader": READER, "holder": HOLDER}.items()

@@ -92,7 +92,7 @@ def redis() -> Iterator[Server]:
     folder = Path(tempfile.mkdtemp(prefix="tenure-http-"))
     server = Server(folder, port=free_port())
     server.start()
-    with clean_up_with(lambda: (server.kill(), shutil.rmtree(folder))):
+    with clean_up_with(lambda: shutil.rmtree(folder)), clean_up_with(server.kill):
         yield server
 
 
