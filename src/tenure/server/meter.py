@@ -3,7 +3,8 @@
 `tenure.server.http.metrics` exposes them; this module knows nothing of that. Rules:
 
 * Counting an event takes well below a microsecond: an addition, a lookup, a reading of the clock.
-  Whether anything reads the counts makes no difference.
+  Whether anything reads the counts makes no difference. What a reader can add up is not counted:
+  a grant within the call is one number, which is a request, a grant and a wait of no time.
 * Counts never decrease, but for gauges, whose values are those of this moment.
 * The memory is bounded. The first `nodes` nodes that clients open sessions on have counts of their
   own, until the server ends; all others share those of `OTHERS`.
@@ -36,6 +37,8 @@ WAITS: Final = (
     *(300.0, 900.0, 3600.0),
 )
 """Bounds in seconds of the histograms of waits and holds."""
+
+_FIRST = WAITS[0]
 
 LAGS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Bounds in seconds of the histograms of the loop's lag and the store's latency."""
@@ -84,38 +87,59 @@ class NodeMeter:
 
     Attributes:
         sessions: the sessions that are attached.
-        waiting: the requests that wait.
-        held: the granted requests.
         opened: all sessions that were attached.
         ends: ended attachments, by `ENDS`.
-        requests: all requests that were sent.
-        grants: all requests that were granted.
+        waiting: the requests that wait.
+        at_once: all requests that were granted within their call.
+        sent: all other requests.
+        granted: all grants of those.
+        recovered: all granted requests that were recovered with their session.
+        released: the granted requests that have ended.
         outcomes: ended requests without a grant, by `OUTCOMES`.
         losses: leases that ended before their release, by `LOSSES`.
     """
 
     __slots__ = (
+        "at_once",
         "ends",
-        "grants",
-        "held",
+        "granted",
         "losses",
         "opened",
         "outcomes",
-        "requests",
+        "recovered",
+        "released",
+        "sent",
         "sessions",
         "waiting",
     )
 
     def __init__(self) -> None:
         self.sessions = 0
-        self.waiting = 0
-        self.held = 0
         self.opened = 0
-        self.requests = 0
-        self.grants = 0
+        self.waiting = 0
+        self.at_once = 0
+        self.sent = 0
+        self.granted = 0
+        self.recovered = 0
+        self.released = 0
         self.ends: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
+
+    @property
+    def requests(self) -> int:
+        """All requests."""
+        return self.at_once + self.sent
+
+    @property
+    def grants(self) -> int:
+        """All requests that were granted."""
+        return self.at_once + self.granted
+
+    @property
+    def held(self) -> int:
+        """The granted requests that have not ended."""
+        return self.grants + self.recovered - self.released
 
 
 class Traffic:
@@ -148,7 +172,7 @@ class Meter:
         listeners: the counts of each listener, by its URL.
         refusals: refused connections, sessions and operations, by the reason: a limit's name, or
             ``"login"``.
-        waits: seconds from a request to its grant.
+        later: seconds from a request to its grant, if it was not granted within its call.
         holds: seconds from a grant to the end of the lease.
     """
 
@@ -158,8 +182,17 @@ class Meter:
         self.nodes: dict[str, NodeMeter] = {OTHERS: self._others}
         self.listeners: dict[str, Traffic] = {}
         self.refusals: Counter[str] = Counter()
-        self.waits = Histogram(WAITS)
+        self.later = Histogram(WAITS)
         self.holds = Histogram(WAITS)
+
+    @property
+    def waits(self) -> Histogram:
+        """Seconds from a request to its grant."""
+        found = Histogram(WAITS)
+        found.counts[:] = self.later.counts
+        found.counts[0] += sum(node.at_once for node in self.nodes.values())
+        found.sum = self.later.sum
+        return found
 
     def node(self, path: str) -> NodeMeter:
         """Return the counts of a node."""
@@ -184,11 +217,11 @@ class RequestTimes:
         now: the clock, in seconds.
     """
 
-    __slots__ = ("_held", "_holds", "_node", "_now", "_over", "_waiting", "_waits")
+    __slots__ = ("_held", "_holds", "_later", "_node", "_now", "_over", "_waiting")
 
     def __init__(self, meter: Meter, node: str, now: Callable[[], float]) -> None:
         self._node = meter.node(node)
-        self._waits = meter.waits
+        self._later = meter.later
         self._holds = meter.holds
         self._now = now
         self._waiting: dict[int, float | None] = {}  # since when, by request; `None`: recovered
@@ -216,7 +249,7 @@ class RequestTimes:
         waiting, self._waiting = self._waiting, {}
         held, self._held = self._held, {}
         node.waiting -= len(waiting)
-        node.held -= len(held)
+        node.released += len(held)
         if end == "detached":
             return  # they live on in the store
         if waiting:
@@ -236,29 +269,25 @@ class RequestTimes:
                 continue
             if each.granted:
                 self._held[each.request_id] = None
-                self._node.held += 1
+                self._node.recovered += 1
             else:
                 self._waiting[each.request_id] = None
                 self._node.waiting += 1
 
     def granted_at_once(self, request_id: int) -> None:
         """Count a request that was granted within its call."""
-        node = self._node
-        node.requests += 1
-        node.grants += 1
-        node.held += 1
-        self._waits.counts[0] += 1
+        self._node.at_once += 1
         self._held[request_id] = self._now()
 
     def refused_at_once(self) -> None:
         """Count a request that did not join the queue."""
-        self._node.requests += 1
+        self._node.sent += 1
         self._node.outcomes["busy"] += 1
 
     def sent(self, request_id: int) -> None:
         """Count a request that waits, or whose answer is not known yet."""
         node = self._node
-        node.requests += 1
+        node.sent += 1
         node.waiting += 1
         self._waiting[request_id] = self._now()
 
@@ -270,22 +299,22 @@ class RequestTimes:
             now = self._now()
             node = self._node
             node.waiting -= 1
-            node.grants += 1
-            node.held += 1
+            node.granted += 1
             if since is not None:
-                self._waits.observe(now - since)
+                self._later.observe(now - since)
             self._held[request_id] = now
 
     def left(self, request_id: int) -> None:
         """Count a request that its client has released or withdrawn."""
-        held = self._held
-        if request_id in held:
-            since = held.pop(request_id)
-            self._node.held -= 1
-            if since is not None:
-                self._holds.observe(self._now() - since)
-        else:
+        since = self._held.pop(request_id, -1.0)
+        if since == -1.0:
             self.not_granted(request_id, "withdrawn")
+            return
+        self._node.released += 1
+        if since is not None:
+            held, holds = self._now() - since, self._holds
+            holds.counts[0 if held <= _FIRST else bisect_left(WAITS, held)] += 1
+            holds.sum += held
 
     def not_granted(self, request_id: int, outcome: str) -> None:
         """Count a waiting request that has ended, by `OUTCOMES`."""

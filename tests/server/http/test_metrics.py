@@ -271,7 +271,7 @@ async def test_nodes_that_a_reader_may_not_see_are_not_named() -> None:
     authenticator = tokens(reader={"/": "read", "/secret": "none"})
     async with hosted(authenticator=authenticator) as server:
         for path in ("/secret", "/public"):
-            server.context.meter.node(path).grants += 3
+            server.context.meter.node(path).granted += 3
         found = await ask(server.address, "/metrics", token=READER)
         assert b"secret" not in found.body
         assert found.value("tenure_grants_total", node="/public") == 3
@@ -281,7 +281,7 @@ async def test_nodes_that_a_reader_may_not_see_are_not_named() -> None:
 async def test_hostile_names_of_nodes_are_escaped() -> None:
     path = '/a"}\\ 1\n<script>é'
     async with hosted() as server:
-        server.context.meter.node(path).grants += 1
+        server.context.meter.node(path).granted += 1
         found = await ask(server.address, "/metrics")
         assert found.value("tenure_grants_total", node=path) == 1
 

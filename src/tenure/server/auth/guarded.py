@@ -99,7 +99,7 @@ class GuardedSession(SessionDefaults):
         self.attached: Callable[[], None] = events.attached
         self.detached: Callable[..., None] = events.detached
         self.proven: Callable[[float], None] = events.proven
-        self._times = RequestTimes(guard.meter, node, guard.now)
+        self._times = RequestTimes(guard.meter, node, guard.store.clock.now)
         self._report_granted = events.granted
         self._resumed = events.resumed
         self._report_removed = events.removed
