@@ -365,7 +365,8 @@ class Console:
             text = "It was made for another sign-in. Go back, load the page again, and repeat it."
             return self.message(request, visit, title, text, 403)
         host, visitor, root = host_of(request), visit.visitor, request.scope.get("root_path", "")
-        sent = PageRequest(self, visitor, form)
+        # In the address, because a form changes control characters in a name.
+        sent = PageRequest(self, visitor, request.query_params)
         node = sent.text("node")
         if request.url.path.endswith("/end-session"):
             ended = await self.end_session(visitor, host, node, sent.number("session"))
