@@ -406,7 +406,8 @@ async def test_a_hostile_name_is_only_text(name: str) -> None:
         described = await console.store.describe_semaphore(
             "/default", name, owners=True, waiters=False
         )
-        where = {"node": "/default", "name": name, "order_id": described.owners[0].order_id}
+        order_id = str(described.owners[0].order_id)
+        where = {"node": "/default", "name": name, "order_id": order_id}
         pages = [
             listed,
             page.text,

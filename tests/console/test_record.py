@@ -55,8 +55,9 @@ class Readings:
 
     def events(self) -> list[tuple[str, str, float | None]]:
         found = self.record.events(lambda node: True, most=100)
-        return [(each.what, each.label or each.name or each.node, each.lasted) for each in found][
-            ::-1
+        return [
+            (str(each.what), each.label or each.name or each.node, each.lasted)
+            for each in reversed(found)
         ]
 
 
@@ -183,21 +184,19 @@ def test_a_reader_sees_only_what_it_may(readings: Readings) -> None:
 def test_the_record_is_bounded(readings: Readings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SEMAPHORES", 10)
     monkeypatch.setattr(module, "MOST_PAST", 20)
+    record = readings.record
     readings.read(*(mutex(request(1, 1.0), name=f"m{number}") for number in range(30)))
-    assert readings.record.full
-    assert readings.record.totals(lambda node: True).semaphores == 10
+    assert (record.full, record.totals(lambda node: True).semaphores) == (True, 10)
     readings.read()
     for number in range(1, 60):
         readings.read(mutex(request(number, 0.5)))
-    seen = readings.record.find("/n", "a")
+    seen = record.find("/n", "a")
     assert seen is not None
-    assert not readings.record.full
-    assert len(seen.past) <= 20
-    readings.now += module.KEEP + 1
-    readings.read()
-    readings.now += module.KEEP + 1
-    readings.read()
-    assert readings.record.find("/n", "a") is None
+    assert (record.full, len(seen.past) <= 20) == (False, True)
+    for _ in range(2):
+        readings.now += module.KEEP + 1
+        readings.read()
+    assert record.find("/n", "a") is None
 
 
 def test_more_owners_than_are_followed_cause_no_false_events(
