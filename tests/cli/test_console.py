@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
 import sys
 
 import httpx
@@ -121,18 +122,23 @@ def test_an_address_in_use_is_a_mistake(tenure: Tenure) -> None:
     assert f"cannot listen on {place}: Address already in use" in done.stderr
 
 
-def test_without_the_extra_it_says_what_to_install(
-    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("missing", ["jinja2", "starlette", "uvicorn"])
+def test_without_the_extra_it_says_what_to_install(tenure: Tenure, missing: str) -> None:
     tenure.hold()
-    for module in [each for each in sys.modules if each.startswith("tenure.console.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr(sys.modules["tenure.console"], "local")
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    done = tenure.inside("console")
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from tenure.cli.app import invoke; sys.exit(invoke(['console']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=tenure.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == Status.USAGE
     assert done.stderr == (
-        "tenure: tenure console needs starlette; install it with: pip install 'tenure[console]'\n"
+        f"tenure: tenure console needs {missing}; install it with: pip install 'tenure[console]'\n"
     )
 
 
