@@ -1,7 +1,7 @@
 """Imports run one way:
 
     errors, model ← core ← wire ← engines ← reaper ← primitives
-        ← recipes, blocking, interop ← server ← cli
+        ← recipes, blocking, interop ← console ← server ← cli
 
 and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
 
@@ -41,6 +41,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"reaper"}),
     frozenset({"_client", PRIMITIVES}),  # the public names are what the client exports
     frozenset({"recipes", "blocking", "interop"}),
+    frozenset({"console"}),
     frozenset({"server"}),
     frozenset({"cli", "__main__"}),
 )
@@ -70,6 +71,7 @@ SHOWING = frozenset({"demo", "simulate"})
 # Who may import what from outside the standard library, by the longest prefix. Else: nobody.
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
+    "tenure.console": frozenset({"jinja2", "markupsafe", "starlette", "uvicorn"}),
     "tenure.engines.native": frozenset({"msgspec"}),
     "tenure.engines.etcd": frozenset({"hpack"}),
     "tenure.engines.postgresql": frozenset({"psycopg"}),
@@ -256,6 +258,10 @@ FENCE = "a fence knows"
         ("tenure.blocking", "import tenure.cli", UP),
         ("tenure.server.app", "from tenure.cli import main", UP),
         ("tenure.cli.run", "from tenure.server.app import serve", None),
+        ("tenure.server.app", "from tenure.console import access", None),
+        ("tenure.console.app", "from tenure.server.app import serve", UP),
+        ("tenure.console.app", "import starlette.routing", None),
+        ("tenure.console.app", "import requests", OUTSIDE),
         ("tenure.__main__", "from tenure.cli import main", None),
         ("tenure", "from tenure._client.client import connect", None),
         # wherever it stands

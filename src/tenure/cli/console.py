@@ -58,11 +58,12 @@ async def _serve(
     try:
         from tenure.console.local import serve_console
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in NEEDED:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in NEEDED:
             raise
         raise Mistake(
             Status.USAGE,
-            f"tenure console needs {error.name}; install it with: pip install 'tenure[console]'",
+            f"tenure console needs {missing}; install it with: pip install 'tenure[console]'",
         ) from error
     url = chosen_url()
     check_there(url)

@@ -234,7 +234,7 @@ class Console:
         values = self.values(request, visit, "", title) | {"text": text}
         return self.html("message.html", values, status)
 
-    def ask_to_sign_in(self, request: Request) -> Response:
+    def lead_to_sign_in(self, request: Request) -> Response:
         """Lead a browser to the page where it signs in."""
         root = request.scope.get("root_path", "")
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -251,7 +251,7 @@ class Console:
             try:
                 visit = await self.visit(request)
                 if visit is None:
-                    return self.ask_to_sign_in(request)
+                    return self.lead_to_sign_in(request)
                 self.observer.want()
                 return await work(request, visit)
             except TenureError as error:
@@ -365,7 +365,8 @@ class Console:
             text = "It was made for another sign-in. Go back, load the page again, and repeat it."
             return self.message(request, visit, title, text, 403)
         host, visitor, root = host_of(request), visit.visitor, request.scope.get("root_path", "")
-        sent = PageRequest(self, visitor, form)
+        # In the address, because a form changes control characters in a name.
+        sent = PageRequest(self, visitor, request.query_params)
         node = sent.text("node")
         if request.url.path.endswith("/end-session"):
             ended = await self.end_session(visitor, host, node, sent.number("session"))
@@ -377,7 +378,7 @@ class Console:
         return RedirectResponse(link(root, "/semaphore", node=node, name=name, done=done), 303)
 
     def confirmation(self, path: str) -> Endpoint:
-        """Return the endpoint of a page that asks for a confirmation, and carries it out."""
+        """Return the endpoint of a confirmation page, which also carries the action out."""
         template, view, title = CONFIRMATIONS[path]
 
         async def work(request: Request, visit: Visit) -> Response:
@@ -393,7 +394,7 @@ class Console:
     # Signing in and out
 
     async def sign_in_page(self, request: Request) -> Response:
-        """Show the form that asks for a token, or sign in with the token that was sent."""
+        """Show the form for a token, or sign in with the token that was sent."""
         values = self.values(request, None, "/sign-in", "Sign in")
         form = await read_form(request) if request.method == "POST" else request.query_params
         token, target = form.get("token", "").strip(), form.get("next", "")

@@ -87,22 +87,23 @@ class LocalDoor:
 
     @contextlib.contextmanager
     def action(
-        self, event: str, visitor: Visitor, host: str, /, **facts: object
+        self,
+        event: str,
+        visitor: Visitor,  # noqa: ARG002  there is one
+        host: str,
+        /,
+        **facts: object,
     ) -> Iterator[dict[str, object]]:
-        """Log an administrative action with its outcome."""
+        """Log an administrative action that was carried out."""
         entry: dict[str, object] = {"outcome": "done"}
-        try:
-            yield entry
-        except BaseException:
-            entry["outcome"] = "failed"
-            raise
-        finally:
-            if entry["outcome"] is not None:
-                object_of_it = " ".join(f"{name}={value!r}" for name, value in facts.items())
-                LOGGER.info(
-                    "action: event=%r visitor=%s peer=%s object=%s outcome=%s",
-                    *(event, visitor.name, host, object_of_it, entry["outcome"]),
-                )
+        yield entry
+        if entry["outcome"] is None:
+            return
+        node = facts["node"]
+        if event == "session ended":
+            LOGGER.info("session ended: node=%s session=%s peer=%s", node, facts["session"], host)
+        else:
+            LOGGER.info("request evicted: node=%s name=%r peer=%s", node, facts["name"], host)
 
 
 class _Server(uvicorn.Server):

@@ -84,9 +84,9 @@ SCHEMAS: dict[str, Schema] = {
         node=_text("The node."),
         **SEMAPHORE,
         owners=_list("Request"),
-        owners_following=_or_null("integer", "Where /requests goes on; null: these are all."),
+        owners_following=_or_null("integer", "Where /requests continues; null: these are all."),
         waiters=_list("Request"),
-        waiters_following=_or_null("integer", "Where /requests goes on; null: these are all."),
+        waiters_following=_or_null("integer", "Where /requests continues; null: these are all."),
     ),
     "Request": _object(
         "An owner or a waiter. Null means unknown.",

@@ -190,13 +190,24 @@ class Record:
         """Forget requests that ended long ago, and semaphores that left nothing else."""
         past = self._past
         while past and (len(past) > MOST_PAST or (past[0].past[0].ended or 0.0) < now - KEEP):
-            past.popleft().past.popleft()
-        for node, names in list(self._seen.items()):
-            for name in [each.name for each in names.values() if not (each.exists or each.past)]:
-                del names[name]
-                self._count -= 1
-            if not names:
-                del self._seen[node]
+            self._forget_oldest()
+        for names in list(self._seen.values()):
+            for each in [each for each in names.values() if not (each.exists or each.past)]:
+                self._forget(each)
+
+    def _forget_oldest(self) -> None:
+        """Forget the request that ended first."""
+        seen = self._past.popleft()
+        seen.past.popleft()
+        if not (seen.exists or seen.past):
+            self._forget(seen)
+
+    def _forget(self, seen: Seen) -> None:
+        names = self._seen[seen.node]
+        del names[seen.name]
+        self._count -= 1
+        if not names:
+            del self._seen[seen.node]
 
     def saw(
         self,
@@ -216,9 +227,12 @@ class Record:
         names = self._seen.setdefault(node, {})
         seen = names.get(described.name)
         if seen is None:
+            while self._count >= MOST_SEMAPHORES and self._past:
+                self._forget_oldest()
             if self._count >= MOST_SEMAPHORES:
                 self.full = True
                 return
+            names = self._seen.setdefault(node, {})
             self._count += 1
             seen = names[described.name] = Seen(
                 node,

@@ -32,7 +32,7 @@ def link(root: str, path: str, **query: object) -> str:
     """Return the URL of a page; empty parameters are left out."""
     given = {name: value for name, value in query.items() if value not in {"", None}}
     url = quote(root) + path
-    return f"{url}?{urlencode(given, errors='surrogatepass')}" if given else url
+    return f"{url}?{urlencode(given, safe='/', errors='surrogatepass')}" if given else url
 
 
 def name_in(text: str, longest: int = LONGEST_NAME) -> Markup:

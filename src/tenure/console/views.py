@@ -34,7 +34,7 @@ EVENTS = 200
 
 
 class Sources(Protocol):
-    """What views read, besides the visitor's view of the store."""
+    """Sources of the views, besides the store as the visitor may use it."""
 
     @property
     def observer(self) -> Observer:
@@ -272,7 +272,7 @@ async def events(request: PageRequest) -> dict[str, Any]:
 
 
 async def end_session(request: PageRequest) -> dict[str, Any]:
-    """Return the values of the page that asks for a confirmation of ending a session."""
+    """Return the values of the page that confirms the end of a session."""
     node, number = request.text("node"), request.number("session")
     found = await reading.find_session(request.visitor.engine, node, number)
     if found is None:
@@ -286,7 +286,7 @@ async def end_session(request: PageRequest) -> dict[str, Any]:
 
 
 async def evict(request: PageRequest) -> dict[str, Any]:
-    """Return the values of the page that asks for a confirmation of an eviction."""
+    """Return the values of the page that confirms an eviction."""
     node, name, order_id = request.text("node"), request.text("name"), request.number("order_id")
     engine = request.visitor.engine
     found = await reading.find_request(engine, node, name, order_id)
