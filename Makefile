@@ -86,12 +86,14 @@ check: $(VENV)/.ready-dev  ## check style, formatting, types and what is generat
 	$(BIN)/mypy $(SOURCES) || failed=1; \
 	$(BIN)/python -m tools.sync --check || failed=1; \
 	$(BIN)/python -m tools.diagrams --check || failed=1; \
+	$(BIN)/python -m tools.deploy --check || failed=1; \
 	$(BIN)/python -m tests.guarantees --check >/dev/null || failed=1; \
 	exit $$failed
 
-sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking, and the diagrams
+sync: $(VENV)/.ready-dev  ## write the generated part of tenure.blocking, the diagrams, and deploy/
 	@$(BIN)/python -m tools.sync
 	@$(BIN)/python -m tools.diagrams
+	@$(BIN)/python -m tools.deploy
 
 docs: $(VENV)/.ready-docs  ## build the documentation site, in docs/_build
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
@@ -137,7 +139,7 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 		|| missing="$$missing postgresql"; \
 	command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || missing="$$missing pgbouncer"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
-	command -v prometheus >/dev/null || missing="$$missing prometheus"; \
+	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	[ "$$(uname)" != Linux ] || command -v faketime >/dev/null || missing="$$missing faketime"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing $$missing, which tests run on"; \

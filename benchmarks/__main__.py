@@ -48,6 +48,7 @@ PARTS: dict[str, Part] = {
     "server-dflockd": _part("dflockd_lines"),
     "server-idle": _part("idle"),
     "server-floods": _part("floods"),
+    "server-metrics": _part("scrapes"),
     "ydb": _part("ydb_engine"),
     "redis": _part("redis_pairs"),
     "redis-threads": _part("blocking", "measure_redis"),

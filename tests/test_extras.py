@@ -21,6 +21,7 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
     "project"
 ]["optional-dependencies"]
 
+INTERNAL = {"all", "bench", "browser", "dev", "docs", "mutation", "release"}
 CONNECTS = "import tenure; tenure.connect({!r})"
 INSTRUMENTS = (
     "import asyncio, tenure, tenure.telemetry.prometheus\n"
@@ -37,6 +38,10 @@ SERVES = (
 
 PROGRAMS = {
     "cli": ["import sys; from tenure.cli import main; sys.argv[1:] = ['ls']; sys.exit(main())"],
+    "console": [
+        SERVES.format("--listen http://127.0.0.1:0"),
+        "import tenure.cli.console, tenure.console.local",
+    ],
     "etcd": [CONNECTS.format("etcd://localhost")],
     "interop": ["import tenure.interop.effect, tenure.interop.exclusive_lock"],
     "native": [CONNECTS.format("tenure://localhost")],
@@ -113,6 +118,6 @@ def test_an_extra_installs_no_more_than_its_name_promises(extra: str, module: st
 
 
 def test_every_extra_for_users_is_checked_here() -> None:
-    assert set(PROGRAMS) == set(EXTRAS) - {"all", "dev", "bench", "docs", "mutation", "release"}
+    assert set(PROGRAMS) == set(EXTRAS) - INTERNAL
     (everything,) = map(Requirement, EXTRAS["all"])
     assert everything.extras == set(PROGRAMS)

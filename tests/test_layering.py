@@ -1,7 +1,7 @@
 """Imports run one way:
 
     errors, model ← core ← wire ← engines ← reaper ← primitives
-        ← recipes, blocking, interop, telemetry ← server ← cli
+        ← recipes, blocking, interop, telemetry ← console ← server ← cli
 
 and `fencing`, which stands where a resource is and not where leases are, imports errors alone.
 
@@ -41,6 +41,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"reaper"}),
     frozenset({"_client", PRIMITIVES}),  # the public names are what the client exports
     frozenset({"recipes", "blocking", "interop", "telemetry"}),
+    frozenset({"console"}),
     frozenset({"server"}),
     frozenset({"cli", "__main__"}),
 )
@@ -70,12 +71,14 @@ SHOWING = frozenset({"demo", "simulate"})
 # Who may import what from outside the standard library, by the longest prefix. Else: nobody.
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "tenure.cli": frozenset({"click", "rich"}),
+    "tenure.console": frozenset({"jinja2", "markupsafe", "starlette", "uvicorn"}),
     "tenure.engines.native": frozenset({"msgspec"}),
     "tenure.engines.etcd": frozenset({"hpack"}),
     "tenure.engines.postgresql": frozenset({"psycopg"}),
     "tenure.engines.redis": frozenset({"hiredis"}),
     "tenure.engines.ydb": frozenset({"google", "grpc", "ydb"}),
     "tenure.server": frozenset({"google", "grpclib", "h2", "msgspec", "uvloop", "ydb"}),
+    "tenure.server.http": frozenset({"h11", "prometheus_client", "starlette", "uvicorn"}),
     "tenure.greenlets": frozenset({"gevent"}),
     "tenure.interop": frozenset({"redis"}),
     "tenure.telemetry": frozenset({"opentelemetry", "prometheus_client"}),
@@ -256,6 +259,10 @@ FENCE = "a fence knows"
         ("tenure.blocking", "import tenure.cli", UP),
         ("tenure.server.app", "from tenure.cli import main", UP),
         ("tenure.cli.run", "from tenure.server.app import serve", None),
+        ("tenure.server.app", "from tenure.console import access", None),
+        ("tenure.console.app", "from tenure.server.app import serve", UP),
+        ("tenure.console.app", "import starlette.routing", None),
+        ("tenure.console.app", "import requests", OUTSIDE),
         ("tenure.__main__", "from tenure.cli import main", None),
         ("tenure", "from tenure._client.client import connect", None),
         # wherever it stands

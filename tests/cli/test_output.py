@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tenure import RequestDescription, SemaphoreDescription
-from tenure.cli.look import describe_program, kind
+from tenure.cli.look import describe_program
 from tenure.cli.output import Column, data_json, duration, fitted, safe, shortened, shown_data
+from tenure.shown import kind
 
 COLUMNS = [
     Column("Name", text=True, keep=True),

@@ -12,7 +12,7 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession, Pages
-from tenure.errors import EngineUnavailable, NodeNotFound
+from tenure.errors import EngineUnavailable, NodeNotFound, SemaphoreNotFound
 from tenure.model import NodeConfig, SemaphoreDescription
 from tenure.server.dflockd.listener import Deaf
 from tenure.server.reads import session_by_id
@@ -127,6 +127,32 @@ async def test_a_long_queue_fills_its_page(store: Engine) -> None:
                 each.id for each in sessions
             ]
         assert not await pages.semaphores("/default", owners=True, waiters=True, after="b", most=5)
+
+
+async def test_a_queue_comes_in_pages_by_order_id(store: Engine) -> None:
+    async with opened(store) as engine:
+        sessions = [await attached(engine) for _ in range(7)]
+        await sessions[0].create_semaphore("gpu", 3, b"", exist_ok=False)
+        for session in sessions:
+            placed = session.enqueue(1, "gpu", 1, b"data", timeout=None, ephemeral=False)
+            if isinstance(placed, asyncio.Future):
+                await placed
+        pages = pages_of(engine)
+        whole = await engine.describe_semaphore("/default", "gpu", owners=True, waiters=True)
+        for waiters, queue in ((False, whole.owners), (True, whole.waiters)):
+            for most in (1, 2, 3, 4, 50):
+                after, found = 0, []
+                while page := await pages.requests(
+                    "/default", "gpu", waiters=waiters, after=after, most=most
+                ):
+                    assert len(page) <= most
+                    found += [(each.session_id, each.order_id, each.data) for each in page]
+                    after = page[-1].order_id
+                assert found == [(each.session_id, each.order_id, each.data) for each in queue]
+        with pytest.raises(SemaphoreNotFound):
+            await pages.requests("/default", "none", waiters=True, after=0, most=3)
+        with pytest.raises(NodeNotFound):
+            await pages.requests("/none", "gpu", waiters=True, after=0, most=3)
 
 
 async def test_pages_have_nothing_of_a_session_that_is_over(store: Engine) -> None:

@@ -27,6 +27,8 @@ from tenure.server.addresses import bind_unix, claim, parse
         ("dflockd://:6388", None, "dflockd", False, "", 6388, False),
         ("dflockds://[::1]", "dflockds://[::1]:6388", "dflockd", True, "::1", 6388, True),
         ("ydbs://10.0.0.7", "ydbs://10.0.0.7:2136", "ydb", True, "10.0.0.7", 2136, False),
+        ("http://localhost", "http://localhost:7080", "http", False, "localhost", 7080, True),
+        ("https://:443", None, "http", True, "", 443, False),
     ],
 )
 def test_an_address_is_understood(
@@ -57,7 +59,7 @@ def test_a_listener_may_have_files_of_its_own() -> None:
     [
         ("", "is not an address to listen at; an example is tenure://127.0.0.1:7070"),
         ("7070", r"There are: tenure://, tenures://, tenure\+unix://, ydb://, ydbs://, dflockd://"),
-        ("http://:8080", "is not an address to listen at"),
+        ("gopher://:8080", "is not an address to listen at"),
         ("tenure://127.0.0.1:70700", "'70700' is not a port; a port is 0 to 65535"),
         ("tenure://127.0.0.1:http", "'http' is not a port"),
         ("tenure://::1:7070", "write an IPv6 address in brackets"),

@@ -163,7 +163,7 @@ def test_an_empty_variable_says_nothing(sources: Sources) -> None:
         ('listen = "tenure://:1"', "listen is a list of texts, not 'tenure://:1'"),
         ("listen = []", "listen is a list of texts, not []"),
         ("listen = [1]", "listen is a list of texts, not [1]"),
-        ('listen = ["http://:1"]', "'http://:1' is not an address to listen at"),
+        ('listen = ["gopher://:1"]', "'gopher://:1' is not an address to listen at"),
         ('log-format = "xml"', "log-format is one of text, json, not 'xml'"),
         ("loop = 1", "loop is one of auto, asyncio, uvloop, not 1"),
         ("max-data-bytes = 99999999", "the limit data_bytes is at most 1048576"),

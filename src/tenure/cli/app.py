@@ -61,6 +61,7 @@ class LazyGroup(CommandGroup):
             "List deadlocks: tasks that wait for each other.",
         ),
         "top": ("tenure.cli.top.command", "top", "Show holders and waiters, live."),
+        "console": ("tenure.cli.console", "console", "Show the store in the browser, live."),
         "watch": ("tenure.cli.look", "watch", "Show each new state of NAME."),
         "node": ("tenure.cli.nodes", "node", "Manage nodes, the namespaces."),
         "sem": ("tenure.cli.semaphores", "sem", "Manage lasting semaphores."),

@@ -46,7 +46,7 @@ from tenure.cli.output import (
 )
 from tenure.cli.store import NoStoreYet, open_store, shown_url
 from tenure.core.rules import EXACT
-from tenure.model import EPHEMERAL_LIMIT
+from tenure.shown import kind
 
 OWNERS = 3
 """Number of owners shown in a line; with ``--json`` all are shown."""
@@ -395,21 +395,6 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
 
 
 # A semaphore in words
-
-
-def kind(each: Semaphore) -> str:
-    """Return the kind of primitive that uses the semaphore, as far as it can be inferred."""
-    if not each.ephemeral:
-        if each.limit > 1:
-            return "semaphore"
-        if not each.data:  # the data of an election is its leader's
-            return "election?"
-        return "semaphore" if each.held or each.waiting else "config"
-    # A store that does not list requests still reports how much is held.
-    whole = each.held in {0, EPHEMERAL_LIMIT} or any(
-        request.count == EPHEMERAL_LIMIT for request in (*each.owners, *each.waiters)
-    )
-    return "mutex" if whole else "registry"
 
 
 def held(each: Semaphore) -> str:

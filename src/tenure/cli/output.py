@@ -6,11 +6,9 @@ sequences, which move the cursor or overwrite lines.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tenure.shown import data_json, duration, safe, shown_data
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-DATA_WIDTH = 60
+__all__ = [
+    "GAP",
+    "NARROWEST",
+    "Column",
+    "data_json",
+    "duration",
+    "fitted",
+    "is_terminal",
+    "print_json",
+    "print_json_line",
+    "safe",
+    "say",
+    "shortened",
+    "shown_data",
+    "table",
+    "terminal",
+]
+
 GAP = 2
 _SHORTEST_TOKEN = 4
 NARROWEST = 10
@@ -143,37 +160,6 @@ def print_json_line(value: Any) -> None:
     click.echo(json.dumps(value))
 
 
-def safe(text: str) -> str:
-    """Text in which all characters that are not plainly visible are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    if character in named:
-        return named[character]
-    code = ord(character)
-    if unicodedata.category(character) == "Cs":  # an undecodable byte, as a surrogate escape
-        return f"\\x{code & 0xFF:02x}"
-    return (
-        f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
-
-
-def shown_data(data: bytes, width: int = DATA_WIDTH) -> str:
-    """Return data as text if possible, shortened to the width."""
-    text = safe(data[: 4 * width].decode("utf-8", errors="surrogateescape"))
-    if len(text) <= width and len(data) <= 4 * width:
-        return text
-    return f"{text[:width]}… ({len(data):,} bytes)"
-
-
 def shortened(numbers: Sequence[int]) -> tuple[str, list[str]]:
     """Return fencing tokens without their common leading digits, and these digits.
 
@@ -187,29 +173,3 @@ def shortened(numbers: Sequence[int]) -> tuple[str, list[str]]:
     if same < _SHORTEST_TOKEN or len(least) != len(greatest):
         return "", whole
     return least[:same], [f"…{each[same:]}" for each in whole]
-
-
-def data_json(data: bytes) -> dict[str, str | None]:
-    """Return data for JSON: as text where it is valid UTF-8, else as base64."""
-    try:
-        return {"data": data.decode(), "data_base64": None}
-    except UnicodeDecodeError:
-        return {"data": None, "data_base64": base64.b64encode(data).decode()}
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units; empty when unknown."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for size, unit, smaller_size, smaller in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            rest = whole % size // smaller_size
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"

@@ -62,7 +62,7 @@ def _setting_options(command: F) -> F:
     for setting in reversed(SETTINGS):
         metavar = "|".join(setting.choices) if setting.choices else setting.metavar
         about = setting.about
-        if setting.default is not None:
+        if setting.default not in {None, ()}:
             default = setting.default
             if setting.kind == "texts":
                 default = " ".join(default)

@@ -227,6 +227,13 @@ class StoredSemaphore:
             yield request
             request = request.next
 
+    def waiters(self) -> Iterator[StoredRequest]:
+        """Iterate over the waiters in order."""
+        request = self.first_waiting
+        while request is not None:
+            yield request
+            request = request.next
+
     def admits(self, count: int) -> bool:
         """Return true if a request of that count would be granted at once."""
         return self.first_waiting is None and fits(self.held, self.whole, count, self.limit)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from tenure.core.rates import RateAnswer, RateCall
 from tenure.engines.values import LastWords, Orphan
 from tenure.errors import SemaphoreNotFound, Unsupported
-from tenure.model import SemaphoreDescription, SessionDescription
+from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
 
 Level: TypeAlias = Literal["ok", "warning", "failure"]
 """Severity of a finding; after a failure, the store cannot be used."""
@@ -92,6 +92,25 @@ class Pages(Protocol):
 
         Raises:
             NodeNotFound: there is no such node.
+        """
+        ...
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Return the next owners of a semaphore, or its next waiters, by order id.
+
+        A store that has no such list reads all of them.
+
+        Args:
+            path: the node.
+            name: the semaphore.
+            waiters: whether to return the waiters; else the owners.
+            after: the order id of the last request of the previous page; 0 for the first page.
+            most: the number of requests on a page.
+
+        Raises:
+            NodeNotFound, SemaphoreNotFound: the node or the semaphore does not exist.
         """
         ...
 

@@ -7,6 +7,8 @@
     ydbs://0.0.0.0:2136                 the same inside TLS
     dflockd://127.0.0.1:6388            dflockd's line protocol
     dflockds://0.0.0.0:6388             the same inside TLS
+    http://127.0.0.1:7080               the console, metrics and health checks
+    https://0.0.0.0:7080                the same inside TLS
 
 A missing host means all of this machine's addresses, a missing port the protocol's default, and
 port 0 any free one. ``?tls-cert=FILE&tls-key=FILE&tls-client-ca=FILE`` override the settings of
@@ -217,7 +219,7 @@ def _is_at(passed: socket.socket, address: Address) -> bool:
     return name[0] in {each[4][0] for each in found}
 
 
-Protocol: TypeAlias = Literal["tenure", "ydb", "dflockd"]
+Protocol: TypeAlias = Literal["tenure", "ydb", "dflockd", "http"]
 
 SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "tenure": ("tenure", False),
@@ -227,10 +229,12 @@ SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "ydbs": ("ydb", True),
     "dflockd": ("dflockd", False),
     "dflockds": ("dflockd", True),
+    "http": ("http", False),
+    "https": ("http", True),
 }
 """Protocol of each scheme, and whether it uses TLS."""
 
-_PORTS: dict[Protocol, int] = {"tenure": 7070, "ydb": 2136, "dflockd": 6388}
+_PORTS: dict[Protocol, int] = {"tenure": 7070, "ydb": 2136, "dflockd": 6388, "http": 7080}
 
 TLS_FILES = ("tls-cert", "tls-key", "tls-client-ca", "tls-client-crl")
 """Settings that a URL can have as parameters."""

@@ -34,15 +34,20 @@ from tenure.server.limits import NO_LIMIT, Limits
 from tenure.server.listener import Listener
 from tenure.server.loading import LoadedFiles, Reloader, load_files
 from tenure.server.log import LOGGER, log_event
+from tenure.server.meter import Meter
 from tenure.server.settings import Settings
 
 _LISTENERS = {
     "tenure": ("tenure.server.native", "NativeListener"),
     "ydb": ("tenure.server.ydb", "YdbListener"),
     "dflockd": ("tenure.server.dflockd.listener", "DflockdListener"),
+    "http": ("tenure.server.http.listener", "HttpListener"),
 }
 """Modules of the listeners by protocol; imported on first use, because they are slow to import."""
 
+
+_EXTRAS = {"ydb": "server-ydb", "http": "console"}
+"""Extras of the listeners that need more than the extra ``server``."""
 
 _LOOK_AGAIN = 60.0  # seconds between two readings of the time of day, while a token will expire
 
@@ -113,7 +118,12 @@ class Server:
         if not can.durable:
             log_event(LOGGER, logging.WARNING, "the store ends with the server", store=self.store)
         context = Context(
-            self._engine, self._fitted_limits(), self._tokens, LOGGER, audit=self.audit
+            self._engine,
+            self._fitted_limits(),
+            self._tokens,
+            LOGGER,
+            audit=self.audit,
+            meter=Meter(self._settings.metrics_nodes),
         )
         self._guard = context.guard
         if self._settings.busy_poll:
@@ -296,6 +306,8 @@ def make_listener(
         more = {"database": settings.database, "advertise": settings.advertise}
     elif address.protocol == "dflockd":
         more = {"options": settings.dflockd}
+    elif address.protocol == "http":
+        more = {"options": settings.http}
     factory = _factory(address)
     listener: Listener[Any] = factory(context, address.given, tls=tls, sockets=sockets, **more)
     return listener
@@ -311,6 +323,6 @@ def _factory(address: Address) -> Callable[..., Any]:
             raise
         raise Unsupported(
             f"{address.url} needs {missing}, which is not installed; install it with: "
-            f"pip install 'tenure[{'server-ydb' if address.protocol == 'ydb' else 'server'}]'"
+            f"pip install 'tenure[{_EXTRAS.get(address.protocol, 'server')}]'"
         ) from error
     return factory

@@ -28,6 +28,7 @@ from tenure.server.auth.guard import Guard
 from tenure.server.budget import InputBudget, LoopBudget
 from tenure.server.limits import Count, Limits
 from tenure.server.log import log_event
+from tenure.server.meter import Meter
 from tenure.server.reads import ReadSchedule
 from tenure.server.semaphores import SemaphoreCounts
 from tenure.server.sessions.keys import SessionKeys
@@ -117,8 +118,10 @@ class Context:
         logger: the logger of the server.
         arrived: called whenever a client has sent something.
         audit: the audit log; by default it is part of the log.
+        meter: the counts for the metrics; by default new ones.
 
     Attributes:
+        meter: the counts for the metrics.
         counts: the current counts.
         admission: the connections by source.
         budget: shares the event loop among the connections.
@@ -138,15 +141,17 @@ class Context:
         logger: logging.Logger,
         arrived: Callable[[], None] = lambda: None,
         audit: Audit | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self.authenticator = authenticator
         self.logger = logger
         self.arrived = arrived
+        self.meter = meter or Meter()
         self.audit = audit or Audit(logger)
         self.reads = ReadSchedule()
-        self.guard = Guard(engine, limits, logger)
+        self.guard = Guard(engine, limits, logger, self.meter)
         self.counts = Counts(engine, limits, self.reads, self.guard)
         self.admission = Admission(
             limits, self.counts.connections, self.counts.greetings, engine.clock
@@ -165,3 +170,13 @@ class Context:
     def log(self, level: int, event: str, **facts: object) -> None:
         """Log an event; see `tenure.server.log.log_event`."""
         log_event(self.logger, level, event, **facts)
+
+    def refused(self, event: str, limit: str, **facts: object) -> None:
+        """Log and count that a limit was enforced: its name in `Limits`."""
+        self.meter.refusals[limit] += 1
+        self.log(logging.WARNING, event, **facts, limit=limit)
+
+    def refused_login(self, peer: str, why: object, **facts: object) -> None:
+        """Record in the audit log, and count, that a client was rejected."""
+        self.meter.refusals["login"] += 1
+        self.audit.refused_login(peer, why, **facts)

@@ -36,6 +36,7 @@ from tenure.server.auth.identity import ANONYMOUS, Identity
 from tenure.server.budget import FORGOTTEN, Share, UnreadInput
 from tenure.server.context import Context, explain, foreign
 from tenure.server.limits import LimitReached
+from tenure.server.meter import Traffic
 from tenure.server.tls import (
     ARRIVING,
     LONGEST_RECORD,
@@ -88,6 +89,7 @@ class Listener(ABC, Generic[C]):
     Attributes:
         context: the state shared by the server's listeners.
         connections: the open connections, silent greetings included.
+        traffic: the counts of this listener.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Listener(ABC, Generic[C]):
         self.context = context
         self.connections: set[C] = set()
         self._address = parse(url)
+        self.traffic = context.meter.listener(self._address.url)
         self._tls = tls
         self._given = list(sockets)
         self._door: Door | None = None  # while it is open
@@ -201,8 +204,10 @@ class Greeting:
         context: the server's context.
         peer: the client's address, for the log.
         source: the source that it counts for; by default that of `peer`.
+        traffic: the counts of its listener.
 
     Attributes:
+        traffic: the counts of its listener.
         peer: the client's address, for the log.
         source: the source that the connection counts for.
         deadline: time by which the client must have identified itself.
@@ -219,6 +224,7 @@ class Greeting:
         "_error",
         "_forgotten",
         "_identity",
+        "_is_counted",
         "_shares",
         "_stage",
         "abort",
@@ -228,11 +234,22 @@ class Greeting:
         "peer",
         "refused",
         "source",
+        "traffic",
         "unread",
     )
 
-    def __init__(self, context: Context, peer: str, source: Source | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        peer: str,
+        source: Source | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
         self._context = context
+        self.traffic = traffic or Traffic()
+        self.traffic.opened += 1
+        self.traffic.connections += 1
+        self._is_counted = True
         self._stage = "greeting"
         self._identity = ANONYMOUS
         self._error: LimitReached | None = None
@@ -308,7 +325,7 @@ class Greeting:
         """End the connection, because a newer one takes its slot."""
         self._stage = "over"
         self._error = error
-        self._context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
+        self._context.refused("connection refused", error.limit, peer=self.peer)
         asyncio.get_running_loop().call_soon(self._end_displaced)
 
     def _end_displaced(self) -> None:
@@ -328,6 +345,9 @@ class Greeting:
             share.close()
         self._shares.clear()
         self.unread.set(0)
+        if self._is_counted:
+            self._is_counted = False
+            self.traffic.connections -= 1
         if was == "greeting":
             self._context.admission.stop_greeting(self)
         elif was == "in":
@@ -351,6 +371,7 @@ class Door:
         protocol: makes the protocol of one connection.
         tls: for connections that begin with a TLS handshake.
         refusal: the rejection to send, in the listener's protocol.
+        traffic: the listener's counts.
     """
 
     def __init__(
@@ -360,11 +381,13 @@ class Door:
         protocol: Callable[[Greeting], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         refusal: Callable[[LimitReached], bytes],
+        traffic: Traffic | None = None,
     ) -> None:
         """Prepare to accept on `sockets`; `open` starts that."""
         self._context = context
         self._sockets = list(sockets)
         self._protocol = protocol
+        self._traffic = traffic
         self._tls = tls
         self._refusal = refusal if tls is None else _alert
         self._refused: deque[socket.socket] = deque()
@@ -458,10 +481,10 @@ class Door:
         try:
             self._context.admission.arrive(source)
         except LimitReached as error:
-            self._context.log(logging.WARNING, "connection refused", peer=peer, limit=error.limit)
+            self._context.refused("connection refused", error.limit, peer=peer)
             self._refuse(connection, error)
             return
-        greeting = Greeting(self._context, peer, source)
+        greeting = Greeting(self._context, peer, source, self._traffic)
         task = self._loop.create_task(self._arrive(connection, greeting))
         greeting.displaced = partial(self._cut_off, task)
         self._arriving[task] = connection
@@ -572,7 +595,7 @@ class Door:
             )
             self._context.log(logging.WARNING, "handshake failed", peer=greeting.peer, reason=why)
             if isinstance(reason, ssl.SSLCertVerificationError) or "CERTIFICATE" in why.upper():
-                self._context.audit.refused_login(greeting.peer, why)
+                self._context.refused_login(greeting.peer, why)
 
 
 def _set(future: asyncio.Future[None]) -> None:

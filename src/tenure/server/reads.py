@@ -20,25 +20,32 @@ each read is carried out in *slices* of a few milliseconds, which are scheduled:
 * **Cancelled** reads leave the queue.
 
 A slice may wait for the store; meanwhile slices of other clients run.
+
+**Descriptions** omit the server process (`without_server`). In the store, the sessions of a
+server's clients have the server's pid and host. These would mislead a reader, who might even kill
+the server as an owner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from tenure.engines.contract import Engine
 from tenure.errors import AuthenticationFailed, SessionExpired, TenureError
-from tenure.model import SemaphoreDescription, SessionDescription
+from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
 from tenure.server.admission import Source
 from tenure.server.auth.identity import Identity
 
 T = TypeVar("T")
 U = TypeVar("U")
+D = TypeVar("D", RequestDescription, SessionDescription)
 
 SLICE = 200
 """Sessions, semaphores or requests in a slice: about two milliseconds on a slow machine."""
@@ -56,6 +63,13 @@ _SIDE_BY_SIDE = 8  # slices of a client that reads small descriptions
 
 _Turns: TypeAlias = "OrderedDict[object, deque[asyncio.Future[None]]]"
 """Waiting turns of one client, by its connections."""
+
+
+def without_server(described: D) -> D:
+    """Return a description without the pid and the host, if they are those of this process."""
+    if described.pid != os.getpid():
+        return described
+    return replace(described, pid=None, host=None)
 
 
 class ReadingClient:

@@ -18,8 +18,10 @@ from tenure.core.rules import check_path
 from tenure.errors import InvalidArgument
 from tenure.server.addresses import TLS_FILES, Address, parse
 from tenure.server.dflockd.options import DflockdOptions
+from tenure.server.http.options import HttpOptions
 from tenure.server.limits import Limits
 from tenure.server.log import LogFormat, LogLevel
+from tenure.server.meter import NODES
 from tenure.server.tls import TlsFiles
 
 PREFIX = "TENURE_SERVE_"
@@ -83,7 +85,7 @@ SETTINGS: tuple[Setting, ...] = (
         "URL",
         "An address to listen at; may be repeated: tenure://HOST:PORT, tenures:// "
         "(TLS), tenure+unix:///PATH, ydb://HOST:PORT, ydbs:// (TLS), dflockd://HOST:PORT, "
-        "dflockds:// (TLS). Port 0 is any free one.",
+        "dflockds:// (TLS), http://HOST:PORT, https:// (TLS). Port 0 is any free one.",
         ("tenure://127.0.0.1:7070",),
     ),
     Setting("tls-cert", "file", "FILE", "The certificate (PEM) of the listeners with TLS."),
@@ -133,6 +135,36 @@ SETTINGS: tuple[Setting, ...] = (
         "PATH",
         "For dflockd's clients: the node of their locks; created if it is missing.",
         "/dflockd",
+    ),
+    Setting(
+        "console-host",
+        "texts",
+        "NAME",
+        "A name under which browsers reach the console at http://; may be repeated. Addresses, "
+        "localhost and the hosts in --listen need none.",
+        (),
+    ),
+    Setting(
+        "metrics-access",
+        "choice",
+        "WHO",
+        "Who may read /metrics at http://, if tokens are required: who has a token with the "
+        "permission read on /, or everyone.",
+        "token",
+        ("token", "everyone"),
+    ),
+    Setting(
+        "metrics-nodes",
+        "count",
+        "N",
+        "Nodes that have metrics of their own; all further ones are added up.",
+        NODES,
+    ),
+    Setting(
+        "metrics-identities",
+        "count",
+        "N",
+        "Identities whose usage is shown in the metrics. By default none.",
     ),
     Setting(
         "drain-time",
@@ -218,6 +250,8 @@ class Settings:
     database: str
     advertise: str | None
     dflockd: DflockdOptions
+    http: HttpOptions
+    metrics_nodes: int
     drain_time: float
     busy_poll: int
     loop: Loop
@@ -276,6 +310,14 @@ def put_together(given: Mapping[str, Given], faults: list[str]) -> Settings | No
         database=given["database"].value,
         advertise=given["advertise"].value,
         dflockd=dflockd,
+        http=HttpOptions(
+            open_metrics=given["metrics-access"].value == "everyone",
+            identities=given["metrics-identities"].value or 0,
+            hosts=frozenset(
+                (*given["console-host"].value, *(each.host for each in addresses if each.host))
+            ),
+        ),
+        metrics_nodes=given["metrics-nodes"].value,
         drain_time=given["drain-time"].value,
         busy_poll=given["busy-poll"].value,
         loop=given["loop"].value,
@@ -326,7 +368,7 @@ def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: 
     if not any(address.tls for address in addresses):
         faults += (
             f"{given[name].origin}: {name} is set, and no listener has TLS; write tenures://, "
-            "ydbs:// or dflockds:// instead of tenure://, ydb:// or dflockd://"
+            "ydbs://, dflockds:// or https:// instead of tenure://, ydb://, dflockd:// or http://"
             for name in TLS_FILES
             if given[name].origin
         )
@@ -341,6 +383,13 @@ def _check_effect(addresses: list[Address], given: Mapping[str, Given], faults: 
         faults.append(
             f"{given['dflockd-node'].origin}: dflockd-node is for dflockd's clients, and no "
             "listener is for them; add dflockd://127.0.0.1:6388"
+        )
+    if not any(address.protocol == "http" for address in addresses):
+        faults += (
+            f"{given[name].origin}: {name} is for the console and the metrics, and no listener "
+            "has them; add http://127.0.0.1:7080"
+            for name in ("console-host", "metrics-access", "metrics-nodes", "metrics-identities")
+            if given[name].origin
         )
 
 

@@ -62,6 +62,7 @@ from tenure.model import (
     NodeConfig,
     NodeDescription,
     Recovered,
+    RequestDescription,
     SemaphoreDescription,
     SessionDescription,
     Unchanged,
@@ -827,5 +828,13 @@ class _FaultyPages:
                 after=after,
                 most=most,
             )
+        )
+        return found
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        found: Sequence[RequestDescription] = await self._operate(
+            partial(self._inner.requests, path, name, waiters=waiters, after=after, most=most)
         )
         return found

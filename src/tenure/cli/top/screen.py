@@ -34,10 +34,11 @@ from rich.live import Live
 from rich.text import Text
 
 import tenure
-from tenure.cli.look import count, held, kind, owner, program, remark
+from tenure.cli.look import count, held, owner, program, remark
 from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, shown_data, terminal
 from tenure.cli.top.view import Keyboard, Row, Snapshot, View, chosen
 from tenure.cli.why import lines_of
+from tenure.shown import kind
 
 KEYS = "q quit  ↑↓ select  Enter look inside  w why  s sort  r reverse  n node"
 KEYS_INSIDE = "q quit  ↑↓ scroll  w why  Esc back"

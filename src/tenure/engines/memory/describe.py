@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from heapq import nsmallest
+from itertools import islice, takewhile
 
 from tenure.core.node import StoredRequest, StoredSemaphore, StoredSession
 from tenure.core.store import Store
@@ -112,3 +113,16 @@ class MemoryPages:
                 if size >= most:
                     break
             return page
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Describe the next owners or waiters of a semaphore, by order id."""
+        with self._command() as (store, now):
+            found = store.node(path).semaphore(name)
+            if waiters:
+                queue = found.waiters()
+            else:
+                queue = takewhile(lambda each: each.granted_at is not None, found)
+            following = (each for each in queue if each.order_id > after)
+            return [_request(each, now) for each in islice(following, most)]

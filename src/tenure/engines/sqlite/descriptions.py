@@ -47,8 +47,8 @@ SELECT r.session, r.order_id, r.count, r.data, r.joined_at, r.granted_at, r.dead
 FROM requests AS r {index}
 JOIN sessions AS s ON s.id = r.session
 LEFT JOIN participants AS p ON p.id = s.participant
-WHERE r.node = ? AND r.name = ? AND r.granted_at {granted}
-ORDER BY r.order_id
+WHERE r.node = ? AND r.name = ? AND r.granted_at {granted} AND r.order_id > ?
+ORDER BY r.order_id LIMIT ?
 """
 _OWNERS = _QUEUE.format(index="", granted="IS NOT NULL")
 _WAITERS = _QUEUE.format(index="INDEXED BY waiting", granted="IS NULL")
@@ -112,10 +112,11 @@ def _semaphore(
 
 
 def _requests(
-    tx: Transaction, statement: str, where: tuple[int, str]
+    tx: Transaction, statement: str, where: tuple[int, str], after: int = 0, most: int = ALL
 ) -> tuple[RequestDescription, ...]:
     host = socket.gethostname()
-    return tuple(_request(tx, host, *row) for row in tx.execute(statement, where).fetchall())
+    rows = tx.execute(statement, (*where, after, most)).fetchall()
+    return tuple(_request(tx, host, *row) for row in rows)
 
 
 def _request(
@@ -257,6 +258,17 @@ class SqliteDescriptions:
                 if size >= most:
                     break
         return page
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Describe the next owners or waiters of a semaphore, by order id."""
+        rules.check_name(name, path)
+        with self._store.reading() as tx:
+            node = find(tx, path)
+            if not exists(tx, node, name):
+                raise refusals.semaphore_not_found(path, name)
+            return _requests(tx, _WAITERS if waiters else _OWNERS, (node, name), after, most)
 
     async def semaphore(
         self, path: str, name: str, *, owners: bool, waiters: bool

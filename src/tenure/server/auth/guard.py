@@ -65,6 +65,7 @@ from tenure.server.auth.rates import RateCounts
 from tenure.server.auth.tallies import Tallies
 from tenure.server.limits import LimitReached, Limits
 from tenure.server.log import LOGGER
+from tenure.server.meter import Meter
 
 
 class Write:
@@ -299,16 +300,25 @@ class Guard:
         store: the store, without permissions.
         limits: the limits of clients.
         logger: the logger of the server.
+        meter: the counts for the metrics.
 
     Attributes:
         store: the store, without permissions.
+        meter: the counts for the metrics.
         accounts: the usage of each identity.
         tallies: the sessions of each identity.
         stored: the nodes and the semaphores' data of each identity.
         rates: the rates of each identity.
     """
 
-    def __init__(self, store: Engine, limits: Limits, logger: logging.Logger = LOGGER) -> None:
+    def __init__(
+        self,
+        store: Engine,
+        limits: Limits,
+        logger: logging.Logger = LOGGER,
+        meter: Meter | None = None,
+    ) -> None:
+        self.meter = meter or Meter()
         self.accounts = Accounts(limits)
         self.tallies = Tallies()
         self.stored = Stored()

@@ -9,6 +9,7 @@ Rules for sessions (`GuardedSession`), whose events pass through the layer as we
   has ended.
 * Cancelling the wait for an answer changes nothing in the store: the request stays counted, and
   after a change of its data with the larger size.
+* Requests, grants and ends are counted for the metrics as well (`tenure.server.meter`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tenure.model import (
     NodeConfig,
     NodeDescription,
     Recovered,
+    RequestDescription,
     SemaphoreDescription,
     SessionDescription,
     Unchanged,
@@ -50,9 +52,11 @@ from tenure.model import (
 from tenure.server.auth.guard import REFUSALS, Guard
 from tenure.server.auth.identity import EVERYTHING, Access, Identity
 from tenure.server.auth.tallies import Tally
+from tenure.server.meter import RequestTimes, end_of
 
 _HOLD = Access.HOLD  # module globals, for speed
 _REFUSED = Place.REFUSED
+_GRANTED = Place.GRANTED
 
 
 class GuardedSession(SessionDefaults):
@@ -71,13 +75,14 @@ class GuardedSession(SessionDefaults):
         "_node",
         "_permissions",
         "_report_ended",
+        "_report_granted",
         "_report_removed",
         "_resumed",
         "_session",
         "_tally",
+        "_times",
         "attached",
         "detached",
-        "granted",
         "proven",
         "renew",
     )
@@ -93,8 +98,9 @@ class GuardedSession(SessionDefaults):
         # Other attributes pass through without another call.
         self.attached: Callable[[], None] = events.attached
         self.detached: Callable[..., None] = events.detached
-        self.granted: Callable[[int, int | None], None] = events.granted
         self.proven: Callable[[float], None] = events.proven
+        self._times = RequestTimes(guard.meter, node, guard.store.clock.now)
+        self._report_granted = events.granted
         self._resumed = events.resumed
         self._report_removed = events.removed
         self._report_ended = events.ended
@@ -104,6 +110,11 @@ class GuardedSession(SessionDefaults):
         """Use the session that the store has attached."""
         self._session = session
         self.renew = session.renew
+        self._times.attached()
+
+    def abandon(self) -> None:
+        """Stop counting requests that were recovered by an attach that failed."""
+        self._times.over("detached")
 
     @property
     def _inner(self) -> EngineSession:
@@ -116,11 +127,18 @@ class GuardedSession(SessionDefaults):
         """Count the recovered requests, and forward the event."""
         for each in requests:
             self._tally.recover(each.request_id, len(each.data))
+        self._times.recovered(requests)
         self._resumed(requests)
+
+    def granted(self, request_id: int, order_id: int | None) -> None:
+        """Count the grant, and forward the event."""
+        self._times.granted(request_id)
+        self._report_granted(request_id, order_id)
 
     def removed(self, request_id: int, why: Removal) -> None:
         """Uncount the request, and forward the event."""
         self._tally.leave(request_id)
+        self._times.removed(request_id, why)
         self._report_removed(request_id, why)
 
     def ended(self, error: SessionExpired) -> None:
@@ -129,6 +147,7 @@ class GuardedSession(SessionDefaults):
             self._tally.end()
         else:
             self._guard.tallies.over(self._node, self._session.id, self._tally)
+        self._times.over(*end_of(error))
         self._report_ended(error)
 
     # Operations of the listener
@@ -151,6 +170,7 @@ class GuardedSession(SessionDefaults):
             self._leave()
             raise
         self._guard.tallies.over(self._node, self._inner.id, self._tally)
+        self._times.over("closed")
 
     async def detach(self) -> None:
         """Detach the session, which stays counted until it expires."""
@@ -162,6 +182,7 @@ class GuardedSession(SessionDefaults):
     def _leave(self) -> None:
         guard = self._guard
         guard.tallies.detached(self._node, self._inner.id, self._tally, guard.now())
+        self._times.over("detached")
 
     def _check(self, least: Access, name: str | None = None) -> None:
         account = self._tally.account
@@ -232,11 +253,18 @@ class GuardedSession(SessionDefaults):
             tally.leave(request_id)
             raise
         if type(answer) is Enqueued:
-            if answer.place is _REFUSED:
+            place = answer.place
+            if place is _GRANTED:
+                self._times.granted_at_once(request_id)
+            elif place is _REFUSED:
                 tally.leave(request_id)
+                self._times.refused_at_once()
+            else:
+                self._times.sent(request_id)
         else:
             assert isinstance(answer, asyncio.Future)
-            answer.add_done_callback(partial(_placed, tally, request_id))
+            self._times.sent(request_id)
+            answer.add_done_callback(partial(_placed, tally, self._times, request_id))
         return answer
 
     def alter(
@@ -267,6 +295,7 @@ class GuardedSession(SessionDefaults):
         """Take a request out of its queue, and uncount it."""
         answer = self._session.withdraw(request_id)  # type: ignore[union-attr]  # attached, since it holds
         self._tally.leave(request_id)  # the store carries out a withdrawal that it has received
+        self._times.left(request_id)
         return answer
 
     def watch(
@@ -300,12 +329,18 @@ class _Watch:
             stop()
 
 
-def _placed(tally: Tally, request_id: int, answer: asyncio.Future[Enqueued]) -> None:
+def _placed(
+    tally: Tally, times: RequestTimes, request_id: int, answer: asyncio.Future[Enqueued]
+) -> None:
     if answer.cancelled():
         return  # the operation continues
     error = answer.exception()
-    if isinstance(error, TenureError) or (error is None and answer.result().place is _REFUSED):
+    place = None if error is not None else answer.result().place
+    if isinstance(error, TenureError) or place is _REFUSED:
         tally.leave(request_id)
+        times.not_granted(request_id, "busy" if place is _REFUSED else "removed")
+    elif place is _GRANTED:
+        times.granted(request_id)
 
 
 def _altered(tally: Tally, request_id: int, before: int, answer: asyncio.Future[None]) -> None:
@@ -350,6 +385,13 @@ class GuardedPages:
         return await self._pages.semaphores(
             path, owners=owners, waiters=waiters, after=after, most=most
         )
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Return the next owners or waiters of a semaphore."""
+        self._check(path, Access.READ)
+        return await self._pages.requests(path, name, waiters=waiters, after=after, most=most)
 
 
 class GuardedEngine(EngineDefaults):
@@ -465,6 +507,7 @@ class GuardedEngine(EngineDefaults):
                 tallies.detached(node, number, tally, self._guard.now())
             else:
                 tally.end()
+            session.abandon()
             raise
         session.use(attached)
         tallies.attached(node, attached.id, tally)

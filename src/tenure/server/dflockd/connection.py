@@ -231,7 +231,7 @@ class DflockdServerConnection(DflockdServerStream):
         try:
             reply = await work
         except LimitReached as error:
-            self._context.log(logging.WARNING, "refused", peer=self.peer, limit=error.limit)
+            self._context.refused("refused", error.limit, peer=self.peer)
             reply = ERROR
         except TenureError as error:
             self._context.log(logging.ERROR, "the store failed", peer=self.peer, why=error)
@@ -287,9 +287,7 @@ class DflockdServerConnection(DflockdServerStream):
         try:
             self._greeting.let_in(identity)
         except LimitReached as error:
-            self._context.log(
-                logging.WARNING, "connection refused", peer=self.peer, limit=error.limit
-            )
+            self._context.refused("connection refused", error.limit, peer=self.peer)
             self.leave(b"")  # like dflockd, which closes it without a byte
             return False
         self.identity = identity
@@ -317,7 +315,7 @@ class DflockdServerConnection(DflockdServerStream):
                 return requests[1:]
         self._context.log(logging.WARNING, "access denied", peer=self.peer)
         why = "the token is not valid" if command == "auth" else "the server requires a token"
-        self._context.audit.refused_login(self.peer, why, listener="dflockd")
+        self._context.refused_login(self.peer, why, listener="dflockd")
         self._replies.append(ERROR_AUTH)
         self._flush()
         self._leaving = self._loop.call_later(REFUSAL_DELAY, self._close)

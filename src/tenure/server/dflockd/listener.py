@@ -209,7 +209,9 @@ class DflockdListener(Listener[DflockdServerConnection]):
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self.context, sockets, self._connection, self._tls, lambda _: b"")
+        self._door = Door(
+            self.context, sockets, self._connection, self._tls, lambda _: b"", self.traffic
+        )
         try:
             await self._orphans.take_over()
             await know_leftovers(self.locks)

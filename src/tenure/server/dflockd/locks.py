@@ -86,7 +86,7 @@ class KeyTable(dict[str, Key]):
                     self._node, key.stored, ephemeral=True, account=account
                 )
             except LimitReached as error:
-                self._context.log(logging.WARNING, "lock refused", limit=error.limit)
+                self._context.refused("lock refused", error.limit)
                 return None
         self[name] = key
         return key
@@ -118,7 +118,7 @@ class KeyTable(dict[str, Key]):
             async with self._semaphores.creating(self._node, name, account):
                 await session.create_semaphore(name, key.limit, MARK, exist_ok=True)
         except LimitReached as error:
-            self._context.log(logging.WARNING, "lock refused", limit=error.limit)
+            self._context.refused("lock refused", error.limit)
             self.forget(key)
             return ERROR_MAX_LOCKS
         except InvalidArgument:
@@ -256,7 +256,7 @@ class Locks:
             key.made = False
             verdict = b""
         elif isinstance(error, LimitReached):
-            self.context.log(logging.WARNING, "lock refused", limit=error.limit)
+            self.context.refused("lock refused", error.limit)
             verdict = ERROR_MAX_LOCKS
         elif isinstance(error, InvalidArgument):
             verdict = ERROR_LIMIT_MISMATCH  # the name is in use for something else

@@ -112,6 +112,7 @@ class DflockdServerStream(asyncio.Protocol):
         "_rests",
         "_share",
         "_special",
+        "_traffic",
         "_transport",
         "_unread",
         "peer",
@@ -125,6 +126,7 @@ class DflockdServerStream(asyncio.Protocol):
     ) -> None:
         self.peer = greeting.peer
         self._greeting = greeting
+        self._traffic = greeting.traffic
         self._commands = commands
         self._context = context
         self._now = context.clock.now
@@ -210,6 +212,7 @@ class DflockdServerStream(asyncio.Protocol):
         """Carry out the requests, within the connection's share of the iteration."""
         arrived, clock = self._arrived, self._now  # an instance's own are called faster like this
         arrived()
+        self._traffic.received += len(data)
         if self._share.stranger:
             self._rest()
         try:
@@ -236,6 +239,7 @@ class DflockdServerStream(asyncio.Protocol):
             if reply is None:
                 self._busy = True
             elif self._transport is not None:
+                self._traffic.sent += len(reply)
                 self._transport.write(reply)
         except Exception as error:
             self._failed(error)
@@ -262,9 +266,7 @@ class DflockdServerStream(asyncio.Protocol):
         try:
             self._greeting.unread.set(len(self._unread))
         except LimitReached as error:
-            self._context.log(
-                logging.WARNING, "connection closed", peer=self.peer, limit=error.limit
-            )
+            self._context.refused("connection closed", error.limit, peer=self.peer)
             self.leave(ERROR)
 
     def _stop_reading(self) -> None:
@@ -348,7 +350,9 @@ class DflockdServerStream(asyncio.Protocol):
     def _flush(self) -> None:
         replies = self._replies
         if replies and self._transport is not None:
-            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
+            written = replies[0] if len(replies) == 1 else b"".join(replies)
+            self._traffic.sent += len(written)
+            self._transport.write(written)
             self._replies = []
 
     def _reply(self, reply: bytes) -> None:

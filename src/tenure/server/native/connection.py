@@ -452,7 +452,7 @@ class NativeServerConnection(NativeServerStream):
             returning = self._registry.admits_returning(hello.program)
             self._greeting.let_in(identity, returning=returning)
         except LimitReached as error:
-            context.log(logging.WARNING, "connection refused", peer=self.peer, limit=error.limit)
+            context.refused("connection refused", error.limit, peer=self.peer)
             self.bye(EngineUnavailable(str(error)), again=True)
             return
         except TenureError as error:
@@ -460,7 +460,7 @@ class NativeServerConnection(NativeServerStream):
             event = "wrong token" if wrong_token else "wrong greeting"
             context.log(logging.WARNING, event, peer=self.peer, why=error)
             if wrong_token:
-                context.audit.refused_login(self.peer, error, listener="tenure")
+                context.refused_login(self.peer, error, listener="tenure")
                 self._refusing = self._loop.call_later(REFUSAL_DELAY, self.bye, error)
                 self._stop_reading()
             else:
@@ -501,9 +501,7 @@ class NativeServerConnection(NativeServerStream):
                 "sessions_per_connection",
                 node=message.node,
             )
-            self._context.log(
-                logging.WARNING, "session refused", peer=self.peer, limit=refusal.limit
-            )
+            self._context.refused("session refused", refusal.limit, peer=self.peer)
             self.send(Failed(message.rid, to_wire(refusal)))
             return
         arrival = self._registry.attach(self, message)
@@ -597,9 +595,7 @@ class NativeServerConnection(NativeServerStream):
             yield
         except TenureError as error:
             if isinstance(error, LimitReached):
-                self._context.log(
-                    logging.WARNING, "operation refused", peer=self.peer, limit=error.limit
-                )
+                self._context.refused("operation refused", error.limit, peer=self.peer)
             self.send(Failed(message.rid, to_wire(error)))
         except Exception as error:
             self._context.log(logging.ERROR, "the store failed", error=repr(error))

@@ -82,6 +82,7 @@ class NativeListener(Listener[NativeServerConnection]):
             lambda each: NativeServerConnection(self, each),
             self._tls,
             _refusal,
+            self.traffic,
         )
         self._door.open()
         self._tick()

@@ -80,6 +80,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         self._now = context.clock.now
         self._arrived = context.arrived
         self._greeting = greeting
+        self._traffic = greeting.traffic
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline = greeting.deadline  # of the greeting, then of the farewell
@@ -153,6 +154,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         """Carry out the messages, within the connection's share of the iteration."""
         self._arrived()
         self._received_at = self._now()
+        self._traffic.received += len(data)
         self._prompt = True
         try:
             if self._greeting.refused:
@@ -189,9 +191,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
         try:
             self._greeting.unread.set(size + len(self._behind))
         except LimitReached as error:
-            self._context.log(
-                logging.WARNING, "connection closed", peer=self.peer, limit=error.limit
-            )
+            self._context.refused("connection closed", error.limit, peer=self.peer)
             self.bye(EngineUnavailable(str(error)), again=True)
 
     @property
@@ -356,6 +356,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self._write_changed()
         if self._unwritten:
             assert self._transport is not None
+            self._traffic.sent += self._unwritten
             self._unwritten = 0
             self._transport.write(self._writer.take())
 
@@ -441,9 +442,7 @@ class NativeServerStream(asyncio.Protocol, ABC):
             self.cut_off()
         elif self._is_late(now):
             most = self._limits.message_time
-            self._context.log(
-                logging.WARNING, "connection closed", peer=self.peer, limit="message_time"
-            )
+            self._context.refused("connection closed", "message_time", peer=self.peer)
             self.bye(InvalidArgument(f"a message has not come whole within {most:g} s"))
 
     def _is_late(self, now: float) -> bool:

@@ -3,17 +3,12 @@
 Each begins its operation within the call, so that the store gets the operations in order, and
 answers at once if the engine does. `tenure.server.sessions.session` describes cancellation,
 disconnects and the close.
-
-**Descriptions** omit the server process. In the store, the sessions of a server's clients have the
-server's pid and host. These would mislead a reader, who might even kill the server as an owner.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,7 +19,7 @@ from tenure.engines.contract import Enqueued, Withdrawn
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import UNCHANGED, RequestDescription, SemaphoreDescription, SessionDescription
 from tenure.server.limits import Count, LimitReached
-from tenure.server.reads import SLICE, Reader, converted
+from tenure.server.reads import SLICE, Reader, converted, without_server
 from tenure.server.sessions.session import (
     HolderConnection,
     ServerRequest,
@@ -56,8 +51,7 @@ from tenure.wire.values import RequestInfo, SemaphoreInfo, SessionInfo
 
 def session_info(session: SessionDescription) -> SessionInfo:
     """Return the description of a session."""
-    is_local = session.pid == os.getpid()
-    return SessionInfo.of(replace(session, pid=None, host=None) if is_local else session)
+    return SessionInfo.of(without_server(session))
 
 
 def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
@@ -93,8 +87,7 @@ async def described(reader: Reader, semaphore: SemaphoreDescription) -> Semaphor
 
 def _request_info(request: RequestDescription) -> RequestInfo:
     """Return the description of a request in a queue."""
-    is_local = request.pid == os.getpid()
-    return RequestInfo.of(replace(request, pid=None, host=None) if is_local else request)
+    return RequestInfo.of(without_server(request))
 
 
 def bytes_of(semaphore: SemaphoreDescription) -> int:

@@ -605,11 +605,11 @@ class ServerSession:
 
     def failed(self, rid: int, error: BaseException) -> Failed:
         """Return the answer for a failed operation, and log unexpected errors."""
-        log = self.context.log
+        context = self.context
         if not isinstance(error, TenureError):
-            log(logging.ERROR, "the store failed", node=self.node, error=repr(error))
+            context.log(logging.ERROR, "the store failed", node=self.node, error=repr(error))
         elif isinstance(error, LimitReached):
-            log(logging.WARNING, "operation refused", node=self.node, limit=error.limit)
+            context.refused("operation refused", error.limit, node=self.node)
         return Failed(rid, to_wire(error if isinstance(error, Exception) else Exception()))
 
     def _stop_watches(self) -> None:

@@ -43,6 +43,7 @@ from h2.settings import SettingCodes, Settings
 
 from tenure.server.limits import LimitReached
 from tenure.server.listener import Greeting
+from tenure.server.meter import Traffic
 
 if TYPE_CHECKING:
     from tenure.server.ydb.calls import GrpcCall
@@ -233,6 +234,7 @@ class Http2Protocol(H2Protocol):
         self.is_open = True
         _keep_alive(transport.get_extra_info("socket"))
         self.h2 = _State(config=_H2_CONFIG)
+        self.h2.traffic = self._greeting.traffic
         self.h2.decoder.max_header_list_size = _HEADER_LIST
         self.h2.local_settings = Settings(
             client=False,
@@ -280,6 +282,7 @@ class Http2Protocol(H2Protocol):
         """Handle the bytes, within the connection's share of the iteration."""
         if not self.is_open:
             return
+        self._greeting.traffic.received += len(data)
         if self._greeting.refused:
             self._greeting.forget(len(data))
             self._settle_reading()
@@ -430,9 +433,19 @@ class Http2Protocol(H2Protocol):
 
 
 class _State(H2Connection):
-    """h2's state of a connection, with bounds on what a client can make it store."""
+    """h2's state of a connection, with bounds on what a client can make it store.
+
+    Attributes:
+        traffic: the listener's counts.
+    """
 
     MAX_CLOSED_STREAMS = 4096
+    traffic: Traffic
+
+    def data_to_send(self, amount: int | None = None) -> bytes:
+        data: bytes = super().data_to_send(amount)
+        self.traffic.sent += len(data)
+        return data
 
 
 class _Connection(Http2Connection):

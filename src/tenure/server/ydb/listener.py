@@ -245,7 +245,7 @@ class YdbListener(Listener[GrpcConnection]):
         sockets = given or await bind_ports(self._address)
         if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
             self._port = sockets[0].getsockname()[1]
-        self._door = Door(self.context, sockets, self._connection, self._tls, refusal)
+        self._door = Door(self.context, sockets, self._connection, self._tls, refusal, self.traffic)
         self._door.open()
 
     def renew_tls(self, tls: ssl.SSLContext, *, cut_handshakes: bool) -> None:
@@ -304,7 +304,7 @@ class YdbListener(Listener[GrpcConnection]):
             )
         except AuthenticationFailed as error:
             connection.log(logging.WARNING, "access denied", call=call.path)
-            self.context.audit.refused_login(connection.peer, error, listener="ydb")
+            self.context.refused_login(connection.peer, error, listener="ydb")
             connection.refused()
             raise
         call.authenticated = True

@@ -698,7 +698,7 @@ class SessionStream:
             self.ended(error)
             return
         if isinstance(error, LimitReached):
-            self._connection.log(logging.WARNING, "refused", limit=error.limit)
+            self._connection.log_limit("refused", error.limit)
         self._conversation.refused(job, error)
 
     def _start_watch(

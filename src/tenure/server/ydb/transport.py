@@ -334,7 +334,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         try:
             self._greeting.let_in(identity, returning=self._returned is not None)
         except LimitReached as error:
-            self.log(logging.WARNING, "connection refused", limit=error.limit)
+            self.log_limit("connection refused", error.limit)
             self.drain()
             raise GrpcError(Status.UNAVAILABLE, str(error)) from error
         if waits or self.identity != identity:
@@ -378,7 +378,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             self._greeting_timer = None
 
     def _has_not_greeted(self) -> None:
-        self.log(logging.WARNING, "connection closed: no call in time", limit="greeting_time")
+        self.log_limit("connection closed: no call in time", "greeting_time")
         self._go_away()
 
     def _yield_slot(self, error: LimitReached) -> None:
@@ -440,7 +440,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
             received = self._unread_size + self._queued + self._partial
             self._greeting.unread.set(received + self._held)
         except LimitReached as error:
-            self.log(logging.WARNING, "connection closed", limit=error.limit)
+            self.log_limit("connection closed", error.limit)
             self._yield_slot(error)
 
     def account(self, size: int) -> None:
@@ -473,7 +473,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
         """End the connection of a client that does not read."""
         if self._made and not self._cut_off:
             self._cut_off = True
-            self.log(logging.WARNING, "connection cut off: the client does not read", limit=limit)
+            self.log_limit("connection cut off: the client does not read", limit)
             self._transport.abort()
 
     # Shutdown
@@ -526,3 +526,7 @@ class GrpcConnection(Http2Protocol, AbstractHandler):
     def log(self, level: int, event: str, **facts: object) -> None:
         """Log an event, with the client's address."""
         self.context.log(level, event, listener="ydb", peer=self._greeting.peer, **facts)
+
+    def log_limit(self, event: str, limit: str) -> None:
+        """Log and count that a limit was enforced: its name in `Limits`."""
+        self.context.refused(event, limit, listener="ydb", peer=self._greeting.peer)

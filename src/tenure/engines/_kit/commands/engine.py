@@ -45,6 +45,7 @@ from tenure.model import (
     Liveness,
     NodeConfig,
     NodeDescription,
+    RequestDescription,
     SemaphoreDescription,
     SessionDescription,
 )
@@ -70,6 +71,16 @@ class CommandPages:
         kinds = included(owners=owners, waiters=waiters)
         _, found = await self._engine.command(path, "describe", path, None, kinds, after, most)
         return self._engine.described(found, owners=owners, waiters=waiters)
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Return the next owners or waiters of a semaphore, by order id; it reads all of them."""
+        found = await self._engine.describe_semaphore(
+            path, name, owners=not waiters, waiters=waiters
+        )
+        following = [each for each in (*found.owners, *found.waiters) if each.order_id > after]
+        return following[:most]
 
 
 S = TypeVar("S", bound=CommandSession)

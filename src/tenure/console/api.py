@@ -1,0 +1,349 @@
+"""JSON API under ``/api/v1``, described by ``/api/v1/openapi.json``.
+
+It has what the pages show, with the field names of ``tenure describe --json``. Rules:
+
+* A program sends its token as ``Authorization: Bearer TOKEN``. A browser that has signed in may
+  read; what changes the store needs the token, or a connection that itself shows the visitor.
+* Lists come in pages: ``following`` is the ``after`` of the next page, and null at the end.
+* Data of more than `LONGEST_DATA` bytes is cut; ``data_bytes`` is its real length.
+* An error is ``{"error": {"kind": ..., "message": ...}}``. Its kind is the name of the exception.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tenure.console import reading
+from tenure.console.openapi import description
+from tenure.console.record import Span, StoreEvent
+from tenure.console.views import PageRequest, chosen_node, kind_of
+from tenure.core.rules import EXACT
+from tenure.errors import InvalidArgument, TenureError
+from tenure.model import (
+    NodeDescription,
+    RequestDescription,
+    SemaphoreDescription,
+    SessionDescription,
+)
+from tenure.shown import data_json
+
+if TYPE_CHECKING:
+    from tenure.console.app import Console
+
+PREFIX = "/api/v1"
+LONGEST_DATA = 4096
+EVENTS = 200
+
+Json = dict[str, Any]
+Read = Callable[[PageRequest], Awaitable[Json]]
+
+
+def error_response(
+    status: int, kind: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an error."""
+    return JSONResponse({"error": {"kind": kind, "message": message}}, status, headers)
+
+
+# Values
+
+
+def node_json(each: NodeDescription) -> Json:
+    """Return a node."""
+    return {"path": each.path, "sessions": each.sessions, "semaphores": each.semaphores}
+
+
+def _number(value: int) -> int | None:
+    """Return a count or limit; ``None`` (null) if JSON readers cannot represent it."""
+    return None if value > EXACT else value
+
+
+def _data(data: bytes) -> Json:
+    """Return data, of which a long one is cut."""
+    if len(data) <= LONGEST_DATA:
+        return {**data_json(data), "data_bytes": len(data)}
+    return {**data_json(data[:LONGEST_DATA]), "data_bytes": len(data)}
+
+
+def semaphore_json(each: SemaphoreDescription) -> Json:
+    """Return a semaphore without its requests; a null limit means no limit."""
+    return {
+        "name": each.name,
+        "kind": kind_of(each),
+        "limit": _number(each.limit),
+        "held": _number(each.held),
+        "waiting": each.waiting,
+        "ephemeral": each.ephemeral,
+        **_data(each.data),
+    }
+
+
+def request_json(each: RequestDescription) -> Json:
+    """Return a request; null means unknown, but as the count it means all tokens."""
+    return {
+        "order_id": each.order_id,
+        "count": _number(each.count),
+        **_data(each.data),
+        "since": each.since,
+        "timeout": each.timeout,
+        "remaining": each.remaining,
+        "session_id": each.session_id,
+        "session_description": each.session_description,
+        "pid": each.pid,
+        "host": each.host,
+        "program": each.program,
+    }
+
+
+def session_json(each: SessionDescription) -> Json:
+    """Return a session; null means unknown."""
+    return {
+        "id": each.id,
+        "node": each.node,
+        "description": each.description,
+        "recovery_window": each.recovery_window,
+        "attached": each.attached,
+        "silent_for": each.silent_for,
+        "pid": each.pid,
+        "host": each.host,
+        "program": each.program,
+    }
+
+
+def event_json(each: StoreEvent, wall: float) -> Json:
+    """Return an event; `wall` is the time of day at time 0 of the record."""
+    return {
+        "number": each.number,
+        "time": wall + each.at,
+        "what": each.what,
+        "node": each.node,
+        "name": each.name or None,
+        "program": each.label or None,
+        "order_id": each.order_id,
+        "lasted": each.lasted,
+        "detail": each.detail or None,
+    }
+
+
+def span_json(each: Span, wall: float) -> Json:
+    """Return a request of a timeline."""
+
+    def time(at: float | None) -> float | None:
+        return None if at is None else wall + at
+
+    return {
+        "order_id": each.order_id,
+        "session_id": each.session_id,
+        "program": each.label,
+        "count": each.count,
+        "joined": time(each.joined),
+        "granted": time(each.granted),
+        "ended": time(each.ended),
+    }
+
+
+def _page(name: str, items: list[Json], page: reading.Page[Any, Any]) -> Json:
+    return {name: items, "following": page.following}
+
+
+# Reads
+
+
+async def get_store(request: PageRequest) -> Json:
+    """Return facts of the store, and of the reader."""
+    engine, observer = request.visitor.engine, request.sources.observer
+    totals = observer.record.totals(request.allowed)
+    return {
+        "url": engine.url,
+        "trouble": None if observer.trouble is None else str(observer.trouble),
+        "visitor": request.visitor.name,
+        "semaphores": totals.semaphores,
+        "held": totals.held,
+        "waiting": totals.waiting,
+        "complete": observer.record.rounds > 0 and not observer.record.full,
+        "round_seconds": observer.round_took,
+    }
+
+
+async def get_nodes(request: PageRequest) -> Json:
+    """Return the next nodes."""
+    page = await reading.describe_nodes(
+        request.visitor.engine, after=request.text("after"), most=request.page_size()
+    )
+    return _page("nodes", [node_json(each) for each in page.items], page)
+
+
+async def get_semaphores(request: PageRequest) -> Json:
+    """Return the next semaphores of a node."""
+    node = await chosen_node(request)
+    page = await reading.semaphores(
+        request.visitor.engine,
+        node,
+        search=request.text("search"),
+        after=request.text("after"),
+        most=request.page_size(),
+    )
+    found = [semaphore_json(each) for each in page.items]
+    return {"node": node, **_page("semaphores", found, page)}
+
+
+async def get_semaphore(request: PageRequest) -> Json:
+    """Return one semaphore with its first owners and waiters."""
+    node, name = await chosen_node(request), request.text("name")
+    engine, size = request.visitor.engine, request.page_size()
+    described = await reading.describe_semaphore(engine, node, name)
+    owners = await reading.requests(engine, node, name, waiters=False, most=size)
+    waiters = await reading.requests(engine, node, name, waiters=True, most=size)
+    return {
+        "node": node,
+        **semaphore_json(described),
+        "owners": [request_json(each) for each in owners.items],
+        "owners_following": owners.following,
+        "waiters": [request_json(each) for each in waiters.items],
+        "waiters_following": waiters.following,
+    }
+
+
+async def get_requests(request: PageRequest) -> Json:
+    """Return the next owners or waiters of a semaphore."""
+    node, name, role = await chosen_node(request), request.text("name"), request.text("role")
+    if role not in {"owners", "waiters"}:
+        raise InvalidArgument(f"role is owners or waiters, not {role[:40]!r}")
+    page = await reading.requests(
+        request.visitor.engine,
+        node,
+        name,
+        waiters=role == "waiters",
+        after=request.number("after"),
+        most=request.page_size(),
+    )
+    found = [request_json(each) for each in page.items]
+    return {"node": node, "name": name, "role": role, **_page("requests", found, page)}
+
+
+async def get_sessions(request: PageRequest) -> Json:
+    """Return the next sessions of a node."""
+    node = await chosen_node(request)
+    page = await reading.sessions(
+        request.visitor.engine,
+        node,
+        search=request.text("search"),
+        after=request.number("after"),
+        most=request.page_size(),
+    )
+    return {"node": node, **_page("sessions", [session_json(each) for each in page.items], page)}
+
+
+async def get_events(request: PageRequest) -> Json:
+    """Return the latest changes that the observer has seen, the newest first."""
+    found = request.sources.observer.record.events(
+        request.allowed,
+        most=EVENTS,
+        after=request.number("after"),
+        node=request.text("node"),
+        name=request.text("name"),
+    )
+    wall = _wall(request)
+    return {"events": [event_json(each, wall) for each in found]}
+
+
+async def get_timeline(request: PageRequest) -> Json:
+    """Return the requests of a semaphore in the last minutes."""
+    node, name = await chosen_node(request), request.text("name")
+    request.sources.observer.attend(node, name)
+    await reading.describe_node(request.visitor.engine, node)  # raises if it may not be seen
+    seen = request.sources.observer.record.find(node, name)
+    wall = _wall(request)
+    spans = () if seen is None else seen.spans()
+    return {"node": node, "name": name, "requests": [span_json(each, wall) for each in spans]}
+
+
+def _wall(request: PageRequest) -> float:
+    """Return the time of day at time 0 of the record."""
+    clock = request.sources.clock
+    return clock.wall() - clock.now()
+
+
+READS: dict[str, Read] = {
+    "/store": get_store,
+    "/nodes": get_nodes,
+    "/semaphores": get_semaphores,
+    "/semaphore": get_semaphore,
+    "/requests": get_requests,
+    "/sessions": get_sessions,
+    "/events": get_events,
+    "/timeline": get_timeline,
+}
+
+
+def routes(console: Console) -> list[Route]:
+    """Return the routes of the API."""
+    from tenure.console.app import host_of, status_of
+
+    def answered(work: Callable[[Request], Awaitable[Json]]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return JSONResponse(await work(request))
+            except TenureError as error:
+                return error_response(status_of(error), type(error).__name__, str(error))
+
+        return endpoint
+
+    def reads(read: Read) -> Callable[[Request], Any]:
+        async def work(request: Request) -> Json:
+            visit = await console.api_visit(request)
+            return await read(PageRequest(console, visit.visitor, request.query_params))
+
+        return answered(work)
+
+    async def act(request: Request) -> Json:
+        visit = await console.api_visit(request)
+        if visit.secret:
+            raise HTTPException(403, "the API changes nothing for a cookie; send a bearer token")
+        sent = PageRequest(console, visit.visitor, await _sent(request))
+        host, node = host_of(request), sent.text("node")
+        if request.url.path.endswith("/end"):
+            number = sent.number("session_id")
+            found = await console.end_session(visit.visitor, host, node, number)
+            return {"ended": found, "node": node, "session_id": number}
+        name, order_id = sent.text("name"), sent.number("order_id")
+        found = await console.evict(visit.visitor, host, node, name, order_id)
+        return {"evicted": found, "node": node, "name": name, "order_id": order_id}
+
+    async def describe(request: Request) -> Json:
+        return description(request.scope.get("root_path", "") + PREFIX)
+
+    found = [Route(PREFIX + path, reads(read)) for path, read in READS.items()]
+    found.append(Route(f"{PREFIX}/sessions/end", answered(act), methods=["POST"]))
+    found.append(Route(f"{PREFIX}/requests/evict", answered(act), methods=["POST"]))
+    found.append(Route(f"{PREFIX}/openapi.json", answered(describe)))
+    return found
+
+
+async def _sent(request: Request) -> dict[str, str]:
+    """Return the fields of a JSON object as texts.
+
+    Raises:
+        HTTPException: 415: the body is no JSON; 400: it is damaged, or no object of texts and
+            numbers.
+    """
+    from tenure.console.app import read_body
+
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body is application/json")
+    body = await read_body(request)
+    try:
+        sent = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, "the body is not valid JSON") from error
+    if not isinstance(sent, dict) or not all(type(each) in {str, int} for each in sent.values()):
+        raise HTTPException(400, "the body is an object of texts and whole numbers")
+    return {name: str(value) for name, value in sent.items()}
