@@ -11,6 +11,7 @@ import sys
 import httpx
 import pytest
 
+import tenure
 from tenure.cli.mistakes import Status
 from tenure.console import local
 from tests.cli.programs import Running, Tenure
@@ -151,7 +152,7 @@ async def test_a_wrong_token_is_not_the_end_of_the_right_one(
     door = local.LocalDoor(visitor, printed.append)
     first = door.token
     for wrong in ("", "ä", first[:-1], "\udc80"):
-        with pytest.raises(local.AuthenticationFailed):
+        with pytest.raises(tenure.AuthenticationFailed):
             await door.sign_in(wrong, "127.0.0.1", {})
     assert await door.sign_in(first, "127.0.0.1", {}) is visitor
     assert printed == [door.token]

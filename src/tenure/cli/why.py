@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import tenure
-from tenure.cli.look import count, describe_program, held, kind, request_json, semaphore_json
+from tenure.cli.look import count, describe_program, held, request_json, semaphore_json
 from tenure.cli.options import (
     complete,
     json_option,
@@ -25,6 +25,7 @@ from tenure.cli.options import (
 )
 from tenure.cli.output import duration, print_json, safe, say
 from tenure.cli.store import NoStoreYet, open_store
+from tenure.shown import kind
 
 MOST = 10
 """Holders and waiters of one semaphore that are shown; with ``--json`` all are shown."""

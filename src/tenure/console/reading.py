@@ -35,7 +35,7 @@ PAGE = 50
 
 LARGEST_PAGE = 500
 
-SLICE = 1_000
+SLICE = 2_500
 """Items that a search reads at a time."""
 
 SEARCHED = 20_000

@@ -18,8 +18,6 @@ from opentelemetry import context as contexts
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tenure._client.session_core import session_of
-from tenure._client.waits import place_of
-from tenure._client.watch import described_now
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
@@ -111,13 +109,8 @@ class Spans:
         session = session_of(request)
         try:
             async with asyncio.timeout(session.contact.answer_timeout):
-                described = await described_now(
-                    session,
-                    request.name,
-                    ephemeral=request.options.ephemeral,
-                    owners=True,
-                    waiters=True,
-                )
+                assert request.order_id is not None
+                place = await session.engine.position(request.name, request.order_id)
         except (TenureError, TimeoutError) as error:
             _log.debug(
                 "position unknown: node=%s name=%r error=%s", request.node, request.name, error
@@ -126,7 +119,7 @@ class Spans:
         except Exception:
             _log.exception("could not read the queue: node=%s name=%r", request.node, request.name)
             return
-        place, wait = place_of(request, described), self._waiting.get(request)
+        wait = self._waiting.get(request)
         if place and wait is not None:
             wait.span.set_attribute("tenure.queue.position", place)
 
