@@ -19,6 +19,7 @@ from tenure.testing.history.journal import (
     Request,
     Take,
     Together,
+    Wanted,
 )
 from tenure.testing.history.records import (
     AppendOnly,
@@ -81,6 +82,7 @@ __all__ = [
     "Truth",
     "Unobserved",
     "Violation",
+    "Wanted",
     "check",
     "dump",
     "load",
