@@ -206,9 +206,7 @@ class Hand:
     async def _lock_all(self, client: tenure.Client, session: tenure.Session) -> None:
         """Take several locks in any order, of which another process may want the same."""
         chosen = self._random.sample(SEVERAL, self._random.randint(2, len(SEVERAL)))
-        locks: list[tenure.Mutex | tuple[tenure.Semaphore, int, int]] = [
-            *map(session.mutex, chosen)
-        ]
+        locks: list[Wanted] = [session.mutex(name) for name in chosen]
         if not self._part.plain and self._random.random() < 0.3:
             name, limit, count = self._some()
             place = self._random.randrange(len(locks) + 1)
