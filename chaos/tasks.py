@@ -198,8 +198,8 @@ class Hand:
                 ]
                 if not self._part.plain:
                     shared = session.semaphore(SHARED, limit=SHARED_LIMIT, per_key=PER_KEY)
-                    acts += [partial(self._share_by_key, shared)] * len(KEYS)
-                    acts += [self._share_what_is_resized] * 2 + [self._describe]
+                    acts += [partial(self._share_by_key, shared)] * 4
+                    acts += [self._share_what_is_resized, self._describe]
                 for act in acts:
                     group.create_task(self._again(session, act))
 
