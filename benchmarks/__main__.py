@@ -55,6 +55,7 @@ PARTS: dict[str, Part] = {
     "postgresql-threads": _part("blocking", "measure_postgresql"),
     "etcd": _part("etcd_pairs"),
     "rates": _part("rates"),
+    "limits": _part("limits"),
 }
 """The parts by name."""
 
