@@ -100,7 +100,7 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
             await nemesis.torment(plan.seconds)
         facts["ended"] = journal.now()
         await crew.start_all()
-        stuck = await _wait_for_progress(engine)
+        stuck = await wait_for_progress(engine)
         await crew.order("freeze", "frozen")
         # The dead are still in their queues, rightly. So are, on every engine, resumable sessions
         # whose programs were killed before they had kept their tokens.
@@ -156,7 +156,7 @@ def _held_shortly(engine: Engine) -> list[tuple[str, str]]:
     return [(engine.seen_at, name) for name in names]
 
 
-async def _wait_for_progress(engine: Engine) -> list[str]:
+async def wait_for_progress(engine: Engine) -> list[str]:
     """Wait until all requests that are there now have left, and return what is stuck.
 
     So no waiters wait for each other, and none waits for a request without a program.
