@@ -192,13 +192,13 @@ class Hand:
             self._part.node, recovery_window=self._part.window, description=self._part.label
         ):
             async with attempt as session, asyncio.TaskGroup() as group:
-                acts: list[Act] = [
-                    *(partial(self._lock_all, client), partial(self._lock_all, client)),
-                    *(partial(self._lock_any, client), self._lock_one_of_several),
-                ]
+                acts: list[Act] = [partial(self._lock_all, client), partial(self._lock_any, client)]
+                if not self._part.frugal:
+                    acts += [partial(self._lock_all, client), self._lock_one_of_several]
                 if not self._part.plain:
                     shared = session.semaphore(SHARED, limit=SHARED_LIMIT, per_key=PER_KEY)
-                    acts += [partial(self._share_by_key, shared)] * 4
+                    shares = 1 if self._part.frugal else 4
+                    acts += [partial(self._share_by_key, shared)] * shares
                     acts += [self._share_what_is_resized, self._describe]
                 for act in acts:
                     group.create_task(self._again(session, act))

@@ -75,6 +75,7 @@ class Part:
         plain: whether the store has but mutexes and semaphores, for requests of one token without
             data; see `chaos.adapter.Engine`.
         one_writer: whether each document is written by one process alone; see there.
+        frugal: whether few tasks share a session; see there.
         keeps_rates: whether the store never forgets a rate; see there.
     """
 
@@ -87,6 +88,7 @@ class Part:
     seed: str
     plain: bool = False
     one_writer: bool = False
+    frugal: bool = False
     keeps_rates: bool = True
 
     @property
