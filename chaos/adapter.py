@@ -82,8 +82,8 @@ class Engine(ABC):
             one token and no data, and each program says the limits itself.
         one_writer: whether each document is written by one process alone, because the store may do
             twice what was answered to nobody.
-        frugal: whether a session has one request for a name, and each further one takes a session of
-            its own, so that few tasks share one.
+        frugal: whether each further request of a session for a name takes a session of its own, so
+            that few tasks share one.
         keeps_rates: whether the store never forgets a rate while tokens are in its window.
         spares: the faults of processes and administrators that are not inflicted here.
         seen_at: the node on which administrators find what lies on the processes' node.

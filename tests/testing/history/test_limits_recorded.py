@@ -34,6 +34,7 @@ from tenure.testing.history import (
     Took,
     check,
 )
+from tests.guarantees.vocabulary import MEMORY, guarantee
 from tests.testing.history.recorded import PER_KEY, Recorded, Work
 
 SEEDS = range(6)
@@ -55,6 +56,7 @@ def of(records: list[Record], kind: type[R]) -> list[R]:
     return [record for record in records if isinstance(record, kind)]
 
 
+@guarantee("none", "one owner", "in order", "others proceed", on=MEMORY)
 @pytest.mark.parametrize("kind", ["take_all", "take_any", "share", "resize", "take_rate"])
 async def test_all_work_ends_and_breaks_no_rule(clock: VirtualClock, kind: str) -> None:
     granted = 0
@@ -80,6 +82,7 @@ async def test_many_things_at_once_end_and_break_no_rule(clock: VirtualClock) ->
         assert not explained(recorded.records)
 
 
+@guarantee("none", "in order", "others proceed", on=MEMORY)
 async def test_no_key_waits_for_more_than_a_turn_of_each_other_key(clock: VirtualClock) -> None:
     for seed in SEEDS:
         recorded = Recorded(clock, seed)
