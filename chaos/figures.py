@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.faults import everywhere
+from chaos.faults import everywhere, resizing
 from chaos.work import ELECTION, MUTEXES
 from tenure.testing.history import (
     Called,
@@ -225,7 +225,7 @@ class _Handovers:
     """How long it took to pass on what killed and stopped processes held."""
 
     def __init__(self, faults: Sequence[tuple[str, float, float, bool]]) -> None:
-        ours = {fault.name for fault in everywhere()}
+        ours = {fault.name for fault in (*everywhere(), *resizing())}
         self._outages = sorted(
             (start, end) for name, start, end, done in faults if done and name not in ours
         )

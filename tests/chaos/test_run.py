@@ -7,7 +7,7 @@ import pytest
 
 from chaos.__main__ import main
 from chaos.adapter import Engine
-from chaos.faults import everywhere
+from chaos.faults import everywhere, resizing
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.sqlite import Sqlite
@@ -40,7 +40,7 @@ async def test_every_promise_is_kept_under_every_fault(engine: Engine, tmp_path:
     assert not report.violations, explained(report)
     assert not report.failures, explained(report)
     assert report.figures.acquisitions > 100
-    offered = {fault.name for fault in (*engine.faults(), *everywhere())}
+    offered = {fault.name for fault in (*engine.faults(), *everywhere(), *resizing())}
     assert report.figures.faults.keys() >= offered - BY_OCCASION
     assert report.figures.faults.keys() | report.figures.missed.keys() == offered
     assert json.loads(report.to_json())["violations"] == []
