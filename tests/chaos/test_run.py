@@ -65,6 +65,16 @@ async def test_leases_that_do_not_lapse_are_found_out(tmp_path: Path) -> None:
     assert main(["check", str(folder)]) == 1
 
 
+@pytest.mark.no_debug
+@pytest.mark.exhaustive
+@pytest.mark.timeout(400)
+async def test_limits_that_are_kept_loosely_are_found_out(engine: Engine, tmp_path: Path) -> None:
+    plan = Plan(6.0, 1, faults=("stall",), program="tests.chaos.loose_limits")
+    await run(engine, plan, tmp_path)
+    report = examine(tmp_path)
+    assert {"limit", "rate"} <= {each.rule for each in report.violations}, explained(report)
+
+
 async def test_a_fault_that_the_engine_does_not_have_is_refused(
     engine: Engine, tmp_path: Path
 ) -> None:
