@@ -58,6 +58,7 @@ PARTS: dict[str, Part] = {
     "etcd": _part("etcd_pairs"),
     "rates": _part("rates"),
     "console": _part("console"),
+    "limits": _part("limits"),
 }
 """The parts by name."""
 

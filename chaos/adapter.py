@@ -82,6 +82,9 @@ class Engine(ABC):
             one token and no data, and each program says the limits itself.
         one_writer: whether each document is written by one process alone, because the store may do
             twice what was answered to nobody.
+        frugal: whether each further request of a session for a name takes a session of its own, so
+            that few tasks share one.
+        keeps_rates: whether the store never forgets a rate while tokens are in its window.
         spares: the faults of processes and administrators that are not inflicted here.
         seen_at: the node on which administrators find what lies on the processes' node.
         not_done: the faults that cannot be inflicted here, and why; said in the report.
@@ -92,6 +95,8 @@ class Engine(ABC):
     lingers = 0.0
     plain = False
     one_writer = False
+    frugal = False
+    keeps_rates = True
     spares: frozenset[str] = frozenset()
     seen_at = NODE
 

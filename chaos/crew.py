@@ -203,6 +203,8 @@ class Crew:
             seed=f"{self._seed} {label}",
             plain=self._engine.plain,
             one_writer=self._engine.one_writer,
+            frugal=self._engine.frugal,
+            keeps_rates=self._engine.keeps_rates,
         )
         errors = self._folder / f"{label}.err"
         with errors.open("wb") as stderr:

@@ -13,7 +13,17 @@ from contextlib import asynccontextmanager, suppress
 import tenure
 from chaos.adapter import Fault, NotNow, Scene
 from chaos.crew import Member, Slot
-from chaos.work import ELECTION, MUTEXES, NODE, POOLS, label_in
+from chaos.work import (
+    ELECTION,
+    HIGHEST_LIMIT,
+    MUTEXES,
+    NODE,
+    POOLS,
+    RESIZED,
+    SEVERAL,
+    SHARED,
+    label_in,
+)
 
 _SETBACK = 0.1
 """Seconds after which a store that is out of order is tried again."""
@@ -41,6 +51,11 @@ def everywhere() -> Sequence[Fault]:
         Fault("end-session", "an administrator ends a session", _end_session, (0.1, 0.3)),
         Fault("delete", "an administrator deletes a semaphore by force", _delete, (0.3, 0.8)),
     )
+
+
+def resizing() -> Sequence[Fault]:
+    """Return what an administrator does all the time, whatever else is broken."""
+    return (Fault("resize", "an administrator changes a limit", _resize, (0.05, 0.5)),)
 
 
 # Processes
@@ -150,7 +165,7 @@ async def _supplant(scene: Scene) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _evict(scene: Scene) -> AsyncIterator[str]:
-    name = scene.random.choice((*MUTEXES, *POOLS, ELECTION))
+    name = scene.random.choice((*MUTEXES, *SEVERAL, *POOLS, RESIZED, SHARED, SHARED, ELECTION))
     async with tenure.connect(scene.engine.admin_url) as admin:
         try:
             found = await admin.describe_semaphore(name, NODE)
@@ -160,7 +175,10 @@ async def _evict(scene: Scene) -> AsyncIterator[str]:
         if not requests:
             raise NotNow(f"nobody has or wants {name}")
         for request in requests:
-            scene.journal.revokes(request=label_in(request.data))
+            label = label_in(request.data)
+            scene.journal.revokes(request=label)
+            if name == SHARED:
+                scene.journal.revokes(request=f"{label}/key")  # its program releases it
             with suppress(tenure.SemaphoreNotFound):  # a mutex that nobody wants any more
                 await admin.evict(NODE, name, request.order_id)
     yield f"{len(requests)} requests for {name}"
@@ -195,6 +213,20 @@ async def _delete(scene: Scene) -> AsyncIterator[str]:
     finally:
         scene.journal.revokes(node=NODE, name=name)  # what was asked for in between
         await create(scene.engine.admin_url, name, limit)
+
+
+@asynccontextmanager
+async def _resize(scene: Scene) -> AsyncIterator[str]:
+    """Change a limit; the session's queue of operations carries it out during an outage, too."""
+    limit = scene.random.randint(1, HIGHEST_LIMIT)
+    async with tenure.connect(scene.engine.admin_url) as admin, admin.session(NODE) as session:
+        try:
+            await scene.journal.resize(session.semaphore(RESIZED), limit)
+        except tenure.SemaphoreNotFound:
+            raise NotNow(f"there is no {RESIZED}") from None
+        except tenure.Unsupported as error:
+            raise NotNow(str(error)) from None
+    yield f"{RESIZED} to {limit}"
 
 
 async def create(url: str, name: str, limit: int) -> None:

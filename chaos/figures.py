@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.faults import everywhere
+from chaos.faults import everywhere, resizing
 from chaos.work import ELECTION, MUTEXES
 from tenure.testing.history import (
     Called,
@@ -32,6 +32,7 @@ from tenure.testing.history import (
     Record,
     Requested,
     Revokes,
+    Took,
 )
 
 ENOUGH = 50.0
@@ -88,11 +89,15 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A run in figures; times in seconds."""
+    """A run in figures; times in seconds.
+
+    A request for tokens of a key is part of one for tokens of all, and does not count.
+    """
 
     duration: float
     requests: int
     acquisitions: int
+    takes: int
     calls: int
     observations: int
     processes: int
@@ -112,8 +117,8 @@ class Figures:
 
     @property
     def operations(self) -> int:
-        """Requests, calls on data, and what watches showed."""
-        return self.requests + self.calls + self.observations
+        """Requests, takes of rates, calls on data, and what watches showed."""
+        return self.requests + self.takes + self.calls + self.observations
 
 
 @dataclass(slots=True)
@@ -138,6 +143,7 @@ def measure(
         faults: name, beginning, end, and whether it could be inflicted.
     """
     records = [record for record in history.records if begun <= record.at <= ended]
+    of_keys = {each.key for each in records if isinstance(each, Requested) and each.key}
     counted = Counter(type(record) for record in records)
     noticed = _noticed(history.records)
     handovers = _Handovers(faults)
@@ -145,8 +151,11 @@ def measure(
     handovers.end(ended)
     return Figures(
         duration=ended - begun,
-        requests=counted[Requested],
-        acquisitions=counted[Granted],
+        requests=counted[Requested] - len(of_keys),
+        acquisitions=sum(
+            isinstance(each, Granted) and each.request not in of_keys for each in records
+        ),
+        takes=sum(isinstance(each, Took) and each.granted is not None for each in records),
         calls=counted[Called],
         observations=counted[Observed],
         processes=len({each.process for each in history.records if isinstance(each, Requested)}),
@@ -216,7 +225,7 @@ class _Handovers:
     """How long it took to pass on what killed and stopped processes held."""
 
     def __init__(self, faults: Sequence[tuple[str, float, float, bool]]) -> None:
-        ours = {fault.name for fault in everywhere()}
+        ours = {fault.name for fault in (*everywhere(), *resizing())}
         self._outages = sorted(
             (start, end) for name, start, end, done in faults if done and name not in ours
         )

@@ -44,9 +44,12 @@ class PostgresServer(Server):
                 return
 
     async def stop(self) -> None:
-        """End it without waiting for the ends of connections."""
+        """End it without waiting for the ends of connections.
+
+        In the recovery from a crash, PostgreSQL 15 may go on shutting down for ever.
+        """
         self.resume()
-        await self._end(signal.SIGINT)
+        await self._end_or_kill(signal.SIGINT)
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal; SIGSTOP and SIGCONT to every process."""

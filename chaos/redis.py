@@ -150,6 +150,7 @@ class RedisLossy(RedisInMemory):
     """
 
     name = "redis-lossy"
+    keeps_rates = False
 
     @property
     def url(self) -> str:

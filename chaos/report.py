@@ -165,8 +165,8 @@ def _until_the_truth(history: History) -> History:
 
 def _operations(figures: Figures) -> str:
     return (
-        f"{figures.operations}: {figures.requests} requests, {figures.calls} calls on data, "
-        f"{figures.observations} observations"
+        f"{figures.operations}: {figures.requests} requests, {figures.takes} takes of rates, "
+        f"{figures.calls} calls on data, {figures.observations} observations"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,9 +17,24 @@ from random import Random
 import tenure
 from chaos.adapter import Engine, Fault, Scene
 from chaos.crew import Crew
-from chaos.faults import create, everywhere
+from chaos.faults import create, everywhere, resizing
 from chaos.nemesis import Nemesis
-from chaos.work import CONFIGS, ELECTION, IMPLICIT, MUTEXES, NODE, POOLS, resumable
+from chaos.work import (
+    CONFIGS,
+    ELECTION,
+    IMPLICIT,
+    KEYS,
+    MUTEXES,
+    NODE,
+    POOLS,
+    RESIZED,
+    RESIZED_LIMIT,
+    SEVERAL,
+    SHARED,
+    SHARED_LIMIT,
+    of_key,
+    resumable,
+)
 from tenure.model import DEFAULT_NODE, NodeConfig
 from tenure.testing.history import AppendOnly, Journal, Truth
 
@@ -30,6 +46,12 @@ _SETTLING = 30.0
 
 _QUIET = 0.25
 """Seconds between two looks at a store that settles; it has when four in a row are alike."""
+
+_STUCK = 90.0
+"""Seconds within which every request that is there when the faults end has left its queue.
+
+The sessions of the dead expire first, and a queue is as long as there are tasks.
+"""
 
 Names = Sequence[tuple[str, str]]
 
@@ -78,6 +100,7 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
             await nemesis.torment(plan.seconds)
         facts["ended"] = journal.now()
         await crew.start_all()
+        stuck = await wait_for_progress(engine)
         await crew.order("freeze", "frozen")
         # The dead are still in their queues, rightly. So are, on every engine, resumable sessions
         # whose programs were killed before they had kept their tokens.
@@ -89,15 +112,16 @@ async def run(engine: Engine, plan: Plan, folder: Path) -> None:
         await crew.end()
         await engine.stop()
         file.close()
-    facts |= {"failures": crew.failures, "not_done": engine.not_done}
+    facts |= {"failures": [*crew.failures, *stuck], "not_done": engine.not_done}
     (folder / "run.json").write_text(json.dumps(facts, indent=1))
 
 
 def _lanes(engine: Engine, names: Sequence[str]) -> list[list[Fault]]:
-    """Return the engine's own faults, and the rest."""
+    """Return the engine's own faults, the rest, and changes of limits."""
     lanes = [
         list(engine.faults()),
         [fault for fault in everywhere() if fault.name not in engine.spares],
+        [] if engine.plain else [*resizing()],
     ]
     known = {fault.name for lane in lanes for fault in lane}
     unknown = set(names) - known
@@ -119,16 +143,55 @@ async def prepare(url: str, nodes: NodeConfig, journal: Journal) -> None:
         async with client.session(NODE) as session:
             for name in CONFIGS:
                 await journal.create(session.semaphore(name), 1, b"")
-    for name, limit in (*POOLS.items(), (ELECTION, 1)):
+    limits = {**POOLS, ELECTION: 1, RESIZED: RESIZED_LIMIT, SHARED: SHARED_LIMIT}
+    for name, limit in limits.items():
         await create(url, name, limit)
+
+
+def _held_shortly(engine: Engine) -> list[tuple[str, str]]:
+    """Return what is never held for long."""
+    names = [*MUTEXES, *SEVERAL, *POOLS]
+    if not engine.plain:
+        names += [ELECTION, RESIZED, SHARED, *map(of_key, sorted({*KEYS}))]
+    return [(engine.seen_at, name) for name in names]
+
+
+async def wait_for_progress(engine: Engine) -> list[str]:
+    """Wait until all requests that are there now have left, and return what is stuck.
+
+    So no waiters wait for each other, and none waits for a request without a program.
+    """
+    names = _held_shortly(engine)
+    there: dict[tuple[str, str], set[int]] | None = None
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _STUCK
+    async with tenure.connect(engine.admin_url) as client:
+        while there is None or any(there.values()):
+            if there is not None and loop.time() > until:
+                return [
+                    f"{name!r} is stuck: {sorted(ids)} have been in its queue for {_STUCK:g} s"
+                    for (_, name), ids in there.items()
+                    if ids
+                ]
+            with suppress(tenure.EngineError, tenure.EngineUnavailable):
+                seen = {
+                    place: {*owners, *waiters}
+                    for place, (_, owners, waiters) in (await _look(client, names)).items()
+                }
+                there = {
+                    place: ids if there is None else ids & there[place]
+                    for place, ids in seen.items()
+                }
+            await asyncio.sleep(_QUIET)
+    return []
 
 
 async def _tell_the_truth(engine: Engine, journal: Journal, slots: int) -> bool:
     """Wait until the store has settled, and record what it says; false when it never did."""
     here = engine.seen_at
-    names = [(here, name) for name in (*MUTEXES, *POOLS, *map(resumable, range(slots)))]
+    names = [*_held_shortly(engine), *((here, resumable(number)) for number in range(slots))]
     if not engine.plain:
-        names += [(here, name) for name in (ELECTION, *CONFIGS)]
+        names += [(here, name) for name in CONFIGS]
     if not engine.lingers:
         names.append((DEFAULT_NODE, IMPLICIT))  # else the dead are there for 30 s, implicitly
     async with tenure.connect(engine.admin_url) as client:

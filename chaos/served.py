@@ -134,6 +134,7 @@ class OverYdb(Served):
     name = "ydb"
     schemes = ("ydb", "tenure")
     one_writer = True
+    frugal = True
 
     @property
     def url(self) -> str:

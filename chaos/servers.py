@@ -71,9 +71,12 @@ class Server:
 
     async def stop(self) -> None:
         """SIGTERM, and wait for its end; one that does not obey is killed. Safe to call twice."""
+        await self._end_or_kill(signal.SIGTERM)
+
+    async def _end_or_kill(self, how: signal.Signals) -> None:
         try:
             async with asyncio.timeout(_PATIENCE):
-                await self._end(signal.SIGTERM)
+                await self._end(how)
         except TimeoutError:
             await self.kill()
 

@@ -13,10 +13,28 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 import tenure
-from chaos.work import ELECTION, IMPLICIT, MUTEXES, POOLS, Part, label_in, resumable
-from tenure.testing.history import Holding, Journal, Request
+from chaos.work import (
+    ELECTION,
+    HIGHEST_LIMIT,
+    IMPLICIT,
+    KEYS,
+    MUTEXES,
+    PER_KEY,
+    POOLS,
+    RATES,
+    RESIZED,
+    RESIZED_LIMIT,
+    SEVERAL,
+    SHARED,
+    SHARED_LIMIT,
+    Part,
+    label_in,
+    resumable,
+)
+from tenure.testing.history import Holding, Journal, Request, Wanted
 
 SAMPLE = 0.05
 """Seconds between two looks at a lease that is held longer."""
@@ -49,6 +67,18 @@ async def steadily(work: Callable[[tenure.Client], Awaitable[None]], client: ten
             await asyncio.sleep(_SETBACK)
 
 
+Act = Callable[[tenure.Session], Awaitable[None]]
+"""One request, from the start to the end."""
+
+
+class Sampled(Protocol):
+    """What is held, of one request or of several."""
+
+    def sample(self) -> bool:
+        """Return whether it is held, and record that."""
+        ...
+
+
 class Hand:
     """The tasks of one process.
 
@@ -77,9 +107,7 @@ class Hand:
                 for act in (self._queue, self._try, self._hurry, self._change_its_mind):
                     group.create_task(self._again(session, act))
 
-    async def _again(
-        self, session: tenure.Session, act: Callable[[tenure.Session], Awaitable[None]]
-    ) -> None:
+    async def _again(self, session: tenure.Session, act: Act) -> None:
         while True:
             await self._go.wait()
             with tolerated():
@@ -155,6 +183,101 @@ class Hand:
                 except tenure.SessionExpired:
                     continue  # the next request brings a new session
             await asyncio.sleep(self._random.expovariate(1 / _REST))
+
+    # Limits: several locks, limits that change, a limit for each key, rates
+
+    async def limits(self, client: tenure.Client) -> None:
+        """Several tasks share a session, as in `sessions`."""
+        async for attempt in client.sessions(
+            self._part.node, recovery_window=self._part.window, description=self._part.label
+        ):
+            async with attempt as session, asyncio.TaskGroup() as group:
+                acts: list[Act] = [partial(self._lock_all, client), partial(self._lock_any, client)]
+                if not self._part.frugal:
+                    acts += [partial(self._lock_all, client), self._lock_one_of_several]
+                if not self._part.plain:
+                    shared = session.semaphore(SHARED, limit=SHARED_LIMIT, per_key=PER_KEY)
+                    shares = 1 if self._part.frugal else 4
+                    acts += [partial(self._share_by_key, shared)] * shares
+                    acts += [self._share_what_is_resized, self._describe]
+                for act in acts:
+                    group.create_task(self._again(session, act))
+
+    async def _lock_all(self, client: tenure.Client, session: tenure.Session) -> None:
+        """Take several locks in any order, of which another process may want the same."""
+        chosen = self._random.sample(SEVERAL, self._random.randint(2, len(SEVERAL)))
+        locks: list[Wanted] = [session.mutex(name) for name in chosen]
+        if not self._part.plain and self._random.random() < 0.3:
+            name, limit, count = self._some()
+            place = self._random.randrange(len(locks) + 1)
+            locks.insert(place, (session.semaphore(name), count, limit))
+        timeout = self._random.choice((None, None, self._random.uniform(0.005, 0.3)))
+        async with self._journal.all_of(
+            client, *locks, timeout=timeout, data=self._data
+        ) as together:
+            await self._work(together)
+
+    async def _lock_any(self, client: tenure.Client, session: tenure.Session) -> None:
+        chosen = self._random.sample(SEVERAL, self._random.randint(1, len(SEVERAL)))
+        timeout = self._random.choice((None, None, self._random.uniform(0.005, 0.3)))
+        async with self._journal.any_of(
+            client, *map(session.mutex, chosen), timeout=timeout, data=self._data
+        ) as request:
+            await self._work(request)
+
+    async def _lock_one_of_several(self, session: tenure.Session) -> None:
+        await self._lock_one(session.mutex(self._random.choice(SEVERAL)))
+
+    async def _share_by_key(self, shared: tenure.Semaphore, _: tenure.Session) -> None:
+        timeout = self._random.choice((None, None, self._random.uniform(0.005, 0.3)))
+        async with self._journal.share(
+            shared,
+            self._random.choice((1, 1, 1, PER_KEY)),
+            key=self._random.choice(KEYS),
+            limit=SHARED_LIMIT,
+            per_key=PER_KEY,
+            timeout=timeout,
+            data=self._data,
+        ) as both:
+            await self._work(both)
+
+    async def _share_what_is_resized(self, session: tenure.Session) -> None:
+        count = self._random.randint(1, self._random.randint(1, HIGHEST_LIMIT))
+        pool = session.semaphore(RESIZED)
+        with (
+            suppress(tenure.InvalidArgument),  # the limit is lower now
+            self._journal.request(pool, count, limit=RESIZED_LIMIT) as request,
+        ):
+            async with pool.acquire(count, data=self._data(request)) as lease:
+                await self._hold(request, lease)
+
+    async def _describe(self, session: tenure.Session) -> None:
+        with suppress(tenure.EngineUnavailable):
+            await self._journal.describe(session.semaphore(SHARED))
+
+    async def rates(self, client: tenure.Client) -> None:
+        """Take tokens of rates, and refund some."""
+        while self._part.keeps_rates:
+            await self._go.wait()
+            try:
+                await self._take(client)
+            except tenure.RateExceeded:
+                pass
+            except tenure.Unsupported:
+                break
+            await asyncio.sleep(self._random.expovariate(1 / _REST))
+        await asyncio.Event().wait()  # for ever: this engine has none
+
+    async def _take(self, client: tenure.Client) -> None:
+        name, (limit, per, burst) = self._random.choice(list(RATES.items()))
+        rate = client.rate(name, limit=limit, per=per, burst=burst, path=self._part.node)
+        count = self._random.randint(1, rate.burst // 4)
+        timeout = self._random.choice((None, None, 0.0, 0.2))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._random.choice((None, None, 0.1))):
+                take = await self._journal.take(rate, count, timeout=timeout)
+                if self._random.random() < 0.3:
+                    await take.refund(self._random.randint(1, count))
 
     # A leader
 
@@ -256,8 +379,8 @@ class Hand:
         with request.holds(lease):
             await self._work(request, mean=mean)
 
-    async def _work(self, request: Request, *, mean: float = 0.005) -> None:
-        """Work for a while, and look now and then whether the lease is still held."""
+    async def _work(self, request: Sampled, *, mean: float = 0.005) -> None:
+        """Work for a while, and look now and then whether it is still held."""
         left = self._random.expovariate(1 / mean)
         while left > 0 or not self._go.is_set():
             rest = min(left, SAMPLE) if left > 0 else SAMPLE

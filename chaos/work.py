@@ -21,6 +21,21 @@ MUTEXES = tuple(f"mutex-{number}" for number in range(12))
 POOLS = {"pool-2": 2, "pool-3": 3, "pool-5": 5, "pool-8": 8}
 """Semaphores, and their limits."""
 
+RESIZED, RESIZED_LIMIT, HIGHEST_LIMIT = "resized", 4, 7
+"""A semaphore whose limit an administrator changes, its first limit, and the highest."""
+
+SHARED, SHARED_LIMIT, PER_KEY = "shared", 5, 2
+"""A semaphore in which each key has a limit, and the two limits."""
+
+KEYS = ("flood", "flood", "flood", "small-1", "small-2", "small-3")
+"""The keys by which its tokens are requested; the first one has most of the requests."""
+
+SEVERAL = tuple(f"several-{number}" for number in range(4))
+"""Mutexes that are locked together, in any order of the arguments, and each alone."""
+
+RATES = {"rate": (40, 0.5, None), "rate-in-bursts": (60, 0.6, 20)}
+"""Rates: limit, seconds and burst."""
+
 ELECTION = "leader"
 
 CONFIGS = ("config-a", "config-b")
@@ -33,6 +48,11 @@ IMPLICIT = "implicit"
 def resumable(slot: int) -> str:
     """Return the mutex that a slot's resumable session holds, beside one of its neighbour's."""
     return f"resumed-{slot}"
+
+
+def of_key(key: str) -> str:
+    """Return the name of the semaphore that `SHARED` has for a key."""
+    return f"{SHARED}/key/{key}"
 
 
 def label_in(data: bytes) -> str:
@@ -55,6 +75,8 @@ class Part:
         plain: whether the store has but mutexes and semaphores, for requests of one token without
             data; see `chaos.adapter.Engine`.
         one_writer: whether each document is written by one process alone; see there.
+        frugal: whether few tasks share a session; see there.
+        keeps_rates: whether the store never forgets a rate; see there.
     """
 
     label: str
@@ -66,6 +88,8 @@ class Part:
     seed: str
     plain: bool = False
     one_writer: bool = False
+    frugal: bool = False
+    keeps_rates: bool = True
 
     @property
     def node(self) -> str:

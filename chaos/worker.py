@@ -87,11 +87,12 @@ class Worker:
 
     async def _all_tasks(self, client: tenure.Client) -> None:
         hand, documents = self._hand, self._documents
-        tasks = [hand.sessions, hand.sessions, hand.implicit]
+        tasks = [hand.sessions, hand.sessions, hand.implicit, hand.limits]
         if self._part.plain:
             tasks.append(hand.lingering)
         else:
             tasks += [hand.resumable, hand.lead, documents.write, documents.watch]
+            tasks += [hand.rates, hand.rates]
         async with asyncio.TaskGroup() as group:
             for each in tasks:
                 group.create_task(steadily(each, client))

@@ -254,6 +254,22 @@ def test_threads_share_a_pool(client: blocking.Client, eye: blocking.Client) -> 
     until(lambda: is_free(eye, "p") and is_free(eye, "p/a") and is_free(eye, "p/b"))
 
 
+def test_a_resumed_session_has_its_resource_again(
+    client: blocking.Client, eye: blocking.Client
+) -> None:
+    session = client.session(resumable=True)
+    held = Pool(session, "p", {"a": b"1"}).acquire()
+    resumed = eye.session(resume=session.resume_token)
+    pool = Pool(resumed, "p", {"a": b"1"})
+    item = pool.recover()
+    assert item is not None
+    assert (item.name, item.data, item.fencing_token) == ("a", b"1", held.fencing_token)
+    item.release()
+    assert pool.recover() is None
+    resumed.close()
+    until(lambda: is_free(eye, "p") and is_free(eye, "p/a"))
+
+
 def test_the_loss_of_a_resource_is_raised(client: blocking.Client, eye: blocking.Client) -> None:
     pool = Pool(client, "p", {"a": b""})
     with pytest.raises(LeaseLost), pool.acquire() as item:

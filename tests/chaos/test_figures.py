@@ -11,6 +11,8 @@ from tenure.testing.history import (
     Record,
     Requested,
     Revokes,
+    Takes,
+    Took,
 )
 
 
@@ -190,3 +192,20 @@ def test_the_rate_is_of_acquisitions_in_the_time_of_the_faults() -> None:
 
     assert told.acquisitions == 2
     assert told.rate == 0.5 < ENOUGH
+
+
+def test_a_share_is_one_acquisition_and_a_take_is_none() -> None:
+    of_key = Requested(0.0, "p", "p-1/key", "/n", "shared/key/a", 1, 2, 2.0)
+    told = figures(
+        of_key,
+        Requested(0.0, "p", "p-1", "/n", "shared", 1, 5, 2.0, key="p-1/key"),
+        Granted(1.0, "p-1/key", 1, 9.0),
+        Granted(1.0, "p-1", 2, 9.0),
+        Takes(2.0, "p", "p-2", "/n", "rate", 1, 10, 1_000_000, 10),
+        Took(2.1, "p-2", 7),
+        Takes(2.2, "p", "p-3", "/n", "rate", 1, 10, 1_000_000, 10),
+        Took(2.3, "p-3"),
+    )
+
+    assert (told.requests, told.acquisitions, told.takes) == (1, 1, 1)
+    assert told.operations == 2

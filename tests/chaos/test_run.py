@@ -7,7 +7,7 @@ import pytest
 
 from chaos.__main__ import main
 from chaos.adapter import Engine
-from chaos.faults import everywhere
+from chaos.faults import everywhere, resizing
 from chaos.report import Report, examine
 from chaos.runner import Plan, run
 from chaos.sqlite import Sqlite
@@ -40,7 +40,7 @@ async def test_every_promise_is_kept_under_every_fault(engine: Engine, tmp_path:
     assert not report.violations, explained(report)
     assert not report.failures, explained(report)
     assert report.figures.acquisitions > 100
-    offered = {fault.name for fault in (*engine.faults(), *everywhere())}
+    offered = {fault.name for fault in (*engine.faults(), *everywhere(), *resizing())}
     assert report.figures.faults.keys() >= offered - BY_OCCASION
     assert report.figures.faults.keys() | report.figures.missed.keys() == offered
     assert json.loads(report.to_json())["violations"] == []
@@ -63,6 +63,16 @@ async def test_leases_that_do_not_lapse_are_found_out(tmp_path: Path) -> None:
     assert not report.passed
     assert "FAILED: promises were broken" in explained(report)
     assert main(["check", str(folder)]) == 1
+
+
+@pytest.mark.no_debug
+@pytest.mark.exhaustive
+@pytest.mark.timeout(400)
+async def test_limits_that_are_kept_loosely_are_found_out(engine: Engine, tmp_path: Path) -> None:
+    plan = Plan(6.0, 1, faults=("stall",), program="tests.chaos.loose_limits")
+    await run(engine, plan, tmp_path)
+    report = examine(tmp_path)
+    assert {"limit", "rate"} <= {each.rule for each in report.violations}, explained(report)
 
 
 async def test_a_fault_that_the_engine_does_not_have_is_refused(

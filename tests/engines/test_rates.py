@@ -278,6 +278,22 @@ def afar(request: pytest.FixtureRequest) -> Iterator[Afar]:
         yield found
 
 
+async def test_a_refund_whose_answer_is_lost_is_not_carried_out_twice(afar: Afar) -> None:
+    async with tenure.connect(afar.url) as client, tenure.connect(afar.direct) as other:
+        api, direct = (each.rate("api", limit=10, per=3600) for each in (client, other))
+        taken = await api.take(9)
+        afar.network.lose_answers()
+        refunding = asyncio.create_task(taken.refund(3))
+        async with asyncio.timeout(30):
+            while (await direct.peek()).free == 1:  # noqa: ASYNC110  no store says so
+                await asyncio.sleep(0.01)
+        afar.network.cut()
+        async with asyncio.timeout(60):
+            await refunding
+            await api.peek()  # over the next connection, behind everything that is sent again
+        assert (await direct.peek()).free == 4
+
+
 async def test_a_rate_during_an_outage_raises_within_the_answer_timeout(afar: Afar) -> None:
     url = f"{afar.url}{'&' if '?' in afar.url else '?'}answer_timeout=1"
     async with tenure.connect(url) as client:

@@ -113,7 +113,7 @@ TABLE = (
     Typed("kazoo", "client.WriteLock('a')", "recipes.RWLock(client, name)"),
     Typed("kazoo", "client.Election('a')", "client.election(name)"),
     Typed("asyncio threading portalocker", "tenure.Lock('a')", "connect(url), write client.mutex"),
-    Typed("threading", "tenure.RLock()", "connect(url), write client.mutex"),
+    Typed("threading", "tenure.RLock()", "recipes.ReentrantMutex(client, name)"),
     Typed("filelock", "tenure.FileLock('a')", "connect(url), write client.mutex"),
     Typed("redis-py", "tenure.lock('a')", "connect(url), write client.mutex"),
     Typed("redis-py", "client.mutex('a', timeout=10)", "give it to lock()", error=TypeError),

@@ -390,3 +390,76 @@ async def test_the_resource_of_a_program_that_dies_returns(sqlite_url: str) -> N
         other.kill()
         async with await waiting as item:
             assert item.name == "a"
+
+
+# Resumed sessions
+
+
+async def test_a_resumed_session_has_its_resources_again(world: World) -> None:
+    async with world.client() as first, world.client() as second, world.client() as other:
+        session = await first.session(resumable=True)
+        pool = Pool(session, "p", PAIR)
+        items = [await pool.acquire() for _ in PAIR]
+        waiting = asyncio.create_task(pool.acquire())
+        await turns()
+        resumed = await second.session(resume=session.resume_token)
+        with pytest.raises(tenure.SessionExpired):
+            await waiting
+        again = Pool(resumed, "p", PAIR)
+        found = [await again.recover(), await again.recover()]
+        assert [(each.name, each.data, each.fencing_token) for each in found if each] == [
+            (each.name, each.data, each.fencing_token) for each in items
+        ]
+        assert len(await world.queue("p")) == 3
+        assert await again.recover() is None  # the place in the queue is left
+        assert len(await world.queue("p")) == 2
+        assert await Pool(other, "p", PAIR).try_acquire() is None
+        one, two = found
+        assert one is not None
+        assert two is not None
+        async with one:
+            assert one.held
+        await two.release()
+        await assert_all_free(world)
+        await resumed.aclose()
+
+
+async def test_what_is_recovered_ends_as_a_whole(world: World) -> None:
+    async with world.client() as first, world.client() as second:
+        session = await first.session(resumable=True)
+        _held = await Pool(session, "p", PAIR).acquire()
+        resumed = await second.session(resume=session.resume_token)
+        item = await Pool(resumed, "p", PAIR).recover()
+        assert item is not None
+        [unit] = await world.queue("p")
+        await second.evict("/default", "p", unit.order_id)
+        with pytest.raises(LeaseLost):
+            async with item:
+                await for_ever()
+        await assert_all_free(world)
+        await resumed.aclose()
+
+
+@pytest.mark.parametrize("left", ["p", "p/a"])
+async def test_half_of_an_item_is_not_recovered_and_not_kept(world: World, left: str) -> None:
+    """As after an eviction, or a death between the two steps."""
+    async with world.client() as first, world.client() as second:
+        session = await first.session(resumable=True)
+        _held = await Pool(session, "p", PAIR).acquire()
+        resumed = await second.session(resume=session.resume_token)
+        [gone] = await world.queue("p/a" if left == "p" else "p")
+        await second.evict("/default", "p/a" if left == "p" else "p", gone.order_id)
+        await turns()
+        assert [each.name for each in resumed.recovered] == [left]
+        assert await Pool(resumed, "p", PAIR).recover() is None
+        await assert_all_free(world)
+        await resumed.aclose()
+
+
+async def test_a_new_session_has_nothing_to_recover(world: World) -> None:
+    async with world.client() as client:
+        pool = Pool(client, "p", PAIR)
+        assert await pool.recover() is None
+        async with pool.acquire():
+            assert await pool.recover() is None
+        await assert_all_free(world)

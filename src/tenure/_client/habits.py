@@ -40,7 +40,10 @@ _ACQUIRED = {
 _MUTEX = "write client.mutex(name): {async}with client.mutex(name):"
 _SEMAPHORE = "write client.semaphore(name, limit=4): {async}with client.semaphore(name, limit=4):"
 _MAKES = {
-    **dict.fromkeys(("lock", "Lock", "get_lock", "RLock", "FileLock", "acquire"), _MUTEX),
+    **dict.fromkeys(("lock", "Lock", "get_lock", "FileLock", "acquire"), _MUTEX),
+    "RLock": (
+        "write {recipes}.ReentrantMutex(client, name), whose lease a caller passes to its callees"
+    ),
     **dict.fromkeys(("Mutex", "release", "set"), _MUTEX),
     **dict.fromkeys(("Semaphore", "get_semaphore", "BoundedSemaphore"), _SEMAPHORE),
     "Election": "write client.election(name)",

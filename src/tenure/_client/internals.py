@@ -93,6 +93,19 @@ def options_of(primitive: Mutex | Semaphore, count: int) -> RequestOptions[Lease
     return primitive._wanted(count)
 
 
+def key_request_of(lease: Lease) -> Request | None:
+    """Return the request for tokens of the lease's key, if each key has a limit."""
+    from tenure._client.semaphore import SlotsOfKey
+
+    slots = lease._request.slots
+    return slots.place if isinstance(slots, SlotsOfKey) else None
+
+
+def granted_at(taken: Taken) -> int:
+    """Return the time of the grant of a take by the store's clock, in microseconds."""
+    return taken._at
+
+
 def undo_take(taken: Taken | None) -> None:
     """Refund the tokens of a take in the background."""
     if taken is not None:

@@ -185,8 +185,7 @@ class Rate(AsyncHandle):
         return await self._answer(RateCall("take", self._rule, count, wait))
 
     def _taken(self, answer: RateAnswer, count: int) -> Taken:
-        refund = partial(self._refund_soon, at=answer.at)
-        return Taken(self, count, answer.wait / MICROSECONDS, refund)
+        return Taken(self, count, answer.wait / MICROSECONDS, answer.at, self._refund_soon)
 
     async def _until_granted(self, answer: RateAnswer, count: int) -> None:
         """Wait for the time of the grant."""
@@ -276,11 +275,17 @@ class Taken(AsyncHandle):
     """
 
     def __init__(
-        self, rate: Rate, count: int, waited: float, refund: Callable[[int], Awaitable[None]]
+        self,
+        rate: Rate,
+        count: int,
+        waited: float,
+        at: int,
+        refund: Callable[[int, int], Awaitable[None]],
     ) -> None:
         self.rate = rate
         self.waited = waited
         self._count = count
+        self._at = at  # microseconds, by the store's clock
         self._refund = refund
 
     def __repr__(self) -> str:
@@ -311,13 +316,13 @@ class Taken(AsyncHandle):
             )
         if count:
             self._count -= count
-            await asyncio.shield(self._refund(count))
+            await asyncio.shield(self._refund(count, self._at))
 
     def _undo(self) -> None:
         """Refund everything in the background: the program never got it."""
         count, self._count = self._count, 0
         if count:
-            self._refund(count)
+            self._refund(count, self._at)
 
 
 async def _undisturbed(deciding: asyncio.Future[RateAnswer]) -> RateAnswer:

@@ -357,7 +357,7 @@ class Semaphore(Acquirable):
                 node=self.node,
                 name=self.name,
             )
-        name = f"{self.name}/key/{key}"
+        name = name_of_key(self.name, key)
         rules.check_name(name, self.node)
         rules.check_count(count, self._per_key, self.node, name)
         options = RequestOptions("semaphore", name, count, handle=as_it_is, ephemeral=False)
@@ -387,6 +387,11 @@ class Semaphore(Acquirable):
             on_loss=on_loss,
             stop_time=stop_time,
         )
+
+
+def name_of_key(name: str, key: str) -> str:
+    """Return the name of the semaphore of a key."""
+    return f"{name}/key/{key}"
 
 
 class _Place:
@@ -425,17 +430,21 @@ class _Place:
         await self._creating.obtain()
 
 
-class _SlotsOfKey(Slots):
-    """Slots of a lease that has tokens of a key, too: they are released together."""
+class SlotsOfKey(Slots):
+    """Slots of a lease that has tokens of a key, too: they are released together.
+
+    Attributes:
+        place: the request for the tokens of the key.
+    """
 
     def __init__(self, request: Request, place: Request) -> None:
         super().__init__(request)
-        self._place = place
+        self.place = place
 
     def release(self) -> None:
         """Release all, and delete the semaphore of the key if it is idle then."""
         super().release()
-        _leave(self._place)
+        _leave(self.place)
 
 
 async def _acquire_both(
@@ -475,7 +484,7 @@ async def _try_both(
 
 
 def _lease_of(request: Request, place: Request) -> Lease:
-    request.slots = _SlotsOfKey(request, place)
+    request.slots = SlotsOfKey(request, place)
     return Lease(request)
 
 

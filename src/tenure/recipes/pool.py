@@ -302,6 +302,36 @@ class Pool:
         except _NoneFreeError:
             return None
 
+    async def recover(
+        self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> PoolItem | None:
+        """Claim a resource that a resumed session holds, or return ``None``.
+
+        Each is returned once. A call that returns ``None`` withdraws what else the former program
+        had of the pool, such as a place in its queue. If that program locked mutexes of resources
+        outside of the pool, recover those first, with `Mutex.recover`.
+
+        Args:
+            on_loss: reaction to a loss, besides raising it, as for `acquire`.
+            stop_time: seconds that the work needs to stop, as for `acquire`.
+
+        Raises:
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        site, options = call_site(), self._options(on_loss, stop_time)
+        session = await self._source.obtain()
+        for number, name in enumerate(self._names):
+            while (resource := session.claim(options(number), site)) is not None:
+                unit = session.claim(self._unit_options(), site) if resource.held else None
+                if unit is not None and unit.held:
+                    return PoolItem(resource, name, self.resources[name], _Tie(unit, resource))
+                for each in (resource, unit):
+                    if each is not None:
+                        each.abandon()
+        while (unit := session.claim(self._unit_options(), site)) is not None:
+            unit.abandon()
+        return None
+
     async def _acquire(
         self,
         unit_options: RequestOptions[Request],

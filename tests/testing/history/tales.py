@@ -1,7 +1,7 @@
 """Histories written by hand, one record a line: ``at who does what``.
 
     0 p asks a              for a mutex; ``asks a 2/5`` for 2 tokens of a limit of 5; then perhaps
-                            ``for 3`` (a timeout), ``window 1``, ``recovers b``
+                            ``for 3`` (a timeout), ``window 1``, ``recovers b``, ``key b``
     1 a queued 7
     1 a granted 7 until 30  ``until`` may be left out: for ever
     2 a held until 31
@@ -15,6 +15,9 @@
     7 p sees w 7,8          the owners (``none``: nobody); ``sees w 'x'`` data; ``sees w nothing``
     7 p unobserved w
     9 - truth x 7 8         data (``nothing``: it does not exist), owners, waiters; ``none``: nobody
+    9 p finds 7 8           owners and waiters that a description shows
+    0 p takes t 2 10/1      tokens of a rate of 10 a second; ``10/1/5``: in bursts of 5
+    1 t took 0.5 waited 0.2 the second of the grant by the store's clock; ``refused``; ``refunds 1``
 
 Everything is about ``m`` on ``/n``, unless the line ends with another name, as in ``@other``.
 """
@@ -24,12 +27,14 @@ from __future__ import annotations
 from math import inf
 from typing import cast
 
+from tenure.core.rates import MICROSECONDS
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history import History, Record, Violation, check
 from tenure.testing.history.records import (
     Called,
     Continued,
     Crashed,
+    Described,
     Gone,
     Granted,
     Held,
@@ -39,10 +44,13 @@ from tenure.testing.history.records import (
     Outcome,
     Paused,
     Queued,
+    Refunds,
     Requested,
     Returned,
     Revokes,
     Shrinks,
+    Takes,
+    Took,
     Truth,
     Unobserved,
     Why,
@@ -110,6 +118,17 @@ def record(line: str) -> Record:
         case "truth":
             data = None if words[0] == "nothing" else words[0].encode()
             return Truth(at, "/n", name, data, _ids(words[1]), _ids(words[2]))
+        case "finds":
+            return Described(at, who, "/n", name, _ids(words[0]), _ids(words[1]))
+        case "takes":
+            return _takes(at, who, name, words)
+        case "took":
+            granted = round(float(words[0]) * MICROSECONDS)
+            return Took(at, who, granted, _after("waited", words) or 0.0)
+        case "refused":
+            return Took(at, who)
+        case "refunds":
+            return Refunds(at, who, int(words[0]))
     raise ValueError(line)
 
 
@@ -119,7 +138,15 @@ def _asks(at: float, who: str, name: str, words: list[str]) -> Requested:
         count, limit = (int(number) for number in words[1].split("/"))
     former = "".join(words[words.index("recovers") + 1 :]) if "recovers" in words else None
     window, timeout = _after("window", words) or WINDOW, _after("for", words)
-    return Requested(at, who, words[0], "/n", name, count, limit, window, timeout, former)
+    key = words[words.index("key") + 1] if "key" in words else None
+    return Requested(at, who, words[0], "/n", name, count, limit, window, timeout, former, key)
+
+
+def _takes(at: float, who: str, name: str, words: list[str]) -> Takes:
+    limit, per, *burst = words[2].split("/")
+    period = round(float(per) * MICROSECONDS)
+    rule = int(limit), period, int(burst[0] if burst else limit)
+    return Takes(at, who, words[0], "/n", name, int(words[1]), *rule)
 
 
 def _after(word: str, words: list[str]) -> float | None:

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,20 @@ from tenure.testing import VirtualClock, VirtualLoop
 from tenure.testing.history import AppendOnly, Journal, Record, Request, load
 from tenure.testing.history.records import (
     Called,
+    Described,
     Gone,
     Granted,
     Held,
     Leaves,
     Observed,
     Queued,
+    Refunds,
     Requested,
     Returned,
     Revokes,
     Shrinks,
+    Takes,
+    Took,
     Unobserved,
 )
 
@@ -309,3 +314,110 @@ os.kill(os.getpid(), 9)
     with path.open("ab") as file:
         file.write(b'{"kind": "revo')  # torn
     assert kinds(list(load([path]).records)) == [Revokes] * 10
+
+
+# Several requests, and rates
+
+
+async def enter(block: AbstractAsyncContextManager[object], seconds: float = 0.0) -> None:
+    """Enter a block for a while."""
+    async with block:
+        await asyncio.sleep(seconds)
+
+
+async def evict_the_owner(client: tenure.Client, name: str) -> None:
+    await asyncio.sleep(1.0)
+    [owner] = (await client.describe_semaphore(name)).owners
+    await client.evict("/default", name, owner.order_id)
+
+
+async def test_a_share_is_two_requests_that_leave_together(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client, client.session() as session:
+        jobs = session.semaphore("jobs", limit=5, per_key=2)
+        async with journal.share(
+            jobs, 2, key="a", limit=5, per_key=2, timeout=3.0, data=lambda each: each.label.encode()
+        ) as both:
+            described = await client.describe_semaphore("jobs")
+            of_key = await client.describe_semaphore("jobs/key/a")
+            await journal.describe(jobs)
+            assert both.sample()
+    first, second = (each for each in records if isinstance(each, Requested))
+    assert (first.request, first.name, first.count, first.limit) == ("a-1/key", "jobs/key/a", 2, 2)
+    assert (second.request, second.name, second.count, second.limit) == ("a-1", "jobs", 2, 5)
+    assert (first.key, second.key, first.timeout, second.timeout) == (None, "a-1/key", 3.0, 3.0)
+    assert [each.data for each in described.owners] == [b"a-1"]
+    tokens = [each.order_id for each in (*of_key.owners, *described.owners)]
+    assert [each.order_id for each in records if isinstance(each, Granted)] == tokens
+    assert [each.owners for each in records if isinstance(each, Described)] == [(tokens[1],)]
+    assert kinds(records[5:]) == [Held, Held, Held, Leaves, Held, Leaves, Gone, Gone]
+    assert [each.request for each in records if isinstance(each, Gone)] == ["a-1", "a-1/key"]
+
+
+async def test_all_of_several_locks_are_recorded_each(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client:
+        gpu = client.semaphore("gpu", limit=4)
+        async with journal.all_of(
+            client, client.mutex("b"), (gpu, 2, 4), client.mutex("a")
+        ) as all_:
+            assert all_.sample()
+            assert [each.lease.held for each in all_.requests if each.lease] == [True] * 3
+        both = client.mutex("a"), client.mutex("b")
+        async with client.mutex("a").lock():
+            with pytest.raises(tenure.AcquireTimeout):
+                await enter(journal.all_of(client, *both, timeout=1.0))
+    asked = [each for each in records if isinstance(each, Requested)]
+    assert [each.name for each in asked] == ["b", "gpu", "a", "a", "b"]
+    assert (asked[1].count, asked[1].limit, asked[3].timeout) == (2, 4, 1.0)
+    gone = {each.request: each.why for each in records if isinstance(each, Gone)}
+    assert [gone[each.request] for each in asked] == ["released"] * 3 + ["timeout"] * 2
+
+
+async def test_a_lost_lease_of_several_is_lost_and_the_others_are_released(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client:
+        evicting = asyncio.create_task(evict_the_owner(client, "a"))
+        with pytest.raises(tenure.LeaseLost):
+            await enter(journal.all_of(client, client.mutex("a"), client.mutex("b")), 60.0)
+        await evicting
+    gone = [(each.request, each.why) for each in records if isinstance(each, Gone)]
+    assert sorted(gone) == [("a-1", "lost"), ("a-2", "released")]
+
+
+async def test_any_of_several_locks_holds_one_and_withdraws_the_others(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client, client.mutex("a").lock():
+        locks = client.mutex("a"), client.mutex("b")
+        async with journal.any_of(client, *locks) as request:
+            assert request.label == "a-2"
+    assert [each.request for each in records if isinstance(each, Granted)] == ["a-2"]
+    gone = [(each.request, each.why) for each in records if isinstance(each, Gone)]
+    assert gone == [("a-1", "withdrawn"), ("a-2", "released")]
+
+
+async def test_takes_of_a_rate_are_recorded_with_the_time_of_the_store(
+    url: str, clock: VirtualClock, journal: Journal, records: list[Record]
+) -> None:
+    async with tenure.connect(url, clock=clock) as client:
+        rate = client.rate("api", limit=10, per=2.0, burst=5)
+        first = await journal.take(rate, 5)
+        begun = clock.now()
+        await first.refund(1)
+        with pytest.raises(tenure.RateExceeded):
+            await journal.take(rate, 5, timeout=0.1)
+        await journal.take(rate, 5)
+    takes, took = ([each for each in records if isinstance(each, kind)] for kind in (Takes, Took))
+    assert takes[0] == Takes(begun, "a", "a-1", "/default", "api", 5, 10, 2_000_000, 5)
+    assert [each.take for each in took] == ["a-1", "a-2", "a-3"]
+    one, refused, other = (each for each in records if isinstance(each, Took))
+    assert (refused.granted, refused.waited) == (None, 0.0)
+    assert one.granted is not None
+    assert other.granted is not None
+    assert other.granted - one.granted == pytest.approx(1e6 * other.waited, rel=0.02)
+    assert other.at - begun == pytest.approx(other.waited)
+    assert [each for each in records if isinstance(each, Refunds)] == [Refunds(begun, "a-1", 1)]

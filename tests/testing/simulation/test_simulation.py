@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from tenure._client import scope
+from tenure._client import acquire, scope, semaphore, several
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
 from tenure._client.session_life import Proof
+from tenure.core import rates
 from tenure.core.node import StoredSemaphore
+from tenure.core.rates import RateState
 from tenure.testing.faults import FaultySession
 from tenure.testing.history import Called, Granted, Requested, Violation
 from tenure.testing.simulation import Outcome, Plan, draw, run, shrink, simulate, smallest
@@ -122,6 +124,39 @@ def _only_once_in_three(self: FaultySession, hold: int, order_id: int | None) ->
 
 _granted = FaultySession.granted
 
+
+def _with_the_key_released(request: Request, place: Request) -> Any:
+    place.abandon()
+    return _lease_of(request, place)
+
+
+_lease_of = semaphore._lease_of
+
+
+def _half_of_the_window(state: RateState, now: int) -> RateState | None:
+    return _within_window(state, now + state.rule.window // 2)
+
+
+_within_window = rates._within_window
+
+
+class _Staying(Request):
+    """A request that stays in its queue when another one is kept."""
+
+    __slots__ = ()
+
+    def abandon(self) -> None:
+        """Do nothing."""
+
+
+async def _join_and_stay(*arguments: Any) -> Request:
+    request = await _join(*arguments)
+    request.__class__ = _Staying
+    return request
+
+
+_join = acquire.join
+
 DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
     "a cancelled request stays in its queue": (
         *(Request, "withdraw_because", _no_withdrawal),
@@ -142,6 +177,18 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., Any], set[str]]] = {
     "one too many is granted": (
         *(StoredSemaphore, "grant_next", _at_most_one_too_many),
         {"limit"},
+    ),
+    "a key's tokens are released with the grant": (
+        *(semaphore, "_lease_of", _with_the_key_released),
+        {"limit", "order", "turns"},
+    ),
+    "tokens of a rate leave its window too early": (
+        *(rates, "_within_window", _half_of_the_window),
+        {"rate"},
+    ),
+    "the other queues of any are not left": (
+        *(several, "join", _join_and_stay),
+        {"end", "error"},
     ),
     "a grant is not told": (
         *(FaultySession, "granted", _only_once_in_three),

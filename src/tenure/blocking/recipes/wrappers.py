@@ -905,6 +905,31 @@ class Pool(SyncWrapper[async_recipes.Pool]):
             stop_time=stop_time,
         )
 
+    @obtaining
+    def recover(
+        self, *, on_loss: OnLoss | None = None, stop_time: Duration = 0.0
+    ) -> PoolItem | None:
+        """Claim a resource that a resumed session holds, or return ``None``.
+
+        Each is returned once. A call that returns ``None`` withdraws what else the former program
+        had of the pool, such as a place in its queue. If that program locked mutexes of resources
+        outside of the pool, recover those first, with `Mutex.recover`.
+
+        Args:
+            on_loss: reaction to a loss, besides raising it, as for `acquire`.
+            stop_time: seconds that the work needs to stop, as for `acquire`.
+
+        Raises:
+            SessionExpired, SessionClosed: the session has ended.
+        """
+        return self._portal.obtain(
+            optional(PoolItem),
+            undo_acquire,
+            self._wrapped.recover,
+            on_loss=on_loss,
+            stop_time=stop_time,
+        )
+
 
 class InnerLease(InnerLeaseBlock):
     """The lease of an outer block, inside of an inner one. It does not release it."""

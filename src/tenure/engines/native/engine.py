@@ -235,6 +235,7 @@ class NativeEngine(EngineDefaults):
                 *(wire.Rate, path, plain_name(name, path), *fields, call.at),
                 feature=wire.RATES,
                 outage=EngineUnavailable,
+                once=call.kind == "refund",  # twice, it would refund tokens of others
             )
         except _OlderServer:
             raise Unsupported(
@@ -288,6 +289,7 @@ class NativeEngine(EngineDefaults):
         *fields: object,
         feature: str = "",
         outage: type[TenureError] = EngineError,
+        once: bool = False,
     ) -> Any:
         """Send a request, across reconnects if needed.
 
@@ -296,6 +298,7 @@ class NativeEngine(EngineDefaults):
             *fields: the fields of the message after its number.
             feature: the feature to which the message belongs.
             outage: class of the error without an answer.
+            once: whether it is not sent again once the server may have carried it out.
 
         Raises:
             EngineError, or `outage`: no server answered within the timeout.
@@ -316,10 +319,12 @@ class NativeEngine(EngineDefaults):
             try:
                 return await call.future
             except ConnectionGone as gone:
-                if self.clock.now() - began > reconnector.timeout:
+                late = self.clock.now() - began > reconnector.timeout
+                if late or (once and call.sent):
+                    within = f" within {reconnector.timeout:g} s" if late else ""
                     raise outage(
-                        f"{self.url} did not answer within {reconnector.timeout:g} s: {gone}. It "
-                        "may have carried out the request"
+                        f"{self.url} did not answer{within}: {gone}. It may have carried out the "
+                        "request"
                     ) from None
 
 

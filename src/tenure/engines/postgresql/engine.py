@@ -41,7 +41,7 @@ from tenure.engines.postgresql.monitor import (
     look,
 )
 from tenure.engines.postgresql.session import PostgresSession, alive_in
-from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, Sql
+from tenure.engines.postgresql.statements import DROPPED, Arguments, Call, Refusal, SingleCall, Sql
 from tenure.engines.postgresql.url import PostgresUrl, explained
 from tenure.errors import EngineError, EngineUnavailable, TenureError
 from tenure.model import Capabilities
@@ -151,7 +151,8 @@ class PostgresEngine(CommandEngine[PostgresSession]):
                 self.push_all(reply[-1])
             answered(repeated(command, reply) if call.may_have_run else reply)
 
-        call = Call(command, (*words,), replied)
+        once = SingleCall if command == "rate" and args[2] == "refund" else Call
+        call = once(command, (*words,), replied)
         self.send(call)
 
     def note_silence(self) -> TenureError | None:

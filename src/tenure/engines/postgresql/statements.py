@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from tenure.engines._kit.commands.pipeline import Statement
+from tenure.engines._kit.commands.replies import Unanswered
 from tenure.engines._kit.commands.session import CommandSession
 
 Argument: TypeAlias = "str | int | float | bool | list[Any] | None"
@@ -75,6 +76,18 @@ class Call(Statement):
         """Note the end of the connection."""
         self.may_have_run = self._sent
         return True
+
+
+class SingleCall(Call):
+    """Call of a function that is not sent again once the server may have executed it."""
+
+    __slots__ = ()
+
+    def lost(self) -> bool:
+        """Answer it, unless it was not sent."""
+        if self._sent:
+            self._answered(Unanswered("the connection was lost"))
+        return not self._sent
 
 
 def session_call(

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import hiredis
 
 from tenure.engines._kit.commands.pipeline import OrderIds
+from tenure.engines._kit.commands.replies import Unanswered
 from tenure.engines.redis.lua import Script
 
 Word = str | bytes | int
@@ -196,6 +197,19 @@ class ScriptCall(Command):
         session = self.session
         attached = () if session is None else (session.id, session.token)
         return pack(("EVALSHA", self.script.digest, *keys, *attached, *self.args))
+
+
+class SingleCall(ScriptCall):
+    """A script call that is not sent again once the server may have run it."""
+
+    __slots__ = ()
+
+    def unanswered(self, why: str, *, ran: bool) -> Iterable[Command]:
+        """Return the call again if it has not run; else answer it."""
+        if not ran:
+            return (self,)
+        self.answered(Unanswered(why))
+        return ()
 
 
 class LargeRead(ScriptCall):

@@ -25,6 +25,7 @@ from tenure.engines.redis.commands import (
     Keys,
     LargeRead,
     ScriptCall,
+    SingleCall,
     Word,
     keys_of,
     pack,
@@ -269,7 +270,8 @@ class RedisEngine(CommandEngine[RedisSession]):
             return
         words = tuple(map(_word, args))
         if command == "rate":
-            self.reconnector.send(ScriptCall(SCRIPTS["rate"], None, words, answered))
+            once = SingleCall if args[2] == "refund" else ScriptCall
+            self.reconnector.send(once(SCRIPTS["rate"], None, words, answered))
             return
         if command == "create_node":  # so that a repeated command recognises its own node
             words += (secrets.token_hex(8),)

@@ -17,6 +17,11 @@
 * ``observers``: observers see the final state, and never data that was not written.
 * ``end``: when the store has settled, it has exactly the requests that processes consider theirs,
   and has granted every request that can be granted.
+* ``turns``: where each key has a limit, a key has at most that many tokens in the queue of all, so
+  that the keys take turns; and requests of one key enter that queue in the order of the key's own.
+* ``rate``: no window has more tokens of a rate than its burst, by the store's clock and by that of
+  the programs. A take that is sent after the answer to another one is not granted before it. No
+  program begins before its grant.
 
 The rules use only certain facts, so a slow machine, a late message or an administrator's action is
 never reported as a violation. Instants of different processes are compared with the history's skew
@@ -48,16 +53,26 @@ Three properties keep the search small:
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right, insort
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from typing import Literal
 
-from tenure.testing.history.index import ROUNDING, HistoryIndex, Place, RequestEntry, listed
+from tenure.core.rates import MICROSECONDS, RateRule
+from tenure.testing.history.index import (
+    ROUNDING,
+    HistoryIndex,
+    Place,
+    RequestEntry,
+    TakeEntry,
+    listed,
+)
 from tenure.testing.history.records import (
     Crashed,
+    Described,
     History,
     Leaves,
     Observed,
@@ -637,6 +652,194 @@ def _calls_on(index: HistoryIndex, place: Place) -> list[Operated]:
     return calls
 
 
+# turns
+
+
+def _keys_turns(index: HistoryIndex) -> Iterator[Violation]:
+    keyed: dict[Place, list[tuple[RequestEntry, RequestEntry]]] = {}
+    for place, entries in index.places.items():
+        pairs = [(entry, index.entries.get(entry.requested.key or "")) for entry in entries]
+        both = [(entry, of_key) for entry, of_key in pairs if of_key is not None]
+        if both:
+            keyed[place] = both
+    shown: dict[Place, list[Described | Truth]] = defaultdict(list)
+    for described in index.described:
+        shown[described.node, described.name].append(described)
+    for _, truth in index.truths:
+        shown[truth.node, truth.name].append(truth)
+    for place, both in keyed.items():
+        yield from _too_many_of_a_key(index, place, both, shown[place])
+        yield from _overtaken_in_a_key(index, place, both)
+
+
+def _too_many_of_a_key(
+    index: HistoryIndex,
+    place: Place,
+    both: list[tuple[RequestEntry, RequestEntry]],
+    shown: list[Described | Truth],
+) -> Iterator[Violation]:
+    """Check that the queue of all never has more of a key than its limit."""
+    by_id = {entry.order_id: (entry, of_key) for entry, of_key in both}
+    for record in shown:
+        found: dict[Place, list[tuple[RequestEntry, RequestEntry]]] = defaultdict(list)
+        for order_id in (*record.owners, *record.waiters):
+            known = by_id.get(order_id)
+            # The key's tokens may be evicted alone; the other request stays then.
+            if known is not None and known[1].end > record.at:
+                found[known[1].place].append(known)
+        for (_, key), those in found.items():
+            count = sum(entry.least_count for entry, _ in those)
+            limit = those[0][1].requested.limit
+            if count > limit:
+                entries = [entry for entry, _ in those]
+                what = (
+                    f"{listed(entries)} of {key!r} are in the queue of {place[1]!r} at once, "
+                    f"{count} tokens of a limit of {limit}"
+                )
+                yield index.accuse("turns", place, what, entries, record)
+
+
+def _overtaken_in_a_key(
+    index: HistoryIndex, place: Place, both: list[tuple[RequestEntry, RequestEntry]]
+) -> Iterator[Violation]:
+    """Check that requests of a key enter the queue of all in order, but for those that may race.
+
+    A request enters it as an owner of its key. An earlier one of that key that enters it later is
+    an owner of the key at that time, too. So all of them fit in the key's limit.
+    """
+    queues: dict[Place, list[tuple[int, int, RequestEntry, RequestEntry]]] = defaultdict(list)
+    for entry, of_key in both:
+        if entry.order_id is not None and of_key.order_id is not None:
+            queues[of_key.place].append((of_key.order_id, entry.order_id, entry, of_key))
+    for (_, key), queue in queues.items():
+        queue.sort(key=lambda each: each[0])
+        ahead: list[tuple[int, RequestEntry, RequestEntry]] = []  # by the order id among all
+        for _, order_id, entry, of_key in queue:
+            later = ahead[bisect_right(ahead, order_id, key=lambda each: each[0]) :]
+            granted = entry.granted
+            passed = [
+                other
+                for _, other, its_key in later
+                if granted is not None and its_key.end - index.history.skew > granted.at
+            ]
+            count = entry.count + sum(other.least_count for other in passed)
+            if passed and count > of_key.requested.limit:
+                what = (
+                    f"{listed([entry])} overtook {listed(passed)} of the same key {key!r}, which "
+                    "had places before it"
+                )
+                yield index.accuse("turns", place, what, [entry, *passed], granted)
+            insort(ahead, (order_id, entry, of_key), key=lambda each: each[0])
+
+
+# rate
+
+_DRIFT = 0.02
+"""Fraction by which clocks of programs and the store's may differ in their rates."""
+
+
+def _rate(index: HistoryIndex) -> Iterator[Violation]:
+    for place, takes in index.takes.items():
+        rules = {RateRule(each.takes.limit, each.takes.per, each.takes.burst) for each in takes}
+        granted = [each for each in takes if each.took is not None and each.took.granted]
+        yield from _begun_early(place, granted)
+        if len(rules) == 1:  # a resize may forget what has left its window
+            [rule] = rules
+            yield from _too_much(place, granted, rule)
+            yield from _too_soon(index, place, granted, rule)
+            yield from _takes_overtaken(index, place, granted)
+
+
+def _granted_at(entry: TakeEntry) -> int:
+    """Return the time of a grant by the store's clock."""
+    assert entry.took is not None
+    return entry.took.granted or 0
+
+
+def _begun_early(place: Place, takes: list[TakeEntry]) -> Iterator[Violation]:
+    for entry in takes:
+        took = entry.took
+        if took and took.at - entry.takes.at < (1 - _DRIFT) * took.waited - ROUNDING:
+            what = f"{entry.takes.take} began before the time of its grant"
+            yield Violation("rate", *place, what, tuple(entry.records), (took,))
+
+
+def _too_much(place: Place, takes: list[TakeEntry], rule: RateRule) -> Iterator[Violation]:
+    """Check all windows of the store's clock, those of bursts and whole periods."""
+    ordered = sorted(takes, key=_granted_at)
+    for window, most in {rule.window: rule.burst, rule.per: rule.limit}.items():
+        first = inside = 0
+        for number, entry in enumerate(ordered):
+            inside += entry.count
+            while _granted_at(ordered[first]) <= _granted_at(entry) - window:
+                inside -= ordered[first].count
+                first += 1
+            if inside > most:
+                yield _exceeded(place, ordered[first : number + 1], inside, most, window)
+                break
+
+
+def _too_soon(
+    index: HistoryIndex, place: Place, takes: list[TakeEntry], rule: RateRule
+) -> Iterator[Violation]:
+    """Check the windows of the programs' clock that certainly contain the grants of some takes."""
+    span = rule.window / MICROSECONDS * (1 - _DRIFT) - index.history.skew
+    between: list[tuple[float, float, TakeEntry]] = []
+    for entry in takes:
+        assert entry.took is not None
+        start = entry.takes.at + (1 - _DRIFT) * entry.took.waited
+        between.append((start, entry.took.at, entry))
+    between.sort(key=lambda each: each[0])
+    for number, (start, _, _) in enumerate(between):
+        those: list[TakeEntry] = []
+        for later, end, entry in islice(between, number, None):
+            if later >= start + span:
+                break
+            if end < start + span:
+                those.append(entry)
+        count = sum(entry.count for entry in those)
+        if count > rule.burst:
+            yield _exceeded(place, those, count, rule.burst, rule.window)
+            return
+
+
+def _exceeded(
+    place: Place, takes: list[TakeEntry], count: int, most: int, window: int
+) -> Violation:
+    node, name = place
+    what = (
+        f"{count} tokens of {name!r} on {node} were granted within {window / MICROSECONDS:g} s, "
+        f"and {most} may be"
+    )
+    records = tuple(record for entry in takes for record in entry.records)
+    return Violation("rate", node, name, what, records, tuple(e.took for e in takes if e.took))
+
+
+def _takes_overtaken(
+    index: HistoryIndex, place: Place, takes: list[TakeEntry]
+) -> Iterator[Violation]:
+    """Check the order of the grants. A take whose tokens were all refunded does not count."""
+    decided = []
+    for entry in takes:
+        assert entry.took is not None
+        if entry.count > 0:
+            answered = entry.took.at - (1 - _DRIFT) * entry.took.waited + index.history.skew
+            decided.append((answered, entry))
+    decided.sort(key=lambda each: each[0])
+    number, latest = 0, None
+    for entry in takes:  # in the order of the calls
+        while number < len(decided) and decided[number][0] < entry.takes.at:
+            known = decided[number][1]
+            if latest is None or _granted_at(known) > _granted_at(latest):
+                latest = known
+            number += 1
+        if latest is not None and _granted_at(latest) > _granted_at(entry):
+            what = f"{entry.takes.take} overtook {latest.takes.take}, which was answered before"
+            records = (*latest.records, *entry.records)
+            marked = tuple(each.took for each in (latest, entry) if each.took)
+            yield Violation("rate", *place, what, records, marked)
+
+
 RULES: dict[str, Callable[[HistoryIndex], Iterator[Violation]]] = {
     "limit": _limit,
     "order": _order,
@@ -646,5 +849,7 @@ RULES: dict[str, Callable[[HistoryIndex], Iterator[Violation]]] = {
     "data": _data,
     "observers": observers,
     "end": end,
+    "turns": _keys_turns,
+    "rate": _rate,
 }
 """The rules by name, in the order in which they are checked."""

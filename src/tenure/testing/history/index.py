@@ -25,6 +25,7 @@ from tenure.testing.history.records import (
     Called,
     Continued,
     Crashed,
+    Described,
     Gone,
     Granted,
     Held,
@@ -34,10 +35,13 @@ from tenure.testing.history.records import (
     Paused,
     Queued,
     Record,
+    Refunds,
     Requested,
     Returned,
     Revokes,
     Shrinks,
+    Takes,
+    Took,
     Truth,
     Unobserved,
 )
@@ -136,6 +140,33 @@ class Change:
         self.limit = limit
 
 
+class TakeEntry:
+    """Everything that is known about one take of a rate.
+
+    Attributes:
+        takes, took: its records; without the second it may or may not have been carried out.
+        refunds: its records of refunds.
+    """
+
+    __slots__ = ("refunds", "takes", "took")
+
+    def __init__(self, takes: Takes) -> None:
+        self.takes = takes
+        self.took: Took | None = None
+        self.refunds: list[Refunds] = []
+
+    @property
+    def count(self) -> int:
+        """The number of tokens that certainly stay counted."""
+        return self.takes.count - sum(each.count for each in self.refunds)
+
+    @property
+    def records(self) -> list[Record]:
+        """Its records."""
+        took = [] if self.took is None else [self.took]
+        return [self.takes, *took, *self.refunds]
+
+
 def _share(count: int, limit: int) -> int:
     return count if count == limit or limit <= EXACT else 1
 
@@ -165,6 +196,8 @@ class HistoryIndex:
         observed: the records of each observer of each place, in order.
         unobserved: the processes and observers whose watch has ended, with the instant.
         truths: the final states, with their positions in the history.
+        described: what descriptions showed.
+        takes: the takes of each rate, in the order of their calls.
     """
 
     def __init__(self, history: History) -> None:
@@ -184,6 +217,9 @@ class HistoryIndex:
         self.observed: dict[tuple[str, Place], list[Observed]] = {}
         self.unobserved: dict[tuple[str, str], float] = {}
         self.truths: list[tuple[int, Truth]] = []
+        self.described: list[Described] = []
+        self.takes: dict[Place, list[TakeEntry]] = {}
+        self._takes: dict[str, TakeEntry] = {}
         self._index = 0
         self._greatest: RequestEntry | None = None  # among those known for at least the skew
         self._lately: deque[tuple[float, RequestEntry]] = deque()  # instant from which it counts
@@ -205,6 +241,10 @@ class HistoryIndex:
             Observed: self._observed,
             Unobserved: self._unobserved,
             Truth: self._truth,
+            Described: self.described.append,
+            Takes: self._take,
+            Took: self._took,
+            Refunds: self._refunds,
         }
         for self._index, record in enumerate(history.records):
             handlers[type(record)](record)
@@ -450,6 +490,24 @@ class HistoryIndex:
 
     def _truth(self, record: Truth) -> None:
         self.truths.append((self._index, record))
+
+    def _take(self, record: Takes) -> None:
+        if record.take in self._takes:
+            raise ValueError(f"two takes of this history are called {record.take!r}")
+        entry = self._takes[record.take] = TakeEntry(record)
+        self.takes.setdefault((record.node, record.name), []).append(entry)
+
+    def _taken(self, record: Took | Refunds) -> TakeEntry:
+        try:
+            return self._takes[record.take]
+        except KeyError:
+            raise ValueError(f"there is no take for this record: {record}") from None
+
+    def _took(self, record: Took) -> None:
+        self._taken(record).took = record
+
+    def _refunds(self, record: Refunds) -> None:
+        self._taken(record).refunds.append(record)
 
 
 def listed(entries: Sequence[RequestEntry]) -> str:

@@ -16,6 +16,8 @@ When its task is cancelled or its session ended, a request is withdrawn before t
 record anything. So the code that cancels or ends it must record that first, with `Request.leaves`
 or `Journal.leaves`.
 
+`share`, `all_of` and `any_of` record a request for each lock, and `take` one of a rate.
+
 Records of one request by its program: the parts of the context managers of a `Journal`.
 
 Rules:
@@ -29,24 +31,29 @@ Rules:
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from tenure._client.election import Election
-from tenure._client.internals import lease_of, source_of
+from tenure._client.internals import granted_at, key_request_of, lease_of, source_of
+from tenure._client.lease import Lease
 from tenure._client.mutex import Mutex
-from tenure._client.semaphore import Semaphore
+from tenure._client.once import Once
+from tenure._client.rate import Rate, Taken
+from tenure._client.semaphore import Semaphore, name_of_key
 from tenure._client.session_core import SessionCore
 from tenure._client.source import SessionSource
 from tenure._client.ticket import Ticket
 from tenure.clock import SystemClock
+from tenure.core.rates import MICROSECONDS
 from tenure.errors import (
     AcquireTimeout,
     InvalidArgument,
     LeaseLost,
     Misuse,
+    RateExceeded,
     SemaphoreBusy,
     SemaphoreExists,
     SemaphoreNotFound,
@@ -54,6 +61,7 @@ from tenure.errors import (
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history.records import (
     Called,
+    Described,
     Gone,
     Granted,
     Held,
@@ -63,16 +71,20 @@ from tenure.testing.history.records import (
     Outcome,
     Queued,
     Record,
+    Refunds,
     Requested,
     Returned,
     Revokes,
     Shrinks,
+    Takes,
+    Took,
     Unobserved,
     Why,
 )
 
 if TYPE_CHECKING:
     from tenure import blocking
+    from tenure._client.client import Client
 
 
 class Holding(Protocol):
@@ -226,6 +238,93 @@ class Request:
                 self.gone("lost")
 
 
+class Together:
+    """Recorder of several requests that are held together, and leave together.
+
+    Attributes:
+        requests: the recorders.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+
+    def sample(self) -> bool:
+        """Return true if all leases are held, and record each that is."""
+        held = [each.sample() for each in self.requests]
+        return all(held)
+
+    def leaves(self) -> None:
+        """Record that all are about to be released."""
+        for each in self.requests:
+            each.leaves()
+
+    @contextmanager
+    def holds(self, leases: Sequence[Holding]) -> Iterator[Together]:
+        """Record the block in which the leases are held, in the order of the requests."""
+        with ExitStack() as held:
+            for request, lease in zip(self.requests, leases, strict=True):
+                held.enter_context(request.holds(lease))
+            yield self
+
+
+class _OfKey:
+    """The tokens of a key that a lease has, as a lease of their own.
+
+    They are lost with the lease, or with the session.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        request = key_request_of(lease)
+        assert request is not None
+        self._lease = lease
+        self._request = request
+
+    @property
+    def held(self) -> bool:
+        return self._lease.held and self._request.held
+
+    @property
+    def deadline(self) -> float:
+        return self._lease.deadline
+
+    @property
+    def loss(self) -> LeaseLost | None:
+        return self._lease.loss
+
+    @property
+    def fencing_token(self) -> int:
+        order_id = self._request.order_id
+        assert order_id is not None
+        return order_id
+
+
+class Take:
+    """Recorder of one take of a rate. `Journal.take` returns one.
+
+    Attributes:
+        label: the label of the take, unique in the history.
+        taken: the tokens.
+    """
+
+    def __init__(self, journal: Journal, label: str, taken: Taken) -> None:
+        self.label = label
+        self.taken = taken
+        self._journal = journal
+
+    async def refund(self, count: int) -> None:
+        """Call ``await taken.refund(count)``, and record it."""
+        self._journal.record(Refunds(self._journal.now(), self.label, count))
+        await self.taken.refund(count)
+
+
+Wanted: TypeAlias = Mutex | tuple[Semaphore, int, int]
+"""One of several locks: a mutex, or a lasting semaphore with a count and its limit."""
+
+
+def _no_data(_: Request) -> bytes:
+    return b""
+
+
 class Place:
     """Place in a queue, within `Journal.enqueue` or `Journal.recover`.
 
@@ -321,6 +420,7 @@ class Journal:
         timeout: float | None = None,
         recovers: str | None = None,
         label: str | None = None,
+        key: str | None = None,
     ) -> Request:
         """Record that a request is about to be made.
 
@@ -332,6 +432,7 @@ class Journal:
                 may be ended sooner.
             recovers: the label of the request of a resumed session that this one continues.
             label: a label for the request, instead of a new one.
+            key: the label of the request for tokens of its key, if each key has a limit.
 
         Raises:
             Misuse: `limit` is omitted for a lasting semaphore.
@@ -360,6 +461,7 @@ class Journal:
                 source.recovery_window,
                 timeout,
                 recovers,
+                key,
             )
         )
         return request
@@ -435,6 +537,99 @@ class Journal:
             async with semaphore.acquire(count, timeout=timeout, **options) as lease:
                 with request.holds(lease):
                     yield request
+
+    @asynccontextmanager
+    async def share(
+        self,
+        semaphore: Semaphore,
+        count: int = 1,
+        *,
+        key: str,
+        limit: int,
+        per_key: int,
+        timeout: float | None = None,
+        data: Callable[[Request], bytes] = _no_data,
+    ) -> AsyncIterator[Together]:
+        """Enter ``async with semaphore.acquire(count, key=key, ...)``, and record both requests.
+
+        The request for tokens of the key has the label of the other one with ``/key``.
+
+        Args:
+            semaphore: the semaphore, with a limit for each key.
+            count: the number of tokens.
+            key: the key.
+            limit: the semaphore's limit.
+            per_key: the limit of each key.
+            timeout: seconds to wait for the grant.
+            data: returns the request's data.
+        """
+        label = self.label()
+        of_key = Semaphore(source_of(semaphore), name_of_key(semaphore.name, key))
+        its_label = f"{label}/key"
+        with (
+            self.request(of_key, count, limit=per_key, timeout=timeout, label=its_label) as first,
+            self.request(
+                semaphore, count, limit=limit, timeout=timeout, label=label, key=its_label
+            ) as second,
+        ):
+            acquiring = semaphore.acquire(count, key=key, timeout=timeout, data=data(second))
+            async with acquiring as lease:
+                with Together([first, second]).holds([_OfKey(lease), lease]) as both:
+                    yield both
+
+    @asynccontextmanager
+    async def all_of(
+        self,
+        client: Client,
+        *locks: Wanted,
+        timeout: float | None = None,
+        data: Callable[[Request], bytes] = _no_data,
+    ) -> AsyncIterator[Together]:
+        """Enter ``async with client.all_of(...)``, and record a request for each lock.
+
+        Args:
+            client: the client.
+            locks: the locks.
+            timeout: seconds to wait for all.
+            data: returns a request's data.
+        """
+        with ExitStack() as recorded:
+            requests = [recorded.enter_context(self._one_of(each, timeout)) for each in locks]
+            calls = [_call(each, data(its)) for each, its in zip(locks, requests, strict=True)]
+            async with client.all_of(*calls, timeout=timeout) as leases:
+                with Together(requests).holds(leases) as together:
+                    yield together
+
+    @asynccontextmanager
+    async def any_of(
+        self,
+        client: Client,
+        *locks: Wanted,
+        timeout: float | None = None,
+        data: Callable[[Request], bytes] = _no_data,
+    ) -> AsyncIterator[Request]:
+        """Enter ``async with client.any_of(...)``, and record a request for each lock.
+
+        The block receives the one that is held. The others have been withdrawn. The arguments are
+        those of `all_of`.
+        """
+        with ExitStack() as recorded:
+            requests = [recorded.enter_context(self._one_of(each, timeout)) for each in locks]
+            calls = [_call(each, data(its)) for each, its in zip(locks, requests, strict=True)]
+            async with client.any_of(*calls, timeout=timeout) as lease:
+                names = [_primitive(each).name for each in locks]
+                held = requests[names.index(lease.name)]
+                for each in requests:
+                    if each is not held:
+                        each.gone("withdrawn")
+                with held.holds(lease):
+                    yield held
+
+    def _one_of(self, lock: Wanted, timeout: float | None) -> Request:
+        if isinstance(lock, Mutex):
+            return self.request(lock, timeout=timeout)
+        semaphore, count, limit = lock
+        return self.request(semaphore, count, limit=limit, timeout=timeout)
 
     @asynccontextmanager
     async def campaign(
@@ -572,6 +767,33 @@ class Journal:
             call.result = data = (await semaphore.describe()).data
         return data
 
+    async def describe(self, semaphore: Semaphore) -> None:
+        """Call ``await semaphore.describe(owners=True, waiters=True)``, and record the queue."""
+        found = await semaphore.describe(owners=True, waiters=True)
+        owners = tuple(each.order_id for each in found.owners)
+        waiters = tuple(each.order_id for each in found.waiters)
+        at, node = self.now(), source_of(semaphore).node
+        self.record(Described(at, self.process, node, semaphore.name, owners, waiters))
+
+    # Rates
+
+    async def take(self, rate: Rate, count: int = 1, *, timeout: float | None = None) -> Take:
+        """Call ``await rate.take(count, timeout=timeout)``, and record it.
+
+        Raises:
+            Exception: the errors of `Rate.take`.
+        """
+        label, per = self.label(), round(rate.per * MICROSECONDS)
+        rule = (rate.limit, per, rate.burst)
+        self.record(Takes(self.now(), self.process, label, rate.node, rate.name, count, *rule))
+        try:
+            taken = await rate.take(count, timeout=timeout)
+        except RateExceeded:
+            self.record(Took(self.now(), label))
+            raise
+        self.record(Took(self.now(), label, granted_at(taken), taken.waited))
+        return Take(self, label, taken)
+
     def unobserved(self, observer: str) -> None:
         """Record that a watch has ended before the end of the history."""
         self.record(Unobserved(self.now(), self.process, observer))
@@ -589,6 +811,17 @@ class Journal:
         wrapped: Any = getattr(primitive, "_wrapped", primitive)
         node, name = source_of(wrapped).node, wrapped.name
         self.record(Observed(self.now(), self.process, observer, node, name, value))
+
+
+def _primitive(lock: Wanted) -> Mutex | Semaphore:
+    return lock if isinstance(lock, Mutex) else lock[0]
+
+
+def _call(lock: Wanted, data: bytes) -> Once[Lease]:
+    if isinstance(lock, Mutex):
+        return lock.lock(data=data)
+    semaphore, count, _ = lock
+    return semaphore.acquire(count, data=data)
 
 
 def _as_it_is(instant: float) -> float:

@@ -5,10 +5,10 @@ simulation's true time, or the boot-time clock of the host (`tenure.clock.System
 is an incarnation: a restarted process gets another label. A `request` is the label of one request,
 unique in the history.
 
-The instants are conservative. A beginning is recorded before it happens (`Requested`, `Called`) or
-once it is certain (`Granted`, `Returned`). An end is recorded before it can have happened
-(`Leaves`, `Revokes`, `Paused`, `Crashed`). So everything in a history was true, and a contradiction
-that a checker finds is a defect.
+The instants are conservative. A beginning is recorded before it happens (`Requested`, `Called`,
+`Takes`) or once it is certain (`Granted`, `Returned`, `Took`). An end is recorded before it can
+have happened (`Leaves`, `Revokes`, `Refunds`, `Paused`, `Crashed`). So everything in a history was
+true, and a contradiction that a checker finds is a defect.
 
 Histories in files: one record per line, and one file per process.
 
@@ -56,6 +56,8 @@ class Requested:
         timeout: seconds from `at` after which the request may have timed out.
         recovers: the label of the request of a resumed session that this one continues; empty if
             that label is unknown.
+        key: the label of the request for tokens of its key, which precedes this one, if each key
+            has a limit.
     """
 
     at: float
@@ -68,6 +70,7 @@ class Requested:
     window: float
     timeout: float | None = None
     recovers: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,72 @@ class Truth:
     waiters: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Record that a description of a semaphore has shown these order ids in its queue.
+
+    Attributes:
+        owners, waiters: their order ids, in the order of the queue.
+    """
+
+    at: float
+    process: str
+    node: str
+    name: str
+    owners: tuple[int, ...]
+    waiters: tuple[int, ...]
+
+
+# Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """Record that tokens of a rate are about to be taken. `take` is a unique label.
+
+    Attributes:
+        count: the number of tokens.
+        limit, per, burst: the rule of the rate; the period is in microseconds.
+    """
+
+    at: float
+    process: str
+    take: str
+    node: str
+    name: str
+    count: int
+    limit: int
+    per: int
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Record that the program may use the tokens of a take, or that it was refused.
+
+    A take without this record may or may not have been carried out.
+
+    Attributes:
+        granted: the time of the grant by the store's clock, in microseconds; ``None`` if nothing
+            was taken.
+        waited: seconds between the store's decision and the grant.
+    """
+
+    at: float
+    take: str
+    granted: int | None = None
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refunds:
+    """Record that `count` tokens of a take are about to be refunded."""
+
+    at: float
+    take: str
+    count: int
+
+
 Record = (
     Requested
     | Queued
@@ -277,11 +346,16 @@ Record = (
     | Observed
     | Unobserved
     | Truth
+    | Described
+    | Takes
+    | Took
+    | Refunds
 )
 
 KINDS: tuple[type[Record], ...] = (
     *(Requested, Queued, Granted, Held, Shrinks, Leaves, Gone, Revokes),
     *(Paused, Continued, Crashed, Called, Returned, Observed, Unobserved, Truth),
+    *(Described, Takes, Took, Refunds),
 )
 """All types of records."""
 

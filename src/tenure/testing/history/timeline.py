@@ -23,6 +23,7 @@ from tenure.testing.history.records import (
     Called,
     Continued,
     Crashed,
+    Described,
     Gone,
     Granted,
     Held,
@@ -31,10 +32,13 @@ from tenure.testing.history.records import (
     Paused,
     Queued,
     Record,
+    Refunds,
     Requested,
     Returned,
     Revokes,
     Shrinks,
+    Takes,
+    Took,
     Truth,
     Unobserved,
 )
@@ -114,7 +118,9 @@ def _processes(records: Iterable[Record]) -> dict[str, str]:
             known[record.request] = record.process
         elif isinstance(record, Called):
             known[record.call] = record.process
-        elif isinstance(record, Paused | Continued | Crashed | Observed | Unobserved):
+        elif isinstance(record, Takes):
+            known[record.take] = record.process
+        elif isinstance(record, Paused | Continued | Crashed | Observed | Unobserved | Described):
             known[record.process] = record.process
     return known
 
@@ -122,6 +128,8 @@ def _processes(records: Iterable[Record]) -> dict[str, str]:
 def _process_of(record: Record, processes: dict[str, str]) -> str:
     if isinstance(record, Returned):
         return processes.get(record.call, "")
+    if isinstance(record, Took | Refunds):
+        return processes.get(record.take, "")
     if isinstance(record, Queued | Granted | Held | Shrinks | Leaves | Gone):
         return processes.get(record.request, "")
     if isinstance(record, Revokes | Truth):
@@ -173,6 +181,23 @@ def _describe(record: Record, start: float) -> str:
                 f"in the store {record.name!r} has{_data(record.data) or ' no data'}, "
                 f"owners {list(record.owners)}, waiters {list(record.waiters)}"
             )
+        case Described():
+            return (
+                f"{record.name!r} has the owners {list(record.owners)} and the waiters "
+                f"{list(record.waiters)}"
+            )
+        case Takes():
+            burst = "" if record.burst == record.limit else f", in bursts of {record.burst}"
+            return (
+                f"{record.take} takes {record.count} of {record.name!r} ({record.limit} per "
+                f"{record.per / 1e6:g} s{burst})"
+            )
+        case Took(granted=None):
+            return f"{record.take} is refused"
+        case Took():
+            return f"{record.take} is granted for {record.granted} us, after {record.waited:.6f} s"
+        case Refunds():
+            return f"{record.take} may have {record.count} fewer from here"
     assert_never(record)
 
 

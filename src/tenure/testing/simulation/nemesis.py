@@ -13,12 +13,13 @@ from functools import partial
 from typing import Protocol
 
 from tenure._client.internals import client_core
+from tenure._client.semaphore import name_of_key
 from tenure.engines.contract import Engine, EngineSession
 from tenure.errors import SemaphoreNotFound
 from tenure.model import DEFAULT_NODE
 from tenure.testing.faults import Way, at_once
 from tenure.testing.history import Called, Continued, Crashed, Paused, Returned, Revokes
-from tenure.testing.simulation.plan import LIMIT, Fault, FaultKind
+from tenure.testing.simulation.plan import KEYS, LIMIT, Fault, FaultKind
 from tenure.testing.simulation.process import Incarnation, SimulatedProcess, Surroundings
 from tenure.testing.simulation.scheduler import ProcessLoop
 
@@ -240,6 +241,9 @@ class Nemesis:
             return False
         name, request = found[fault.which % len(found)]
         self._revoke(request.session_id, name)
+        if name == "shared":  # its program releases the tokens of the key
+            for key in KEYS:
+                self._revoke(request.session_id, name_of_key(name, key))
         return at_once(eye.evict(DEFAULT_NODE, name, request.order_id))
 
     def _end(self, fault: Fault) -> bool:

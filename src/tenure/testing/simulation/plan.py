@@ -6,7 +6,7 @@ that a failing plan can be shrunk (`tenure.testing.simulation.batch`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -16,6 +16,10 @@ Kind: TypeAlias = Literal[
     "acquire",
     "ticket",
     "campaign",
+    "all",
+    "any",
+    "share",
+    "take",
     "create",
     "update",
     "delete",
@@ -59,7 +63,14 @@ FAULTS: tuple[FaultKind, ...] = (
 LIMIT = 3
 """The limit with which the semaphore is created that the processes share."""
 
+SHARED_LIMIT, PER_KEY, KEYS = 3, 2, ("a", "b")
+"""The limits of the semaphore ``shared``, and its keys."""
+
+RATE_LIMIT, RATE_PERIOD, RATE_BURST = 12, 1.2, 6
+"""The rule of the rate ``rate``."""
+
 PROCESSES, TASKS, STEPS, FEWEST_FAULTS, MOST_FAULTS, MOST_RESIZES = 4, 3, 15, 9, 12, 4
+LIMIT_STEPS = 6  # of a further task, with several locks, keys and rates
 LONG_HOLDS = 0.02
 
 
@@ -69,10 +80,11 @@ class Step:
 
     Attributes:
         kind: the operation.
-        name: the name of the mutex, semaphore or election.
+        name: the name of the mutex, semaphore or election; of several mutexes, a letter for each;
+            for "share", the key.
         hold: seconds for which the lease is held.
         timeout: seconds to wait for the grant; ``None`` waits for ever.
-        count: the number of tokens of a semaphore.
+        count: the number of tokens of a semaphore or of a rate.
         enter: whether to enter the lease's block; otherwise `held` is checked and the lease
             released.
         pause: seconds to wait before the step.
@@ -163,7 +175,7 @@ class Plan:
 
 def _line(step: Step) -> str:
     within = "" if step.timeout is None else f" within {step.timeout:.3g} s"
-    count = f" {step.count}" if step.kind == "acquire" else ""
+    count = f" {step.count}" if step.kind in {"acquire", "share", "take"} else ""
     return f"{step.kind}{count} {step.name}{within}, hold {step.hold:.3g} s"
 
 
@@ -175,6 +187,7 @@ def draw(seed: int) -> Plan:
     found = [_fault(random) for _ in range(number)]
     found += [_resize(random) for _ in range(random.randint(0, MOST_RESIZES))]
     faults = sorted(found, key=lambda fault: fault.at)
+    processes = tuple(_with_limits(random, each) for each in processes)
     return Plan(seed, processes, tuple(faults))
 
 
@@ -222,6 +235,27 @@ def _step(random: Random) -> Step:
     if random.random() < LONG_HOLDS:
         hold = random.uniform(2.0, 7.0)  # longer than a lease stays valid without a proof
     return Step(kind, name, hold, timeout, count, random.random() < 0.7, pause)
+
+
+def _with_limits(random: Random, process: ProcessPlan) -> ProcessPlan:
+    """Add a task with limits; these are drawn last, so that a seed keeps its other parts."""
+    steps = tuple(_limit_step(random) for _ in range(LIMIT_STEPS))
+    return replace(process, tasks=(*process.tasks, steps))
+
+
+def _limit_step(random: Random) -> Step:
+    kind: Kind = random.choice(("all", "all", "any", "share", "share", "take"))
+    name = "rate"
+    count = random.choice((1, 1, PER_KEY))
+    if kind in {"all", "any"}:
+        name = "".join(random.sample("abxy", random.choice((2, 2, 3))))
+    elif kind == "share":
+        name = random.choice(KEYS)
+    else:
+        count = random.randint(1, RATE_BURST)
+    timeout = None if random.random() < 0.6 else random.choice((0.0, 0.05, 0.5, 2.0))
+    hold = random.choice((0.0, random.uniform(0.0, 0.1), random.uniform(0.0, 0.5)))
+    return Step(kind, name, hold, timeout, count, pause=random.uniform(0.0, 0.5))
 
 
 def _resize(random: Random) -> Fault:

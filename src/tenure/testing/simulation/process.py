@@ -33,6 +33,7 @@ from tenure.errors import (
     InvalidArgument,
     LeaseLost,
     LeaseReleased,
+    RateExceeded,
     SemaphoreExists,
     SemaphoreNotFound,
     SessionClosed,
@@ -42,7 +43,16 @@ from tenure.model import EPHEMERAL_LIMIT, Recovered
 from tenure.testing.faults import Way
 from tenure.testing.history import Journal, Record, Request, Revokes
 from tenure.testing.history.journal import Primitive
-from tenure.testing.simulation.plan import LIMIT, ProcessPlan, Step
+from tenure.testing.simulation.plan import (
+    LIMIT,
+    PER_KEY,
+    RATE_BURST,
+    RATE_LIMIT,
+    RATE_PERIOD,
+    SHARED_LIMIT,
+    ProcessPlan,
+    Step,
+)
 from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop, Scheduler
 
 AnyLease = TypeVar("AnyLease", bound=Lease)
@@ -53,6 +63,7 @@ EXPECTED = (
     EngineUnavailable,
     LeaseLost,
     LeaseReleased,
+    RateExceeded,
     SemaphoreExists,
     SemaphoreNotFound,
     SessionClosed,
@@ -334,6 +345,12 @@ class Incarnation:
                 await self._hold(request, pool.acquire(step.count, timeout=step.timeout), step)
         elif step.kind == "ticket":
             await self._queue(number, session, step)
+        elif step.kind in {"all", "any"}:
+            await self._hold_several(session, step)
+        elif step.kind == "share":
+            await self._share(session, step)
+        elif step.kind == "take":
+            await self._take(step)
         else:
             await self._call(session.semaphore(step.name), step)
 
@@ -346,6 +363,42 @@ class Incarnation:
         for_ever = replace(step, timeout=None)  # the ticket keeps its place
         with self._recorded(number, semaphore, for_ever, count=count, limit=LIMIT) as request:
             await self._hold_ticket(await semaphore.enqueue(count), request, step)
+
+    async def _hold_several(self, session: Session, step: Step) -> None:
+        """Hold several mutexes, or one of them."""
+        assert self.client is not None
+        mutexes, timeout = map(session.mutex, step.name), step.timeout
+        if step.kind == "all":
+            async with self.journal.all_of(self.client, *mutexes, timeout=timeout) as together:
+                await asyncio.sleep(step.hold)
+                together.sample()
+        else:
+            async with self.journal.any_of(self.client, *mutexes, timeout=timeout) as request:
+                await asyncio.sleep(step.hold)
+                request.sample()
+
+    async def _share(self, session: Session, step: Step) -> None:
+        """Hold tokens of a key, and record the queue of all."""
+        shared = session.semaphore("shared", limit=SHARED_LIMIT, per_key=PER_KEY)
+        async with self.journal.share(
+            shared,
+            step.count,
+            key=step.name,
+            limit=SHARED_LIMIT,
+            per_key=PER_KEY,
+            timeout=step.timeout,
+        ) as both:
+            await asyncio.sleep(step.hold)
+            both.sample()
+            await self.journal.describe(shared)
+
+    async def _take(self, step: Step) -> None:
+        """Take tokens of a rate, and refund one if there are several."""
+        assert self.client is not None
+        rate = self.client.rate("rate", limit=RATE_LIMIT, per=RATE_PERIOD, burst=RATE_BURST)
+        take = await self.journal.take(rate, step.count, timeout=step.timeout)
+        if step.count > 1:
+            await take.refund(1)
 
     async def _hold_ticket(self, ticket: Ticket[Any], request: Request, step: Step) -> None:
         async with ticket:

@@ -37,7 +37,7 @@ from tenure.testing.history import (
 )
 from tenure.testing.recorder import Recorder
 from tenure.testing.simulation.nemesis import Nemesis
-from tenure.testing.simulation.plan import LIMIT, FaultKind, Plan
+from tenure.testing.simulation.plan import LIMIT, PER_KEY, SHARED_LIMIT, FaultKind, Plan
 from tenure.testing.simulation.process import Incarnation, MortalEngine, SimulatedProcess
 from tenure.testing.simulation.scheduler import LocalClock, OutOfTime, Scheduler
 
@@ -48,6 +48,9 @@ SETTLED = 10.0
 """Seconds after the last step within which lost sessions expire and all notifications arrive."""
 
 WATCHED = ("config", "pool")
+
+LIMITS = {"pool": LIMIT, "shared": SHARED_LIMIT, "/key/": PER_KEY}
+"""Limits of the semaphores with more than one token; the last one of those of keys."""
 
 _worlds = itertools.count()
 
@@ -121,7 +124,7 @@ class World:
 
     def limit(self, name: str) -> int:
         """Return the limit of a semaphore."""
-        return LIMIT if name == "pool" else 1
+        return LIMITS.get(name.partition("/key/")[1] or name, 1)
 
     def label_of(self, order_id: int) -> str:
         """Return the label of a request; a new one if its program never learned the order id."""

@@ -18,6 +18,7 @@ from tenure.core import refusals, rules
 from tenure.engines._kit.commands.pipeline import HANDED, OWNS, WAITING, OrderIds
 from tenure.engines._kit.commands.replies import (
     REPEATED,
+    Unanswered,
     Values,
     config_from,
     config_text,
@@ -186,7 +187,8 @@ class CommandEngine(EngineDefaults, ABC, Generic[S]):
         * ``end_session``, path, id: true if it existed
         * ``evict``, path, name, order id: true if it existed; "missing"
         * ``rate``, path, name, kind, limit, period, burst, window, count, longest wait or ``None``,
-          time of a grant: limit, period and burst of the rate, whether granted, wait, time, free
+          time of a grant: limit, period and burst of the rate, whether granted, wait, time, free. A
+          refund is executed once at most: if its answer was lost, the reply is `Unanswered`
 
         All but the first may reply "no node". For `CommandPages`, ``list_sessions`` has an id
         and a number as further arguments, and ``describe`` a name and a number: the reply begins
@@ -397,7 +399,15 @@ class CommandEngine(EngineDefaults, ABC, Generic[S]):
         def decided(reply: Any) -> None:
             if answer.done():
                 return
-            if isinstance(reply, Exception):
+            if isinstance(reply, Unanswered):
+                answer.set_exception(
+                    EngineUnavailable(
+                        f"{self.url} did not answer: {reply}. It may have carried out the refund",
+                        node=path,
+                        name=name,
+                    )
+                )
+            elif isinstance(reply, Exception):
                 error = EngineError(f"{self.url} refused a command: {reply}", node=path, name=name)
                 answer.set_exception(error)
             elif first_word(reply) == "no node":

@@ -73,6 +73,10 @@ REPEATED = "repeated"
 """Second word of a reply to a repeated command that may have created what exists."""
 
 
+class Unanswered(Exception):
+    """Reply to a command that may have been executed, and is not sent again."""
+
+
 def text(word: str | bytes) -> str:
     """Return a word of a reply as a text."""
     return word if isinstance(word, str) else word.decode()
