@@ -6,8 +6,6 @@ rate is used before the time of its grant.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from chaos.worker import main
 from tenure._client import semaphore
 from tenure._client.lease import Lease
@@ -26,7 +24,7 @@ def _with_the_key_released(request: Request, place: Request) -> Lease:
 async def _at_once(self: Rate, call: RateCall) -> RateAnswer:
     answer = await _answer(self, call)
     if call.kind == "take" and answer.wait:
-        return replace(answer, granted=True, at=answer.at - answer.wait or 1, wait=0)
+        return answer._replace(granted=True, at=answer.at - answer.wait or 1, wait=0)
     return answer
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tenure import events
 from tenure._client import acquire, scope, semaphore, several
 from tenure._client.request import Request
 from tenure._client.session_core import SessionCore
@@ -145,7 +146,7 @@ class _Staying(Request):
 
     __slots__ = ()
 
-    def abandon(self) -> None:
+    def abandon(self, outcome: events.Outcome = "withdrawn") -> None:
         """Do nothing."""
 
 
