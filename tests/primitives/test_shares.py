@@ -161,6 +161,23 @@ async def test_the_loss_of_the_lease_releases_the_key(world: World) -> None:
             assert not lost.held
 
 
+async def test_a_resumed_session_recovers_the_lease_and_the_tokens_of_the_key(world: World) -> None:
+    async with world.client() as first, world.client() as second:
+        session = await first.session(resumable=True)
+        lease = await session.semaphore("jobs", limit=4, per_key=2).acquire(2, key="a")
+        resumed = await second.session(resume=session.resume_token)
+        tickets = [resumed.semaphore(name).recover() for name in ("jobs", "jobs/key/a")]
+        recovered = [await ticket.wait() for ticket in tickets if ticket is not None]
+        assert [each.count for each in recovered] == [2, 2]
+        assert recovered[0].fencing_token == lease.fencing_token
+        assert await jobs(second).try_acquire(key="a") is None
+        for each in recovered:
+            await each.release()
+        async with jobs(second).acquire(2, key="a"):
+            assert await jobs(second).count() == 2
+        await resumed.aclose()
+
+
 async def test_a_dropped_lease_releases_the_key(world: World) -> None:
     async with world.client() as client:
         with pytest.warns(ResourceWarning, match="dropped"):

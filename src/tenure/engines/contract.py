@@ -337,7 +337,11 @@ class Engine(Protocol):
         """Return the statement that guards a lease, or raise `Unsupported`."""
 
     def rate(self, path: str, name: str, call: RateCall) -> RateReply:
-        """Carry out an operation on a rate, or raise `Unsupported`."""
+        """Carry out an operation on a rate, or raise `Unsupported`.
+
+        A take whose answer is lost may be carried out again. A refund is carried out once at most:
+        a second one would refund tokens of other takes.
+        """
 
     async def end_orphan(self, orphan: Orphan) -> None:
         """End a session whose program is dead."""
