@@ -45,8 +45,11 @@ from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
 WAITS = ":tenure:waits"
 """Name of the ephemeral semaphore of a node whose owners' data are the published waits."""
 
-DATA_BYTES = 4096
-"""Greatest size of a publication. Leases that do not fit are counted (`BlockedTask.left_out`)."""
+DATA_BYTES = 8192
+"""Greatest size of a publication: room for the longest name, escaped, and for many short ones.
+
+Leases that do not fit are counted (`BlockedTask.left_out`).
+"""
 
 TASK_CHARACTERS = 80
 
