@@ -13,14 +13,22 @@ import pytest
 import tenure
 from tenure.core.deadlocks import WAITS
 from tenure.errors import Deadlock, SemaphoreNotFound, Unsupported
-from tests.engines.stores import stores
+from tests.engines.stores import BY_NAME, stores
 
 ENGINES = ("memory", "sqlite", "redis", "postgresql", "etcd", "tenure-sqlite")
 PATIENCE = 40
 """Seconds after which a test fails that waits for what never happens."""
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(
+    params=[
+        *ENGINES,
+        *(
+            pytest.param(name, marks=BY_NAME[name].marks)
+            for name in ("sqlite-portable", "redis-cluster", "postgresql-pooled")
+        ),
+    ]
+)
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with stores(request.param).empty() as found:
         yield found

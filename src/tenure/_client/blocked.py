@@ -15,7 +15,7 @@ waits cost nothing. Rules:
   missing permission, the session publishes nothing any more.
 * A session with ``on_deadlock="raise"`` looks for deadlocks when it has published a wait, and once
   a second while it has any. It reads the publications of its node, and at most `MOST_DESCRIBED`
-  queues. The reading takes at most one part in `SHARE` of the time.
+  queues. If they have many requests, it looks less often: it reads at most `MOST_READ` a second.
 * It raises for its own waits only. The victim of a deadlock is the same for every session.
 * A task waits for one request at a time, so a task is known by its publication. Two tasks of a
   program have two. In `tenure.blocking` the worker task of a thread stands for the thread.
@@ -74,11 +74,9 @@ LOOK = 1.0
 SHORTEST = 0.1
 """Least seconds between two looks at the waits."""
 
-SHARE = 10
-"""Searching takes at most one part in so many of the time."""
-
 MOST_PUBLISHED = 100
 MOST_DESCRIBED = 50
+MOST_READ = 1000
 
 _READ_TIMEOUT = 5.0
 
@@ -175,6 +173,7 @@ class Blocked:
         self._refused = not shows_waits(session.client.capabilities)
         self._searching = False
         self._search_at = 0.0
+        self._read = 0  # requests that the current search has read
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, wait: Wait) -> None:
@@ -299,7 +298,7 @@ class Blocked:
 
     async def _search(self) -> None:
         session = self._session
-        began = session.now()
+        began, self._read = session.now(), 0
         try:
             async with asyncio.timeout(_READ_TIMEOUT):
                 await self._search_now()
@@ -308,8 +307,7 @@ class Blocked:
         except Exception:
             _log.exception("could not look for deadlocks: node=%s", session.node)
         finally:
-            now = session.now()
-            self._search_at = max(began + LOOK, now + SHARE * (now - began))
+            self._search_at = began + max(LOOK, self._read / MOST_READ)
 
     def _searched(self, _: asyncio.Task[None]) -> None:
         self._searching = False
@@ -334,6 +332,7 @@ class Blocked:
 
     async def _describe(self, name: str) -> SemaphoreDescription:
         described = await self._session.engine.describe_semaphore(name, owners=True, waiters=True)
+        self._read += len(described.owners) + len(described.waiters)
         return semaphore_with_identities(described)
 
 

@@ -11,10 +11,11 @@ waits for it. Of every other request nothing is known, and it may leave. The tas
 continue are the greatest set for which this holds. With counted tokens this is not every cycle of
 waits: another holder outside of the cycle may release enough.
 
-A *deadlock* is a set of such tasks that wait for each other and for no other task: a strongly
-connected part of the graph of waits without a way out. Tasks that wait behind one are no part.
-Its *victim* is the member whose request joined its queue last, among those whose sessions raise
-`Deadlock`. Order ids rise over the whole store, so every observer finds the same one.
+A *deadlock* is a set of tasks that wait for each other, directly or through others of the set, and
+that cannot continue even if all other tasks do: a strongly connected part of the graph of waits
+that is stuck by itself. Tasks that wait behind one are no part. Its *victim* is the member whose
+request joined its queue last, among those whose sessions raise `Deadlock`. Order ids rise over the
+whole store, so every observer finds the same one.
 
 A timeout ends a wait some time, so it ends a deadlock too. It makes no difference to the rule.
 
@@ -44,8 +45,11 @@ from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
 WAITS = ":tenure:waits"
 """Name of the ephemeral semaphore of a node whose owners' data are the published waits."""
 
-DATA_BYTES = 4096
-"""Greatest size of a publication. Leases that do not fit are counted (`BlockedTask.left_out`)."""
+DATA_BYTES = 8192
+"""Greatest size of a publication: room for the longest name, escaped, and for many short ones.
+
+Leases that do not fit are counted (`BlockedTask.left_out`).
+"""
 
 TASK_CHARACTERS = 80
 
@@ -218,15 +222,31 @@ def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[Blocke
         tasks: as `standing` returns them.
         queues: the semaphores that they wait for.
     """
-    members = stuck(tasks, queues)
+    found = []
+    left = [stuck(tasks, queues)]
+    while left:
+        members = left.pop()
+        for part in _connected(members, queues):
+            # The part may be stuck only because of tasks outside of it.
+            alone = stuck(part, queues)
+            if len(alone) == len(part):
+                found.append(tuple(sorted(part, key=_age)))
+            elif alone:
+                left.append(alone)
+    return sorted(found, key=lambda each: each[0].order_id)
+
+
+def _connected(members: Sequence[BlockedTask], queues: Queues) -> list[list[BlockedTask]]:
+    """Return the strongly connected parts of the graph of waits among stuck tasks."""
     known = _by_request(members)
     after = {task: _waits_for(task, queues[task.name], known) for task in members}
     reached = {task: _reached(task, after) for task in members}
-    found: dict[frozenset[BlockedTask], None] = {}
+    parts: dict[BlockedTask, list[BlockedTask]] = {}
     for task in members:
-        if all(task in reached[other] for other in reached[task]):
-            found[frozenset(reached[task])] = None
-    return [tuple(sorted(each, key=_age)) for each in found]
+        if task not in parts:
+            part = [other for other in reached[task] if task in reached[other]]
+            parts |= dict.fromkeys(part or [task], part or [task])
+    return list({id(part): part for part in parts.values()}.values())
 
 
 def _waits_for(
