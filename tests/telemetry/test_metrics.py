@@ -155,8 +155,9 @@ async def test_the_metrics_can_be_read_in_both_formats_of_prometheus(
         async with client.mutex("m").lock():
             await asyncio.sleep(2)
         plain = text_string_to_metric_families(generate_latest(backend.registry).decode())
-        text = openmetrics_text(backend.registry)  # type: ignore[no-untyped-call]  it has no types
-        openmetrics = openmetrics_families(text.decode())  # type: ignore[no-untyped-call]  nor this
+        # These two have no types.
+        text = openmetrics_text(backend.registry)  # type: ignore[no-untyped-call]
+        openmetrics = openmetrics_families(text.decode())  # type: ignore[no-untyped-call]
         for families in (list(plain), list(openmetrics)):
             values = {
                 each.name: each.value
