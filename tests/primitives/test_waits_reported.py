@@ -252,6 +252,23 @@ async def test_a_wait_whose_session_is_never_attached_has_one_end(world: World) 
         engine.mend()
 
 
+@pytest.mark.parametrize("timeout", [None, 60])
+async def test_a_wait_for_a_session_ends_with_the_client(
+    world: World, timeout: float | None
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        stream = client.events()
+        engine.cut()
+        waiting = asyncio.create_task(client.mutex("m").lock(timeout=timeout))
+        await turns()
+        engine.mend()
+        await client.aclose()
+        with pytest.raises(SessionClosed):
+            await waiting
+        assert outcomes(stream) == ["failed"]
+
+
 async def test_a_request_that_the_store_refuses_has_one_end(world: World) -> None:
     client, engine = world.slow(0)
     async with client, client.session() as session, client.events() as stream:
