@@ -20,6 +20,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import ref
 
@@ -132,6 +133,13 @@ class UnsentRequest:
 
     def ended(self, error: BaseException) -> None:
         """Report the end of the wait because of `error`, unless it has ended or was sent."""
+        if isinstance(error, GeneratorExit):
+            # An abandoned task can be closed in any thread.
+            self._listeners.soon(partial(self._end, error))
+        else:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
         if self not in self._listeners.unsent:
             return
         del self._listeners.unsent[self]
@@ -154,6 +162,7 @@ class Listeners:
 
     Args:
         now: reads the client's clock.
+        soon: schedules a call on the client's loop, from any thread.
 
     Attributes:
         streams: the streams that may still be read.
@@ -161,10 +170,13 @@ class Listeners:
         unsent: the waits for a session.
     """
 
-    __slots__ = ("_adding", "_failures", "now", "sinks", "streams", "unsent")
+    __slots__ = ("_adding", "_failures", "now", "sinks", "soon", "streams", "unsent")
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self, now: Callable[[], float], soon: Callable[[Callable[[], object]], None]
+    ) -> None:
         self.now = now
+        self.soon = soon
         self.streams: set[ref[EventStream]] = set()
         self.sinks: tuple[Sink, ...] = ()
         self.unsent: dict[UnsentRequest, None] = {}
