@@ -1,8 +1,9 @@
 """Distributed coordination for Python, with one meaning on every engine.
 
 Start with `connect`. Programs without an event loop use `tenure.blocking`. `tenure.recipes` has
-combinations of the primitives, `tenure.fencing` checks fencing tokens at a resource, and
-`tenure.events` has the classes of `Client.events`.
+combinations of the primitives, `tenure.fencing` checks fencing tokens at a resource,
+`tenure.events` has the classes of `Client.events`, and `tenure.telemetry` reports a client to
+OpenTelemetry and Prometheus.
 """
 
 from importlib import import_module as _import_module

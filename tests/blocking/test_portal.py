@@ -20,6 +20,7 @@ from tenure.blocking import portal
 from tenure.blocking.portal import SWITCH_INTERVAL, the_portal
 from tenure.blocking.workers import Call, WorkerTask
 from tenure.errors import InvalidArgument, LeaseReleased, Misuse, SessionClosed, Unsupported
+from tenure.events import Acquired, Event, NotAcquired, Released, Requested, SessionAttached
 from tests.blocking.helpers import Thread, is_free, is_held, until, waiting
 from tests.guarantees import MEMORY, guarantee
 from tests.injection import each_error, failing_once
@@ -458,3 +459,21 @@ def test_a_call_runs_in_the_context_of_its_thread(client: blocking.Client) -> No
     for name in ("a", "b"):
         Thread(partial(work, name)).result()
     assert seen == ["a", "a", "b", "b"]
+
+
+# Events
+
+
+def test_a_thread_reads_the_begin_and_the_end_of_waits(client: blocking.Client) -> None:
+    mutex = client.mutex("m")
+    with client.events() as events:
+        with mutex.lock():
+            assert Thread(mutex.try_lock).result() is None
+        kinds: list[type[Event]] = []
+        for event in events:
+            kinds.append(type(event))
+            if isinstance(event, Released):
+                break
+    assert [each for each in kinds if each is not SessionAttached] == [
+        *(Requested, Acquired, Requested, NotAcquired, Released)
+    ]

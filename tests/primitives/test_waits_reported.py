@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -250,6 +251,41 @@ async def test_a_wait_whose_session_is_never_attached_has_one_end(world: World) 
         failed = told(stream)[1]
         assert failed == events.NotAcquired("/default", 0, "m", 0.0, "failed", "down")
         engine.mend()
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+async def test_a_wait_for_a_session_ends_with_its_coroutine(
+    world: World, timeout: float | None
+) -> None:
+    client, engine = world.slow()
+    async with client, client.events() as stream:
+        engine.back.flowing = False
+        locking = client.mutex("m").lock(timeout=timeout)
+        locking.send(None)
+        await turns()
+        thread = threading.Thread(target=locking.close)
+        thread.start()
+        thread.join()
+        await turns()
+        assert outcomes(stream) == ["cancelled"]
+        engine.back.flowing = True
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+async def test_a_wait_for_a_session_ends_with_the_client(
+    world: World, timeout: float | None
+) -> None:
+    client, engine = world.slow()
+    async with client:
+        stream = client.events()
+        engine.cut()
+        waiting = asyncio.create_task(client.mutex("m").lock(timeout=timeout))
+        await turns()
+        engine.mend()
+        await client.aclose()
+        with pytest.raises(SessionClosed):
+            await waiting
+        assert outcomes(stream) == ["failed"]
 
 
 async def test_a_request_that_the_store_refuses_has_one_end(world: World) -> None:

@@ -107,6 +107,34 @@ async def _times_out(locking: Awaitable[object]) -> None:
         await locking
 
 
+@pytest.mark.parametrize("name", ["ydb", "dflockd"])
+async def test_waits_are_counted_where_stores_have_no_administrator(
+    name: str, backend: Backend
+) -> None:
+    with BY_NAME[name].slow_stores.empty() as url:
+        async with tenure.connect(url) as client, tenure.connect(url) as other:
+            backend.instrument(client)
+            held = await other.mutex("m").lock()
+            mutex = client.mutex("m")
+            for _ in range(3):
+                assert await mutex.try_lock() is None
+                await _times_out(mutex.lock(timeout=0.2))
+            waiting = [asyncio.create_task(mutex.lock()) for _ in range(4)]
+            await until(lambda: backend.value(table.WAITERS) == 4)
+            for each in waiting[:2]:
+                each.cancel()
+            await asyncio.wait(waiting[:2])
+            await held.release()
+            for each in waiting[2:]:
+                await (await each).release()
+            outcomes = {"timed_out": 3, "rejected": 3, "cancelled": 2, "acquired": 2}
+            assert {
+                each: backend.value(table.ACQUISITIONS, outcome=each) for each in outcomes
+            } == outcomes
+            assert backend.value(table.ACQUISITIONS) == 10
+            assert backend.value(table.LEASES) == backend.value(table.WAITERS) == 0
+
+
 @pytest.fixture
 def afar() -> Iterator[Afar]:
     with NETWORKED["redis"]() as afar:

@@ -10,6 +10,11 @@ from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
 
 from tenure import blocking, telemetry
 from tenure._client.client_core import ClientCore
@@ -140,6 +145,35 @@ async def test_a_call_whose_session_is_not_attached_waits_and_times_out(
         assert backend.value(table.WAITERS) == 0
         assert backend.value(table.ACQUISITIONS, outcome="timed_out") == 1
         engine.mend()
+
+
+async def test_the_metrics_can_be_read_in_both_formats_of_prometheus(
+    world: World, backend: Backend
+) -> None:
+    async with world.client() as client:
+        backend.instrument(client)
+        async with client.mutex("m").lock():
+            await asyncio.sleep(2)
+        plain = text_string_to_metric_families(generate_latest(backend.registry).decode())
+        # These two have no types.
+        text = openmetrics_text(backend.registry)  # type: ignore[no-untyped-call]
+        openmetrics = openmetrics_families(text.decode())  # type: ignore[no-untyped-call]
+        for families in (list(plain), list(openmetrics)):
+            values = {
+                each.name: each.value
+                for family in families
+                for each in family.samples
+                if each.labels.get("kind") == "mutex" and "le" not in each.labels
+            }
+            assert values == {
+                "tenure_client_acquisitions_total": 1.0,
+                "tenure_client_wait_duration_seconds_count": 1.0,
+                "tenure_client_wait_duration_seconds_sum": 0.0,
+                "tenure_client_hold_duration_seconds_count": 1.0,
+                "tenure_client_hold_duration_seconds_sum": 2.0,
+                "tenure_client_waiters": 0.0,
+                "tenure_client_leases": 0.0,
+            }
 
 
 # From when to when
@@ -406,6 +440,11 @@ def test_a_forked_child_reports_nothing_of_its_parent() -> None:
     program = """
 import asyncio, multiprocessing, tenure
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
 from tenure.telemetry import prometheus
 
 registry = CollectorRegistry()

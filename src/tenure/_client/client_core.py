@@ -313,7 +313,7 @@ class ClientCore:
         self.engine = engine
         self.clock = clock
         self.contact = Contact(engine, clock, answer_timeout or ANSWER_TIMEOUT)
-        self.listeners = Listeners(clock.now)
+        self.listeners = Listeners(clock.now, self.soon)
         self.registrations = registrations
         self.sessions: dict[OwnedSession, None] = {}
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -20,11 +20,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import ref
 
 from tenure.background import Failures
-from tenure.errors import Misuse
+from tenure.errors import Misuse, SessionClosed
 
 if TYPE_CHECKING:
     from tenure._client.client_core import ClientCore
@@ -104,7 +105,7 @@ class UnsentRequest:
         since: the beginning of the wait, on the client's clock.
     """
 
-    __slots__ = ("_listeners", "_over", "_session", "name", "node", "options", "since")
+    __slots__ = ("_listeners", "_session", "name", "node", "options", "since")
 
     def __init__(
         self,
@@ -119,22 +120,29 @@ class UnsentRequest:
         self.since = listeners.now()
         self._listeners = listeners
         self._session = session
-        self._over = False
 
     def begin(self) -> None:
         """Report the beginning of the wait."""
+        self._listeners.unsent[self] = None
         self._emit("Requested")
 
     def sent(self, request: Request) -> None:
         """Report that the request is sent; it reports its end itself."""
-        self._over = True
+        self._listeners.unsent.pop(self, None)
         self._listeners.sent(self, request)
 
     def ended(self, error: BaseException) -> None:
-        """Report the end of the wait because of `error`, unless the request was sent."""
-        if self._over:
+        """Report the end of the wait because of `error`, unless it has ended or was sent."""
+        if isinstance(error, GeneratorExit):
+            # An abandoned task can be closed in any thread.
+            self._listeners.soon(partial(self._end, error))
+        else:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        if self not in self._listeners.unsent:
             return
-        self._over = True
+        del self._listeners.unsent[self]
         waited = self._listeners.now() - self.since
         outcome = outcome_of(error)
         if outcome == "timed_out":
@@ -154,18 +162,24 @@ class Listeners:
 
     Args:
         now: reads the client's clock.
+        soon: schedules a call on the client's loop, from any thread.
 
     Attributes:
         streams: the streams that may still be read.
         sinks: the sinks, in the order of their addition.
+        unsent: the waits for a session.
     """
 
-    __slots__ = ("_adding", "_failures", "now", "sinks", "streams")
+    __slots__ = ("_adding", "_failures", "now", "sinks", "soon", "streams", "unsent")
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self, now: Callable[[], float], soon: Callable[[Callable[[], object]], None]
+    ) -> None:
         self.now = now
+        self.soon = soon
         self.streams: set[ref[EventStream]] = set()
         self.sinks: tuple[Sink, ...] = ()
+        self.unsent: dict[UnsentRequest, None] = {}
         self._adding = threading.Lock()
         self._failures = Failures("telemetry", _log)
 
@@ -259,6 +273,8 @@ class Listeners:
 
     def close(self) -> None:
         """Close the streams, and the sinks. Events in the streams can still be read."""
+        for unsent in tuple(self.unsent):  # of callers that have not run since the end
+            unsent.ended(SessionClosed("the client was closed"))
         for stream in self._living():
             stream._close()  # noqa: SLF001  as above
         sinks, self.sinks = self.sinks, ()

@@ -156,7 +156,9 @@ class Recorder:
                 if request.state is SENT or request.state is WAITING:
                     self._requested(session, request, _NO_FACTS)
                 elif request.state is HELD:
-                    self._hold(request, (self._of(request), None))
+                    requests = self._of(request)
+                    requests.held += 1
+                    self._held[request] = requests, None
 
     # Events; see `Sink`
 
@@ -216,14 +218,10 @@ class Recorder:
         return found
 
     def _acquired(self, _session: SessionLife, request: Request, facts: Any) -> None:
-        found = self._ended(request, "acquired")
-        self._hold(request, found)
+        self._held[request] = found = self._ended(request, "acquired")
         requests, context = found
+        requests.held += 1
         requests.wait(facts[2], context)
-
-    def _hold(self, request: Request, found: tuple[_Requests, object]) -> None:
-        found[0].held += 1
-        self._held[request] = found
 
     def _timed_out(self, _session: SessionLife, request: AnyRequest, _facts: Any) -> None:
         self._ended(request, "timed_out")
