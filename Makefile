@@ -21,6 +21,7 @@ QUICK := $(addprefix tests/,core primitives recipes wire engines/test_memory.py)
 EXTRAS_demo := cli
 EXTRAS_dev := cli,dev
 EXTRAS_bench := cli,dev,bench
+EXTRAS_browser := cli,dev,browser
 EXTRAS_docs := cli,dev,docs
 EXTRAS_mutation := cli,dev,mutation
 EXTRAS_release := cli,dev,release
@@ -29,16 +30,17 @@ EXTRAS_release := cli,dev,release
 READY_demo := demo
 READY_dev := demo dev
 READY_bench := demo dev bench
+READY_browser := demo dev browser
 READY_docs := demo dev docs
 READY_mutation := demo dev mutation
 READY_release := demo dev release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all nightly quick newest check sync docs chaos fuzz format guarantees bench mutate release venv clean
+.PHONY: help demo test test-all test-browser nightly quick newest check sync docs chaos fuzz format guarantees bench mutate release venv clean
 .NOTPARALLEL:
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.ready-demo  ## see several processes share locks, slots and a leader
 	@$(BIN)/tenure demo
@@ -48,6 +50,9 @@ test: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run the 
 
 test-all: $(VENV)/.ready-dev $(VENV)/.servers-tried $(VENV)/.node-tried  ## run every test, with coverage
 	@$(BIN)/python -m pytest $(ABREAST) --cov --cov-report=term $(ARGS)
+
+test-browser: $(VENV)/.ready-browser $(VENV)/.browser-tried  ## test the console in Chromium, in a few minutes
+	@$(BIN)/python -m pytest -n 2 tests/console/test_browser.py $(ARGS)
 
 nightly:  ## run what is too long for every change: all tests, chaos, fuzzing, other Pythons and servers
 	@bash .ci/steps nightly
@@ -146,6 +151,18 @@ $(VENV)/.servers-tried: | $(VENV)/.ready-dev
 		{ $(APT) update && $(APT) install -y --no-install-recommends $$missing; } \
 			</dev/null >$(VENV)/servers.log 2>&1 \
 			|| echo "that failed, see $(VENV)/servers.log: their tests will be skipped"; \
+	fi
+	@touch $@
+
+# The browser in which the console is tested.
+$(VENV)/.browser-tried: | $(VENV)/.ready-dev
+	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null \
+		&& ! command -v google-chrome >/dev/null \
+		&& [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium, in which the console is tested"; \
+		{ $(APT) update && $(APT) install -y --no-install-recommends chromium; } \
+			</dev/null >$(VENV)/browser.log 2>&1 \
+			|| echo "that failed, see $(VENV)/browser.log: the tests in a browser will be skipped"; \
 	fi
 	@touch $@
 

@@ -56,6 +56,7 @@ PARTS: dict[str, Part] = {
     "postgresql-threads": _part("blocking", "measure_postgresql"),
     "etcd": _part("etcd_pairs"),
     "rates": _part("rates"),
+    "console": _part("console"),
 }
 """The parts by name."""
 

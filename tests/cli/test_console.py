@@ -13,6 +13,7 @@ import pytest
 
 from tenure.cli.mistakes import Status
 from tenure.console import local
+from tenure.errors import AuthenticationFailed
 from tests.cli.programs import Running, Tenure
 from tests.ports import free_port
 
@@ -151,7 +152,7 @@ async def test_a_wrong_token_is_not_the_end_of_the_right_one(
     door = local.LocalDoor(visitor, printed.append)
     first = door.token
     for wrong in ("", "ä", first[:-1], "\udc80"):
-        with pytest.raises(local.AuthenticationFailed):
+        with pytest.raises(AuthenticationFailed):
             await door.sign_in(wrong, "127.0.0.1", {})
     assert await door.sign_in(first, "127.0.0.1", {}) is visitor
     assert printed == [door.token]

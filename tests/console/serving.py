@@ -163,7 +163,7 @@ async def served(
     app = make_app(door, store, hosts=hosts)
     console: Console = app.state.console
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
-    with socket.socket() as sock:
+    with socket.socket(proto=socket.IPPROTO_TCP) as sock:
         sock.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         server = Server(config)

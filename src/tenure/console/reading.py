@@ -27,7 +27,7 @@ from tenure.model import (
 T = TypeVar("T")
 K = TypeVar("K")
 
-ANSWER_TIMEOUT = 10.0
+ANSWER_TIMEOUT = 5.0
 """Seconds within which a store answers a read."""
 
 PAGE = 50
@@ -35,7 +35,7 @@ PAGE = 50
 
 LARGEST_PAGE = 500
 
-SLICE = 1_000
+SLICE = 2_500
 """Items that a search reads at a time."""
 
 SEARCHED = 20_000

@@ -33,13 +33,25 @@
   const same = (a, b) =>
     a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || "") === (b.id || "");
 
+  const isGone = (node, wanted) =>
+    node.nodeType === Node.ELEMENT_NODE
+      ? Boolean(node.id) && !wanted.has(node.id)
+      : node.nodeType === Node.TEXT_NODE && !node.data.trim();
+
   // Makes the children of one element those of another. What is the same stays, with its focus,
   // its selection and its place; rows are found again by their ids.
   const update = (old, fresh) => {
     const known = new Map();
     for (const child of old.children) if (child.id) known.set(child.id, child);
+    const wanted = new Set(Array.from(fresh.children, (child) => child.id));
     let at = old.firstChild;
     for (const next of [...fresh.childNodes]) {
+      // What is gone is taken out first, because an element that is moved loses the focus.
+      while (at && next.nodeType === Node.ELEMENT_NODE && isGone(at, wanted)) {
+        const gone = at;
+        at = at.nextSibling;
+        gone.remove();
+      }
       const found = next.id ? known.get(next.id) : null;
       if (found && found !== at && found.nodeName === next.nodeName) {
         old.insertBefore(found, at);
@@ -77,7 +89,6 @@
     stream = new EventSource(source);
     stream.addEventListener("main", (event) => {
       const fresh = new DOMParser().parseFromString(JSON.parse(event.data), "text/html");
-      for (const each of fresh.querySelectorAll(".notice.good")) each.remove();
       update(content, fresh.body);
       warn("");
       show("live", "Live");
