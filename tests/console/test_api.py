@@ -124,6 +124,11 @@ async def test_errors_are_as_described() -> None:
         await console.store.create_node("/billing", NodeConfig(), exist_ok=False)
         assert await get(console, "/semaphore", name="none") == (404, "SemaphoreNotFound")
         assert await get(console, "/semaphores", node="/billing") == (404, "NodeNotFound")
+        for role in ("owners", "waiters"):
+            where = {"node": "/billing", "name": "a", "role": role}
+            assert await get(console, "/requests", **where) == (404, "NodeNotFound")
+            where = {"node": "/default", "name": "a", "role": role}
+            assert await get(console, "/requests", **where) == (404, "SemaphoreNotFound")
         assert await get(console, "/timeline", node="/billing", name="a") == (404, "NodeNotFound")
         assert await get(console, "/events", node="/billing") == {"events": []}
         assert await get(console, "/sessions", after="x") == (400, "InvalidArgument")

@@ -14,6 +14,7 @@ from starlette.routing import Mount
 from tenure.console.app import CONFIRMATIONS, LARGEST_BODY, PAGES, is_local, make_app
 from tenure.console.rendering import link
 from tenure.console.security import HEADERS, is_known_host
+from tenure.errors import EngineError
 from tenure.model import NodeConfig
 from tests.console.serving import (
     attached,
@@ -535,6 +536,17 @@ async def test_a_page_shows_what_a_semaphore_is() -> None:
         assert "3 of 4 held" in (await browser.get("/semaphore?name=gpu")).text
         assert "Leader" in (await browser.get("/semaphore?name=primary")).text
         assert "{&#34;a&#34;: 1}" in (await browser.get("/semaphore?name=limits")).text
+
+
+async def test_a_store_that_grants_nothing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as console, console.signed_in("reader") as browser:
+        await enqueue(await attached(console.store), 1, "nightly")
+        why = EngineError("nothing is granted for another 5 s")
+        monkeypatch.setattr(console.store, "trouble", lambda name=None: why)
+        for path in ("/", "/semaphore?name=nightly", "/semaphore?name=free"):
+            assert "nothing is granted for another 5 s" in (await browser.get(path)).text
+        found = await console.browser.get("/api/v1/store", headers=bearer("reader"))
+        assert found.json()["trouble"] == str(why)
 
 
 async def test_a_bearer_token_reads_pages_too() -> None:

@@ -38,7 +38,7 @@ _COMMAND = (
     *(sys.executable, "-m", "tenure", "serve", "--store", "memory://", "--log-format", "json"),
     *("--max-connections-per-second", "1000000", "--max-sessions", "1000"),
 )
-_SCHEMES = ("tenure", "ydb", "dflockd")
+_SCHEMES = ("tenure", "ydb", "dflockd", "http")
 _START = 60.0  # seconds
 _ANSWER = 0.05  # seconds for which an answer is awaited
 _SERVED = 20.0  # seconds in which a client beside it is served
@@ -186,10 +186,33 @@ _LINES = (
 )
 
 
+def _http(*lines: bytes, body: bytes = b"") -> bytes:
+    return b"\r\n".join([*lines, b"", body])
+
+
+_REQUESTS = (
+    _http(b"GET /healthz HTTP/1.1", b"host: localhost") + _http(b"GET /readyz HTTP/1.0"),
+    _http(b"GET /metrics HTTP/1.1", b"host: localhost", b"authorization: Bearer token"),
+    _http(b"GET /semaphores?node=/default&search=a HTTP/1.1", b"host: 127.0.0.1:7080"),
+    _http(b"GET /api/v1/semaphores?node=/default HTTP/1.1", b"host: [::1]", b"cookie: a=b; c"),
+    _http(
+        *(b"POST /sign-in HTTP/1.1", b"host: localhost", b"origin: http://localhost"),
+        *(b"content-length: 7", b"content-type: application/x-www-form-urlencoded"),
+        body=b"token=a",
+    ),
+    _http(
+        *(b"POST /api/v1/sessions/end HTTP/1.1", b"host: localhost"),
+        *(b"authorization: Bearer a", b"transfer-encoding: chunked"),
+        body=b'5\r\n{"a":\r\n2\r\n1}\r\n0\r\n\r\n',
+    ),
+)
+
+
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[Target, ...]]:
     """A server for the block, and the targets that fuzz it."""
     os.environ.pop("TENURE_TOKEN", None)
+    sources = {"tenure": _native(), "ydb": _ydb(), "dflockd": _LINES, "http": _REQUESTS}
     server = _Server()
     try:
         yield tuple(
@@ -199,7 +222,7 @@ def serving() -> Iterator[tuple[Target, ...]]:
                 seeds,
                 weight=20,
             )
-            for scheme, seeds in (("tenure", _native()), ("ydb", _ydb()), ("dflockd", _LINES))
+            for scheme, seeds in sources.items()
         )
     finally:
         server.end()

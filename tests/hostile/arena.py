@@ -21,7 +21,7 @@ from pathlib import Path
 
 import tenure
 from tests.hostile.attacks import Attack
-from tests.hostile.target import Listener, Target
+from tests.hostile.target import LISTENERS, Target
 from tests.server.certificates import Authority
 from tests.server.serving import Served, serving
 
@@ -31,7 +31,6 @@ WINDOW = 10.0
 _LONGEST_PING = WINDOW / 3  # far more than a fair share takes, on a machine that is loaded too
 _TOKEN = "0123456789abcdef0123456789abcdef"
 _DRAIN_TIME = 10.0
-_LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
 
 
 class Arena:
@@ -141,9 +140,9 @@ async def arena(attack: Attack, folder: Path, store: str = "") -> AsyncIterator[
         tokens.touch(0o600)
         tokens.write_text(f"{_TOKEN}\n")
         options += ["--auth-token-file", str(tokens)]
-    listen = [f"{each}{tls}://127.0.0.1:0" for each in _LISTENERS]
+    listen = [f"{each}{tls}://127.0.0.1:0" for each in LISTENERS]
     async with serving(folder, *options, listen=listen) as server:
-        target = Target(dict(zip(_LISTENERS, server.addresses, strict=True)), ca)
+        target = Target(dict(zip(LISTENERS, server.addresses, strict=True)), ca)
         beside = Arena(server, target, attack)
         try:
             yield beside

@@ -104,6 +104,30 @@ def dflockd_guesses(target: Target) -> None:
     target.flood("dflockd", b"", lambda: [guess, guess])
 
 
+def http_requests(target: Target) -> None:
+    """Send requests for everything, without waiting for the responses."""
+    request = "GET {} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    paths = "/metrics", "/healthz", "/readyz", "/", "/api/v1/semaphores?node=/default"
+    target.flood("http", b"", "".join(map(request.format, paths)).encode())
+
+
+def http_guesses(target: Target) -> None:
+    """Guess tokens, on one connection after the other."""
+    guess = b"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer wrong\r\n\r\n"
+    target.flood("http", b"", lambda: [guess, guess])
+
+
+def http_headers(target: Target) -> None:
+    """Begin requests with headers that never end, on one connection after the other."""
+    target.flood("http", b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n")
+
+
+def http_bodies(target: Target) -> None:
+    """Send bodies in the smallest chunks."""
+    head = b"POST /sign-in HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    target.flood("http", head, b"1\r\na\r\n")
+
+
 def handshakes(target: Target) -> None:
     """Make one TLS handshake after the other."""
     target.flood("tenure", b"", list)
@@ -144,6 +168,13 @@ ATTACKS: dict[str, Attack] = {
         Attack(dflockd_nonsense),
         Attack(dflockd_pings),
         Attack(dflockd_short_lines),
+        Attack(http_requests),
+        Attack(http_requests, options=_ASYNCIO),
+        Attack(http_requests, tls=True),
+        Attack(http_requests, tokens=True),
+        Attack(http_guesses, tokens=True),
+        Attack(http_headers),
+        Attack(http_bodies),
         Attack(http2.settings),
         Attack(http2.settings, options=_ASYNCIO),
         Attack(http2.settings, tls=True),

@@ -8,9 +8,8 @@ import socket
 import ssl
 from collections import deque
 
-from tests.hostile.target import Listener, Target
+from tests.hostile.target import LISTENERS, Listener, Target
 
-_LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
 _SILENT = 200  # connections that one thread keeps open
 _AT_ONCE = 32  # handshakes that one thread begins at once
 
@@ -18,7 +17,7 @@ _AT_ONCE = 32  # handshakes that one thread begins at once
 def silent(target: Target) -> None:
     """Keep many connections open that say nothing, to all listeners in turn."""
     opened: deque[socket.socket] = deque()
-    for listener in itertools.cycle(_LISTENERS):
+    for listener in itertools.cycle(LISTENERS):
         if target.stopped.is_set():
             break
         with contextlib.suppress(OSError):
@@ -32,7 +31,7 @@ def silent(target: Target) -> None:
 
 def hurried(target: Target) -> None:
     """Connect to all listeners in turn, and close at once, as fast as that goes."""
-    for listener in itertools.cycle(_LISTENERS):
+    for listener in itertools.cycle(LISTENERS):
         if target.stopped.is_set():
             break
         with contextlib.suppress(OSError):
@@ -42,7 +41,7 @@ def hurried(target: Target) -> None:
 def client_hellos(target: Target) -> None:
     """Begin many TLS handshakes at the same time, and never end them."""
     hello = client_hello()
-    for listener in itertools.cycle(_LISTENERS):
+    for listener in itertools.cycle(LISTENERS):
         if target.stopped.is_set():
             break
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):

@@ -41,6 +41,7 @@ _INPUT: dict[Listener, tuple[bytes, bytes]] = {
     "tenure": _native(),
     "ydb": _ydb(),
     "dflockd": (b"", b"auth\n_\n%s\n" % _TOKEN.encode()),
+    "http": (b"", b"GET /metrics HTTP/1.1\r\nauthorization: Bearer %s\r\n\r\n" % _TOKEN.encode()),
 }
 
 

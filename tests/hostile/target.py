@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-Listener: TypeAlias = Literal["tenure", "ydb", "dflockd"]
-LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd")
+Listener: TypeAlias = Literal["tenure", "ydb", "dflockd", "http"]
+LISTENERS: tuple[Listener, ...] = ("tenure", "ydb", "dflockd", "http")
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _CONNECT_TIME = 5.0  # seconds; a server that is busy may take so long

@@ -160,9 +160,10 @@ async def get_store(request: PageRequest) -> Json:
     """Return facts of the store, and of the reader."""
     engine, observer = request.visitor.engine, request.sources.observer
     totals = observer.record.totals(request.allowed)
+    trouble = observer.trouble or engine.trouble()
     return {
         "url": engine.url,
-        "trouble": None if observer.trouble is None else str(observer.trouble),
+        "trouble": None if trouble is None else str(trouble),
         "visitor": request.visitor.name,
         "semaphores": totals.semaphores,
         "held": totals.held,

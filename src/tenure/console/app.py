@@ -219,8 +219,16 @@ class Console:
             "form_token": token,
             "live": "",
             "trouble": None if trouble is None else str(trouble),
+            **self.present(),
+        }
+
+    def present(self) -> dict[str, Any]:
+        """Return the values that are read again for each update of a page."""
+        standstill = self.store.trouble()
+        return {
             "now": self.clock.now(),
             "wall": self.clock.wall(),
+            "standstill": "" if standstill is None else str(standstill),
         }
 
     def html(self, template: str, values: dict[str, Any], status: int = 200) -> Response:
@@ -290,8 +298,7 @@ class Console:
             async def render(visitor: Visitor) -> str:
                 self.observer.want()
                 shown = await view(PageRequest(self, visitor, query))
-                times = {"now": self.clock.now(), "wall": self.clock.wall()}
-                return self.rendering.part(template, values | times | shown)
+                return self.rendering.part(template, values | self.present() | shown)
 
             key = visit.visitor.name, path, str(query)
             stream = self.hub.stream(key, visit.visitor, render)

@@ -64,7 +64,7 @@ SCHEMAS: dict[str, Schema] = {
     "Store": _object(
         "The store, as the observer has seen it.",
         url=_text("Its URL, without secrets."),
-        trouble=_or_null("string", "Why it does not answer; null while it does."),
+        trouble=_or_null("string", "Why it does not answer, or grants nothing."),
         visitor=_text("The identity of the reader."),
         semaphores=_integer("Number of semaphores."),
         held=_integer("Number of semaphores that have an owner."),

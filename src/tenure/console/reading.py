@@ -27,7 +27,7 @@ from tenure.model import (
 T = TypeVar("T")
 K = TypeVar("K")
 
-ANSWER_TIMEOUT = 10.0
+ANSWER_TIMEOUT = 5.0
 """Seconds within which a store answers a read."""
 
 PAGE = 50

@@ -177,6 +177,27 @@ async def test_input_that_is_no_http_ends_its_connection_alone(wrong: bytes) -> 
         await until(lambda: not server.http.connections)
 
 
+async def test_input_that_is_no_http_ends_a_response_in_progress_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with answering(slow) as server, called(server.address) as client:
+        client.say(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        await begun.wait()
+        client.say(b"no chunk\r\n")
+        assert await client.rest() == b""
+        may_end.set()
+        await until(lambda: not server.http._state.tasks)
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 async def test_an_upgrade_is_not_made() -> None:
     async with hosted() as server:
         answered = await ask(server.address, connection="upgrade", upgrade="websocket")

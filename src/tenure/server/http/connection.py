@@ -215,6 +215,15 @@ class HttpServerConnection(H11Protocol):
         self.cut_off()
         return True
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer input that is not HTTP; during another response, end the connection instead."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its response is not sent any more
+            self.cycle.message_event.set()
+            self.cut_off()
+        else:
+            super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         """Begin to count the next request."""
         self._received = len(self._pending)
