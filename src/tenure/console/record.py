@@ -61,6 +61,7 @@ class Span:
         joined: the time at which it joined the queue; ``None``: before it was first seen.
         granted: the time of its grant; ``None``: it waits, or left without one.
         ended: the time at which it left the queue; ``None``: it is still there.
+        data: the beginning of its data, made visible.
     """
 
     order_id: int
@@ -70,6 +71,7 @@ class Span:
     joined: float | None
     granted: float | None
     ended: float | None = None
+    data: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,7 +512,9 @@ class Totals:
 
 def _span(owner: RequestDescription, now: float) -> Span:
     granted = None if owner.since is None else now - owner.since
-    return Span(owner.order_id, owner.session_id, _label(owner), _count(owner), None, granted)
+    span = Span(owner.order_id, owner.session_id, _label(owner), _count(owner), None, granted)
+    span.data = shown_data(owner.data, 40)
+    return span
 
 
 def _label(request: RequestDescription) -> str:
