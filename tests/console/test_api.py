@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from tenure.console import app, reading
 from tenure.console.api import LONGEST_DATA, PREFIX, READS
 from tenure.console.openapi import description
 from tenure.model import NodeConfig
@@ -203,6 +205,43 @@ async def test_an_administrator_acts_by_the_api() -> None:
             ("session ended", "done"),
             ("session ended", None),
         ]
+
+
+async def test_an_action_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ANSWER_TIMEOUT", 0.05)
+    async with served() as console:
+
+        async def hangs(path: str, session_id: int) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+        monkeypatch.setattr(console.store, "end_session", hangs)
+        body = {"node": "/default", "session_id": 7}
+        status, found = await post(console, "/sessions/end", "admin", body)
+        assert status == 503
+        assert "it is not known whether this was done" in found["error"]["message"]
+        assert [each["outcome"] for each in console.door.acts] == ["failed"]
+
+
+async def test_searches_of_a_visitor_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = most = 0
+
+    async def search(*_: object, **__: object) -> reading.Page[Any, str]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return reading.Page([], None)
+
+    monkeypatch.setattr(reading, "semaphores", search)
+    async with served() as console:
+        paths = [*["/semaphores?search=a"] * 5, *[f"{PREFIX}/semaphores?search=a"] * 5]
+        found = await asyncio.gather(
+            *(console.browser.get(path, headers=bearer("reader")) for path in paths)
+        )
+        assert {each.status_code for each in found} == {200}
+        assert most == 1
 
 
 async def test_a_cookie_changes_nothing_by_the_api() -> None:

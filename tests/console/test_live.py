@@ -16,6 +16,7 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.console import live
 from tenure.console.live import Hub
+from tenure.console.local import LocalVisitor
 from tenure.errors import EngineUnavailable
 from tests.console.serving import attached, enqueue, from_here, served
 
@@ -158,6 +159,20 @@ async def test_there_are_not_too_many_streams(monkeypatch: pytest.MonkeyPatch) -
         assert (await browser.get("/live")).status_code == 503
 
 
+async def test_one_visitor_cannot_take_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_OF_ONE", 1)
+    async with (
+        served() as console,
+        console.signed_in("reader") as browser,
+        console.signed_in("admin") as another,
+        events(browser, "/live") as one,
+    ):
+        await until(one, lambda kind, _: kind == "main")
+        assert (await browser.get("/live")).status_code == 503
+        async with events(another, "/live") as two:
+            await until(two, lambda kind, _: kind == "main")
+
+
 async def test_a_browser_that_does_not_read_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "STUCK", 0.3)
     async with served() as console, console.signed_in("reader") as browser:
@@ -193,7 +208,7 @@ async def test_a_browser_that_does_not_read_costs_nothing(monkeypatch: pytest.Mo
 
 async def test_a_failure_of_one_page_leaves_the_others() -> None:
     hub = Hub(SystemClock(), lambda visitor: True, logging.getLogger("tests.console"))
-    visitor: Any = object()
+    visitor: Any = LocalVisitor(None, administer=False)  # type: ignore[arg-type]
 
     async def fails(_: Any) -> str:
         raise RuntimeError("no page")

@@ -533,6 +533,10 @@ async def test_a_page_shows_what_a_semaphore_is() -> None:
         for name, kind in kinds.items():
             page = (await browser.get("/semaphore", params={"name": name})).text
             assert f'<span class="kind {kind}">' in page, name
+        await observed(console)
+        listed = (await browser.get("/semaphores")).text
+        for data in ("10.0.0.7:80", "10.0.0.8:80", "{&#34;a&#34;: 1}"):
+            assert f'<td><bdi class="data">{data}</bdi></td>' in listed
         assert "3 of 4 held" in (await browser.get("/semaphore?name=gpu")).text
         assert "Leader" in (await browser.get("/semaphore?name=primary")).text
         assert "{&#34;a&#34;: 1}" in (await browser.get("/semaphore?name=limits")).text

@@ -161,6 +161,19 @@ def test_changes_of_lasting_semaphores_are_events(readings: Readings) -> None:
     ]
 
 
+def test_a_leader_that_proclaims_is_an_event(readings: Readings) -> None:
+    first = request(1, 1.0)
+    readings.read(mutex(dataclasses.replace(first, data=b"10.0.0.7:80")))
+    readings.read(mutex(dataclasses.replace(first, data=b"10.0.0.7:81")))
+    readings.read(mutex(dataclasses.replace(first, data=b"10.0.0.7:81", count=3)))
+    (event,) = readings.record.events(lambda node: True, most=9)
+    assert (event.what, event.label, event.detail) == ("data changed", "job 1", "10.0.0.7:81")
+    seen = readings.record.find("/n", "a")
+    assert seen is not None
+    (span,) = seen.spans()
+    assert (span.data, span.count) == ("10.0.0.7:81", 3)
+
+
 def test_nodes_come_and_go(readings: Readings) -> None:
     readings.read(mutex(request(1, 1.0)))
     readings.read(mutex(request(1, 2.0)), nodes=("/n", "/new"))

@@ -184,13 +184,14 @@ async def get_nodes(request: PageRequest) -> Json:
 async def get_semaphores(request: PageRequest) -> Json:
     """Return the next semaphores of a node."""
     node = await chosen_node(request)
-    page = await reading.semaphores(
-        request.visitor.engine,
-        node,
-        search=request.text("search"),
-        after=request.text("after"),
-        most=request.page_size(),
-    )
+    async with request.turn():
+        page = await reading.semaphores(
+            request.visitor.engine,
+            node,
+            search=request.text("search"),
+            after=request.text("after"),
+            most=request.page_size(),
+        )
     found = [semaphore_json(each) for each in page.items]
     return {"node": node, **_page("semaphores", found, page)}
 
@@ -232,13 +233,14 @@ async def get_requests(request: PageRequest) -> Json:
 async def get_sessions(request: PageRequest) -> Json:
     """Return the next sessions of a node."""
     node = await chosen_node(request)
-    page = await reading.sessions(
-        request.visitor.engine,
-        node,
-        search=request.text("search"),
-        after=request.number("after"),
-        most=request.page_size(),
-    )
+    async with request.turn():
+        page = await reading.sessions(
+            request.visitor.engine,
+            node,
+            search=request.text("search"),
+            after=request.number("after"),
+            most=request.page_size(),
+        )
     return {"node": node, **_page("sessions", [session_json(each) for each in page.items], page)}
 
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
+from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,6 +31,7 @@ from tenure.console import api, views
 from tenure.console.access import Door, Visitor
 from tenure.console.live import Hub, Stream
 from tenure.console.observer import Observer
+from tenure.console.reading import ANSWER_TIMEOUT
 from tenure.console.rendering import ASSETS, Rendering, link
 from tenure.console.security import SAFE, Shield, SignIns
 from tenure.console.views import NoSuchObject, PageRequest, View
@@ -119,6 +121,7 @@ class Console:
         self.hub = Hub(store.clock, door.still_valid, LOGGER)
         self.rendering = Rendering()
         self.sign_ins = SignIns()
+        self._searches = WeakValueDictionary[str, asyncio.Lock]()
         self._bearers: OrderedDict[bytes, tuple[Visitor, float]] = OrderedDict()
         self._bearer_key = secrets.token_bytes(32)
 
@@ -142,6 +145,10 @@ class Console:
     def end_streams(self) -> None:
         """End the streams of all live pages."""
         self.hub.end_streams()
+
+    def searching(self, visitor: Visitor) -> asyncio.Lock:
+        """Return the lock that a search of a visitor holds."""
+        return self._searches.setdefault(visitor.name, asyncio.Lock())
 
     # Visitors
 
@@ -330,7 +337,14 @@ class Console:
     ) -> bool:
         """Carry out an administrative action, and record it; return whether its object existed."""
         with self.door.action(event, visitor, host, **facts) as entry:
-            found = await work
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT):
+                    found = await work
+            except TimeoutError as error:
+                raise EngineUnavailable(
+                    f"it is not known whether this was done: {self.store.url} has not answered "
+                    f"within {ANSWER_TIMEOUT:g} s. Look again before you repeat it"
+                ) from error
             if not found and isinstance(entry, dict):
                 entry["outcome"] = None  # there was nothing to do
             return found

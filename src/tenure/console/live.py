@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -35,7 +36,8 @@ QUIET = 15.0
 """Seconds after which an unchanged stream gets a comment, which shows a broken connection."""
 
 MOST_STREAMS = 500
-"""Open streams of one console."""
+MOST_OF_ONE = 250
+"""Open streams of one console, and those of one visitor."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -92,7 +94,7 @@ class Stream:
             await asyncio.wait({leaving, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._hub.remove(self._key, self)
-            self._hub.closed()
+            self._hub.closed(self)
             for task in (leaving, sending):
                 task.cancel()
             found = await asyncio.gather(leaving, sending, return_exceptions=True)
@@ -152,18 +154,18 @@ class Hub:
         self._failures = Failures("updating pages of the console", logger)
         self._topics: dict[object, Topic] = {}
         self._some = asyncio.Event()
-        self._open = 0
+        self._open: Counter[str] = Counter()
 
     @property
     def streams(self) -> int:
         """Number of open streams."""
-        return self._open
+        return self._open.total()
 
     def stream(self, key: object, visitor: Visitor, render: Render) -> Stream | None:
         """Return a new stream of a topic, or ``None`` if there are too many streams."""
-        if self._open >= MOST_STREAMS:
+        if self.streams >= MOST_STREAMS or self._open[visitor.name] >= MOST_OF_ONE:
             return None
-        self._open += 1
+        self._open[visitor.name] += 1
         topic = self._topics.setdefault(key, Topic(render))
         stream = Stream(self, key, visitor)
         topic.streams.add(stream)
@@ -180,9 +182,12 @@ class Hub:
             if not topic.streams:
                 del self._topics[key]
 
-    def closed(self) -> None:
+    def closed(self, stream: Stream) -> None:
         """Record that a stream has ended."""
-        self._open -= 1
+        name = stream.visitor.name
+        self._open[name] -= 1
+        if not self._open[name]:
+            del self._open[name]
 
     def end_streams(self) -> None:
         """End all streams; browsers connect again when the server is back."""

@@ -34,6 +34,8 @@ MOST_SEMAPHORES = 20_000
 MOST_PAST = 20_000
 MOST_EVENTS = 1_000
 OWNERS = 50
+BEGINNING = 160
+"""Bytes that are kept of an owner's data."""
 
 _SLACK = 0.5  # seconds by which the clocks of two readings may differ
 
@@ -61,6 +63,7 @@ class Span:
         joined: the time at which it joined the queue; ``None``: before it was first seen.
         granted: the time of its grant; ``None``: it waits, or left without one.
         ended: the time at which it left the queue; ``None``: it is still there.
+        beginning: the beginning of an owner's data.
     """
 
     order_id: int
@@ -70,6 +73,12 @@ class Span:
     joined: float | None
     granted: float | None
     ended: float | None = None
+    beginning: bytes = b""
+
+    @property
+    def data(self) -> str:
+        """The beginning of an owner's data, made visible."""
+        return shown_data(self.beginning, BEGINNING // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +294,8 @@ class Record:
             self._owners(seen, owners, now, before)
             seen.changed = now
         self._withdraw_missing(seen, before)
+        for each in owners:
+            self._altered(seen, seen.owners[each.order_id], each, now)
         seen.held = described.held
         if described.limit != seen.limit:
             seen.limit = described.limit
@@ -331,6 +342,16 @@ class Record:
             seen.owners[span.order_id] = span
         for span in recent:
             self._granted(seen, span, now)
+
+    def _altered(self, seen: Seen, span: Span, owner: RequestDescription, now: float) -> None:
+        """Record another count or other data of an owner, such as a proclaim of a leader."""
+        span.count = _count(owner)
+        beginning = owner.data[:BEGINNING]
+        if beginning != span.beginning:
+            span.beginning = beginning
+            seen.changed = now
+            facts = span.label, span.order_id, None, span.data
+            self._event(now, "data changed", seen.node, seen.name, *facts)
 
     def _granted(self, seen: Seen, span: Span, now: float) -> None:
         waited = None
@@ -510,7 +531,9 @@ class Totals:
 
 def _span(owner: RequestDescription, now: float) -> Span:
     granted = None if owner.since is None else now - owner.since
-    return Span(owner.order_id, owner.session_id, _label(owner), _count(owner), None, granted)
+    span = Span(owner.order_id, owner.session_id, _label(owner), _count(owner), None, granted)
+    span.beginning = owner.data[:BEGINNING]
+    return span
 
 
 def _label(request: RequestDescription) -> str:

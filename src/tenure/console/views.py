@@ -7,6 +7,7 @@ It returns the values for its template. A page that is kept up to date uses the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -44,6 +45,9 @@ class Sources(Protocol):
     def clock(self) -> Clock:
         """The clock of the record's times."""
 
+    def searching(self, visitor: Visitor) -> AbstractAsyncContextManager[object]:
+        """Return a context that one search of a visitor enters at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
@@ -80,6 +84,12 @@ class PageRequest:
     def page_size(self) -> int:
         """Return the parameter ``limit``: the number of items on a page."""
         return max(1, self.number("limit", reading.PAGE, reading.LARGEST_PAGE))
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Return a context for reading a list; searches of one visitor take turns."""
+        if self.text("search"):
+            return self.sources.searching(self.visitor)
+        return nullcontext()
 
     @property
     def allowed(self) -> Allowed:
@@ -130,13 +140,14 @@ async def semaphores(request: PageRequest) -> dict[str, Any]:
     """Return the values of the list of a node's semaphores."""
     node = await chosen_node(request)
     search = request.text("search")
-    page = await reading.semaphores(
-        request.visitor.engine,
-        node,
-        search=search,
-        after=request.text("after"),
-        most=request.page_size(),
-    )
+    async with request.turn():
+        page = await reading.semaphores(
+            request.visitor.engine,
+            node,
+            search=search,
+            after=request.text("after"),
+            most=request.page_size(),
+        )
     record = request.sources.observer.record
     rows = [SemaphoreRow(each, record.find(node, each.name)) for each in page.items]
     return {
@@ -228,9 +239,10 @@ async def sessions(request: PageRequest) -> dict[str, Any]:
     node = await chosen_node(request)
     search = request.text("search")
     after = request.number("after")
-    page = await reading.sessions(
-        request.visitor.engine, node, search=search, after=after, most=request.page_size()
-    )
+    async with request.turn():
+        page = await reading.sessions(
+            request.visitor.engine, node, search=search, after=after, most=request.page_size()
+        )
     return {
         "node": node,
         "search": search,
