@@ -148,8 +148,8 @@ SETTINGS: tuple[Setting, ...] = (
         "metrics-access",
         "choice",
         "WHO",
-        "Who may read /metrics at http://, if tokens are required: who has a token with the "
-        "permission read on /, or everyone.",
+        "Clients that may read /metrics at http://, if tokens are required: those with a token "
+        "that has the permission read on /, or everyone.",
         "token",
         ("token", "everyone"),
     ),

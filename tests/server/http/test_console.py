@@ -14,6 +14,7 @@ import pytest
 
 import tenure
 from tenure.server.auth import Credentials
+from tenure.server.limits import Limits
 from tests.server.http.asking import HOLDER, READER, Answered, Caller, ask, called, hosted
 from tests.server.http.test_answers import tokens
 
@@ -179,6 +180,26 @@ async def test_a_host_name_must_be_known() -> None:
             assert (await ask(server.address, "/", host=host)).status == 421
         for host in ("127.0.0.1", "localhost:7080", "[::1]:7080"):
             assert (await ask(server.address, "/", host=host)).status == 200
+
+
+async def test_a_page_that_lives_outlives_a_greeting_and_ends_with_its_token() -> None:
+    authenticator = tokens()
+    limits = Limits(greeting_time=0.5, message_time=0.5)
+    async with (
+        hosted(authenticator=authenticator, limits=limits) as server,
+        called(server.address) as browser,
+    ):
+        async with called(server.address) as other:
+            cookie = await signed_in(other, READER)
+        browser.say(f"GET /live HTTP/1.1\r\nhost: localhost\r\ncookie: {cookie}\r\n\r\n".encode())
+        async with asyncio.timeout(60):
+            assert (await browser.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(2.5)  # two ticks
+        (connection,) = server.http.connections
+        assert connection.identity.name == "reader"
+        authenticator.replace(Credentials(tokens()._listed.tokens[1:]))
+        assert await server.http.end_connections(authenticator.verdict) == 1
+        await browser.rest()
 
 
 async def test_a_page_that_lives_does_not_delay_the_end() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tenure.server.http.connection import BODY_BYTES, HEAD_BYTES
-from tenure.server.http.service import Receive, Scope, Send
+from tenure.server.http.service import HttpService, Receive, Scope, Send
 from tenure.server.limits import Limits
 from tests.server.http.asking import READER, Hosted, ask, called, hosted
 from tests.server.http.test_answers import tokens
@@ -304,6 +304,27 @@ async def test_the_end_does_not_wait_for_a_response_that_does_not_end() -> None:
         async with asyncio.timeout(60):
             await server.http.aclose()
         assert cancelled.is_set()
+
+
+async def test_an_end_that_is_cancelled_leaves_nothing_open() -> None:
+    begun = asyncio.Event()
+
+    async def endless(_: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with answering(endless) as server, called(server.address) as client:
+        client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await begun.wait()
+        closing = asyncio.ensure_future(server.http.aclose())
+        await asyncio.sleep(0.1)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert not server.http.connections
+        assert not server.http._state.tasks
+        assert not server.context.shared.get(HttpService)
 
 
 async def test_the_end_waits_for_a_response_in_progress() -> None:

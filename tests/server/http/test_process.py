@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,6 +22,8 @@ from tests.server.http.asking import HOLDER, READER, Answered, ask, called, host
 from tests.server.serving import launched, serving
 from tests.server.test_process import ACTIVATES
 from tests.server.test_revocation import named
+
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"  # a frame of HTTP/2, without any setting
 
 LISTEN = ("http://127.0.0.1:0", "tenure://127.0.0.1:0")
 
@@ -42,6 +45,34 @@ async def test_it_answers_on_either_loop_and_ends_in_order(loop: str, tmp_path: 
             assert await server.end() == 0
         assert [line["event"] for line in server.lines[-2:]] == ["draining", "ended"]
         assert not [line for line in server.lines if line["level"] == "error"]
+
+
+async def test_every_listener_counts_its_connections_bytes_and_leases(tmp_path: Path) -> None:
+    listen = "http://127.0.0.1:0", "dflockd://127.0.0.1:0", "ydb://127.0.0.1:0"
+    async with serving(tmp_path, "--store", "memory://", listen=listen) as server:
+        http, dflockd, ydb = (each.removesuffix("/local") for each in server.addresses)
+        said = {dflockd: b"l\nkey\n0\n", ydb: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS}
+        writers, heard = [], {}
+        for address, words in said.items():
+            parts = urlsplit(address)
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writers.append(writer)
+            writer.write(words)
+            async with asyncio.timeout(60):
+                heard[address] = await reader.read(1000)
+        found = await scraped(http, lambda it: it.value("tenure_leases", node="/dflockd") == 1)
+        for address, words in said.items():
+            listener = {"listener": address}
+            assert found.value("tenure_connections", **listener) == 1
+            assert found.value("tenure_connections_opened_total", **listener) == 1
+            assert found.value("tenure_received_bytes_total", **listener) == len(words)
+            assert found.value("tenure_sent_bytes_total", **listener) >= len(heard[address]) > 0
+        assert found.value("tenure_grants_total", node="/dflockd") == 1
+        for writer in writers:
+            writer.transport.abort()
+        await scraped(http, lambda it: it.value("tenure_connections", listener=dflockd) == 0)
+        await scraped(http, lambda it: it.value("tenure_connections", listener=ydb) == 0)
+        assert await server.end() == 0
 
 
 async def test_a_reload_ends_connections_and_sign_ins_of_a_revoked_token(tmp_path: Path) -> None:

@@ -153,7 +153,10 @@ class HttpListener(Listener[HttpServerConnection]):
             if self._timer is not None:
                 self._timer.cancel()
             self._cut_off_all()
-            unshared = self.service.unshare()
+            await self._end_requests()
+
+    async def _end_requests(self) -> None:
+        """Cancel the requests of lost connections, and end this listener's share."""
         try:
             await self._wait_for_connections(None)
             tasks = set(self._state.tasks)
@@ -162,7 +165,7 @@ class HttpListener(Listener[HttpServerConnection]):
             if tasks:
                 await asyncio.wait(tasks)
         finally:
-            await unshared
+            await self.service.unshare()
 
     async def _wait_for_connections(self, seconds: float | None) -> None:
         """Wait until every connection is lost, or the time has passed."""
