@@ -38,8 +38,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tenure.core.rules import fits
-from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
+from tenure.core.rules import check_name, fits
+from tenure.errors import Unsupported
+from tenure.model import BlockedTask, Capabilities, RequestDescription, SemaphoreDescription
 
 WAITS = ":tenure:waits"
 """Name of the ephemeral semaphore of a node whose owners' data are the published waits."""
@@ -51,6 +52,20 @@ TASK_CHARACTERS = 80
 
 Queues = Mapping[str, SemaphoreDescription]
 """Semaphores with their owners and waiters, by name."""
+
+
+def shows_waits(capabilities: Capabilities) -> bool:
+    """Return true if a store shows which request a task waits for."""
+    return capabilities.owners and capabilities.data and capabilities.waiter_order
+
+
+def unsupported(url: str, node: str) -> Unsupported:
+    """Return the error of a store that does not show which request a task waits for."""
+    return Unsupported(
+        f"{url} does not show which task waits for which; memory://, sqlite://, redis://, "
+        "postgresql://, etcd:// and tenure:// in front of them do",
+        node=node,
+    )
 
 
 def encode(
@@ -86,7 +101,12 @@ def _json(value: object) -> bytes:
 
 
 def decode(owner: RequestDescription) -> BlockedTask | None:
-    """Return the wait that an owner of `WAITS` has published; ``None`` for other data."""
+    """Return the wait that an owner of `WAITS` has published; ``None`` for other data.
+
+    Any program may write anything there.
+    """
+    if len(owner.data) > DATA_BYTES:
+        return None
     try:
         match json.loads(owner.data):
             case {
@@ -101,7 +121,9 @@ def decode(owner: RequestDescription) -> BlockedTask | None:
             case _:
                 return None
         inside = tuple(pair for pair in map(_lease, leases) if pair is not None)
-    except ValueError:
+        check_name(name)
+        task = task.encode(errors="replace").decode()[:TASK_CHARACTERS]
+    except (ValueError, RecursionError):
         return None
     return BlockedTask(
         name,
@@ -122,6 +144,7 @@ def decode(owner: RequestDescription) -> BlockedTask | None:
 def _lease(value: object) -> tuple[str, int] | None:
     match value:
         case [str(name), int(order_id)]:
+            check_name(name)
             return name, order_id
         case _:
             return None
@@ -181,14 +204,15 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
     """
     left = list(tasks)
     while True:
-        known = _by_request(left)
+        known = by_request(left)
         kept = [task for task in left if not _can_continue(task, queues[task.name], known)]
         if len(kept) == len(left):
             return kept
         left = kept
 
 
-def _by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTask]:
+def by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTask]:
+    """Return tasks by each of their requests."""
     return {request: task for task in tasks for request in task.requests}
 
 
@@ -197,12 +221,12 @@ def _can_continue(
     semaphore: SemaphoreDescription,
     known: Mapping[tuple[str, int], BlockedTask],
 ) -> bool:
-    ahead, count = _place(task, semaphore)
+    ahead, count = place(task, semaphore)
     counts = [each.count for each in ahead if (semaphore.name, each.order_id) in known]
     return fits(sum(counts), semaphore.limit in counts, count, semaphore.limit)
 
 
-def _place(
+def place(
     task: BlockedTask, semaphore: SemaphoreDescription
 ) -> tuple[list[RequestDescription], int]:
     """Return the requests ahead of the one that a task waits for, and its count."""
@@ -219,8 +243,8 @@ def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[Blocke
         queues: the semaphores that they wait for.
     """
     members = stuck(tasks, queues)
-    known = _by_request(members)
-    after = {task: _waits_for(task, queues[task.name], known) for task in members}
+    known = by_request(members)
+    after = {task: waits_for(task, queues[task.name], known) for task in members}
     reached = {task: _reached(task, after) for task in members}
     found: dict[frozenset[BlockedTask], None] = {}
     for task in members:
@@ -229,7 +253,7 @@ def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[Blocke
     return [tuple(sorted(each, key=_age)) for each in found]
 
 
-def _waits_for(
+def waits_for(
     task: BlockedTask,
     semaphore: SemaphoreDescription,
     known: Mapping[tuple[str, int], BlockedTask],
@@ -240,7 +264,7 @@ def _waits_for(
     for them.
     """
     found: list[BlockedTask] = []
-    ahead, _ = _place(task, semaphore)
+    ahead, _ = place(task, semaphore)
     for each in ahead:
         other = known.get((semaphore.name, each.order_id))
         if other is not None:
