@@ -380,7 +380,7 @@ PATHS: dict[str, Schema] = {
     ),
     "/waits": _get(
         "getWaits",
-        "The tasks of a node that wait inside leases, and for whom, as the observer has read them.",
+        "The tasks of a node that wait inside leases, as the observer has read them.",
         _object("The waits of a node, those of deadlocks first; at most 200 tasks.", **WAITS),
         NODE,
         errors=ERRORS | UNSUPPORTED,
