@@ -35,6 +35,7 @@ its session has ended.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -202,10 +203,16 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
         tasks: as `standing` returns them.
         queues: the semaphores that they wait for.
     """
-    left = list(tasks)
+    # The oldest first: most tasks wait behind older ones, and so one pass finds most of them.
+    left = sorted(tasks, key=_age)
+    known = Counter(request for task in left for request in task.requests)
     while True:
-        known = by_request(left)
-        kept = [task for task in left if not _can_continue(task, queues[task.name], known)]
+        kept = []
+        for task in left:
+            if _can_continue(task, queues[task.name], known):
+                known.subtract(task.requests)
+            else:
+                kept.append(task)
         if len(kept) == len(left):
             return kept
         left = kept
@@ -219,10 +226,10 @@ def by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTas
 def _can_continue(
     task: BlockedTask,
     semaphore: SemaphoreDescription,
-    known: Mapping[tuple[str, int], BlockedTask],
+    known: Mapping[tuple[str, int], int],
 ) -> bool:
     ahead, count = place(task, semaphore)
-    counts = [each.count for each in ahead if (semaphore.name, each.order_id) in known]
+    counts = [each.count for each in ahead if known.get((semaphore.name, each.order_id))]
     return fits(sum(counts), semaphore.limit in counts, count, semaphore.limit)
 
 
