@@ -72,6 +72,7 @@ class Observer:
         self._wanted_at = float("-inf")
         self._wake = asyncio.Event()
         self._attended: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._publishing: set[str] = set()  # nodes on which tasks have published waits
         self._first_round = asyncio.Event()
 
     async def run(self) -> None:
@@ -124,6 +125,7 @@ class Observer:
         paths = await list_nodes(store)
         record.saw_nodes(paths, now())
         self.waits = {path: self.waits[path] for path in paths if path in self.waits}
+        self._publishing.intersection_update(paths)
         queues = QUEUES
         for path in paths:
             try:
@@ -140,6 +142,7 @@ class Observer:
         store, pages = self._store, self._store.pages()
         read = 0
         after = ""
+        self._publishing.discard(path)
         while True:
             began = store.clock.now()
             if pages is None:
@@ -152,6 +155,7 @@ class Observer:
             at = store.clock.now()
             for number, each in enumerate(found):
                 if each.name == WAITS:
+                    self._publishing.add(path)
                     continue
                 waiters = None
                 if each.waiting and read < queues and self._is_wanted(path, each, queues - read):
@@ -170,6 +174,9 @@ class Observer:
         began = self._store.clock.now()
         shown = [self.record.find(*key) for key in self._attended if key[0] == path]
         first = [seen.name for seen in shown if seen is not None and seen.waiting]
+        if not first and path not in self._publishing:
+            self.waits[path] = NodeWaits(path, began)
+            return
         self.waits[path] = await read_waits(self._store, path, first=first)
         await asyncio.sleep(REST * min(self._store.clock.now() - began, 1.0))
 
