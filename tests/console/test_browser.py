@@ -7,9 +7,11 @@ they leave pictures of the pages there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -18,8 +20,11 @@ from typing import Any
 
 import pytest
 
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.model import NodeConfig
+from tests.console.planting import Planted
 from tests.console.serving import Served, attached, enqueue, observed, served, token_of
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -35,7 +40,8 @@ pytestmark = [
     ),
 ]
 
-PAGES = ["/", "/semaphores", "/semaphore?name=nightly", "/sessions", "/timelines", "/events"]
+PAGES = ["/", "/semaphores", "/semaphore?name=nightly", "/sessions", "/waits", "/timelines"]
+PAGES += ["/events"]
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
 PATIENCE = 60_000  # milliseconds
 
@@ -129,6 +135,12 @@ async def fill(store: Engine) -> None:
         await enqueue(worker, 2, "gpu", count=1, data=b"training", ephemeral=False)
     await enqueue(workers[3], 3, "scheduler", count=1, data=b"10.0.0.7:80", ephemeral=False)
     await enqueue(workers[2], 4, "apis", count=1, data=b"10.0.0.8:80")
+    planted = Planted(store)
+    await planted.deadlock("account-1", "account-2")
+    await planted.program("ledger.py", "ledger")
+    for name in ("invoices", "reports"):
+        program = await planted.program(f"{name}.py", name)
+        await planted.wait(program, "ledger", [name])
 
 
 async def picture(page: Any, name: str) -> None:
@@ -293,14 +305,16 @@ HOSTILE = [
 
 async def test_hostile_names_are_only_text() -> None:
     async with served() as console, chromium() as browser:
+        planted = Planted(console.store)
         for number, name in enumerate(HOSTILE, start=1):
             worker = await attached(console.store, text=name)
             await enqueue(worker, number, name, data=name.encode())
-            await enqueue(await attached(console.store, text=name), number, name)
+            other = await attached(console.store, text=name)
+            await planted.wait(other, name, task=name)
         await observed(console)
         async with visiting(console, browser) as visit:
             page = visit.page
-            for path in ("/", "/semaphores", "/sessions", "/timelines", "/events"):
+            for path in ("/", "/semaphores", "/sessions", "/waits", "/timelines", "/events"):
                 await visit.go(path)
                 await visit.live()
                 assert await page.evaluate("window.hurt") is None
@@ -330,6 +344,52 @@ async def test_hostile_names_are_only_text() -> None:
                 await visit.text("#content", "The request was evicted.")
                 await visit.text(".summary", "Held, no waiters")
                 assert await page.evaluate("window.hurt") is None
+
+
+async def test_a_deadlock_of_two_programs_is_shown_until_it_ends(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    programs: list[asyncio.subprocess.Process] = []
+    try:
+        async with (
+            served(connect_engine(url, SystemClock())) as console,
+            chromium() as browser,
+            visiting(console, browser) as visit,
+        ):
+            for pair in ("ab", "ba"):
+                program = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "tests.cli.blocked", url, "wait", pair),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                programs.append(program)
+                assert program.stdout is not None
+                assert await program.stdout.readline() == f"inside {pair[0]}\n".encode()
+            await visit.go("/waits")
+            await visit.live()
+            await visit.text(".summary", "No task waits inside a lease")
+            for program in programs:
+                assert program.stdin is not None
+                program.stdin.write(b"\n")
+            await visit.text(".summary", "2 tasks wait, 1 deadlock")
+            await visit.text("h2", "Deadlock: 2 tasks wait for each other")
+            for program in programs:
+                await visit.text("ol.members", f"pid {program.pid}")
+            page = visit.page
+            assert await page.locator("svg.graph > svg.stuck").count() == 2
+            assert await page.locator("svg.graph > path.arrow.stuck").count() == 2
+            described = await page.get_by_role("img").get_attribute("aria-labelledby")
+            assert "1 deadlock" in (await page.locator(f"#{described}").text_content() or "")
+            assert await problems(page) == []
+            await picture(page, "deadlock")
+            programs[0].kill()
+            await visit.text(".summary", "No task waits inside a lease")
+            assert await page.locator(".deadlock").count() == 0
+    finally:
+        for program in programs:
+            if program.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    program.kill()
+            await program.wait()
 
 
 async def test_a_revoked_token_leads_to_the_sign_in() -> None:

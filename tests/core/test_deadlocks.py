@@ -370,8 +370,8 @@ def test_a_publication_is_read_as_it_was_written() -> None:
 
 
 @given(
-    st.text(max_size=300),
-    st.lists(st.tuples(st.text(max_size=300), st.integers(1, 2**53)), max_size=40),
+    st.text(min_size=1, max_size=250),
+    st.lists(st.tuples(st.text(min_size=1, max_size=250), st.integers(1, 2**53)), max_size=40),
     st.text(max_size=200),
 )
 def test_a_publication_is_bounded_and_says_what_it_leaves_out(
@@ -397,10 +397,24 @@ def test_long_names_are_left_out_last() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xff", b"10.0.0.1:80", b"[]", b'{"for":["a"]}', b'{"for":["a","b"],"in":[]}'],
+    [
+        *(b"", b"\xff", b"10.0.0.1:80", b"[]", b'{"for":["a"]}', b'{"for":["a","b"],"in":[]}'),
+        b"[" * DATA_BYTES,
+        encode("", 1, [], task="", timeout=False, raises=False),
+        encode("n" * 1025, 1, [], task="", timeout=False, raises=False),
+        encode("\udc80", 1, [], task="", timeout=False, raises=False),
+        encode("b", 1, [("", 2)], task="", timeout=False, raises=False),
+        encode("b", 1, [("a", 2)], task="", timeout=False, raises=False) + b" " * DATA_BYTES,
+    ],
 )
 def test_other_data_is_no_publication(data: bytes) -> None:
     assert decode(owner_of(data)) is None
+
+
+def test_the_name_of_a_task_is_text() -> None:
+    read = decode(owner_of(encode("b", 1, [], task="\ud800", timeout=False, raises=False)))
+    assert read is not None
+    assert read.task == "?"
 
 
 def test_what_is_no_lease_is_left_out() -> None:

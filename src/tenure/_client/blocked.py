@@ -41,6 +41,7 @@ from tenure.core.deadlocks import (
     decode,
     encode,
     relevant,
+    shows_waits,
     standing,
     victim,
 )
@@ -55,7 +56,7 @@ from tenure.errors import (
     Unsupported,
 )
 from tenure.identity import holder_name, semaphore_with_identities
-from tenure.model import BlockedTask, Capabilities, RequestDescription, SemaphoreDescription
+from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
 
 if TYPE_CHECKING:
     from tenure._client.session_core import SessionCore
@@ -90,20 +91,6 @@ def check_on_deadlock(on_deadlock: OnDeadlock) -> None:
     """Raise `InvalidArgument` for an unknown reaction."""
     if on_deadlock not in ("wait", "raise"):
         raise InvalidArgument(f"on_deadlock is 'wait' or 'raise', not {on_deadlock!r}")
-
-
-def shows_waits(capabilities: Capabilities) -> bool:
-    """Return true if a store shows which request a task waits for."""
-    return capabilities.owners and capabilities.data and capabilities.waiter_order
-
-
-def unsupported(url: str, node: str) -> Unsupported:
-    """Return the error of a store that does not show which request a task waits for."""
-    return Unsupported(
-        f"{url} does not show which task waits for which; memory://, sqlite://, redis://, "
-        "postgresql://, etcd:// and tenure:// in front of them do",
-        node=node,
-    )
 
 
 class Publication:

@@ -29,8 +29,6 @@ from tenure._client.blocked import (
     read_deadlocks,
     read_queues,
     read_tasks,
-    shows_waits,
-    unsupported,
 )
 from tenure._client.client_core import ClientCore
 from tenure._client.decorators import Decorators
@@ -57,7 +55,7 @@ from tenure._client.signals import close_on_loop, release_on
 from tenure._client.source import ClientAnchor
 from tenure.clock import Clock, SystemClock
 from tenure.core import refusals, rules
-from tenure.core.deadlocks import WAITS, deadlocks, standing
+from tenure.core.deadlocks import WAITS, deadlocks, shows_waits, standing, unsupported
 from tenure.durations import Duration
 from tenure.engines import connect_engine, split_client_parameters, state_home
 from tenure.engines.contract import Engine

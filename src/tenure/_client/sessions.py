@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
-from tenure._client.blocked import OnDeadlock, check_on_deadlock, shows_waits, unsupported
+from tenure._client.blocked import OnDeadlock, check_on_deadlock
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import Contact, shortened
 from tenure._client.handles import AsyncHandle, CallSite, call_site
@@ -29,6 +29,7 @@ from tenure._client.session_life import ORIGIN
 from tenure._client.source import ClientAnchor, SessionAnchor
 from tenure._client.tasks import failure_of
 from tenure.core import rules
+from tenure.core.deadlocks import shows_waits, unsupported
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Attach
 from tenure.errors import (

@@ -23,8 +23,11 @@ from starlette.routing import Route
 from tenure.console import reading
 from tenure.console.openapi import description
 from tenure.console.record import Span, StoreEvent
-from tenure.console.views import PageRequest, chosen_node, kind_of
-from tenure.core.rules import EXACT
+from tenure.console.views import MOST_TASKS, PageRequest, chosen_node, kind_of, waits_of
+from tenure.console.waits import NodeWaits, Party
+from tenure.core import refusals
+from tenure.core.deadlocks import shows_waits, unsupported
+from tenure.core.rules import EXACT, check_name
 from tenure.errors import InvalidArgument, TenureError
 from tenure.model import (
     NodeDescription,
@@ -149,6 +152,59 @@ def span_json(each: Span, wall: float) -> Json:
     }
 
 
+def _party_json(each: Party, waits: NodeWaits) -> Json:
+    return {
+        "session_id": each.session_id,
+        "session_description": each.session_description,
+        "pid": each.pid,
+        "host": each.host,
+        "program": each.program,
+        "attached": None if each.session is None else each.session.attached,
+        "silent_for": None if each.session is None else each.session.silent_for,
+        "remaining": each.remaining,
+        "since": None if each.began is None else max(0.0, waits.read_at - each.began),
+        "leases": [{"name": name, "order_id": at} for name, at in each.leases],
+    }
+
+
+def task_json(each: Party, waits: NodeWaits) -> Json:
+    """Return a task that waits."""
+    task = each.task
+    assert task is not None
+    parties = waits.parties
+    return {
+        "name": task.name,
+        "order_id": task.order_id,
+        "task": task.task,
+        "timeout": task.timeout,
+        "raises": task.raises,
+        "left_out": task.left_out,
+        "deadlock": each.deadlock or None,
+        "awaited": [
+            {
+                "session_id": other.session_id,
+                "order_id": None if other.task is None else other.task.order_id,
+            }
+            for other in (parties[key] for key in each.awaited)
+        ],
+        **_party_json(each, waits),
+    }
+
+
+def waits_json(waits: NodeWaits, wall: float) -> Json:
+    """Return the waits of a node; `wall` is the time of day at time 0 of the record."""
+    return {
+        "node": waits.node,
+        "time": wall + waits.read_at,
+        "complete": waits.complete,
+        "tasks": [task_json(each, waits) for each in waits.tasks[:MOST_TASKS]],
+        "holders": [_party_json(each, waits) for each in waits.holders[:MOST_TASKS]],
+        "deadlocks": len(waits.deadlocks),
+        "tasks_left_out": max(0, len(waits.tasks) - MOST_TASKS),
+        "holders_left_out": max(0, len(waits.holders) - MOST_TASKS),
+    }
+
+
 def _page(name: str, items: list[Json], page: reading.Page[Any, Any]) -> Json:
     return {name: items, "following": page.following}
 
@@ -268,6 +324,63 @@ async def get_timeline(request: PageRequest) -> Json:
     return {"node": node, "name": name, "requests": [span_json(each, wall) for each in spans]}
 
 
+async def get_waits(request: PageRequest) -> Json:
+    """Return the tasks of a node that wait, as the observer has read them."""
+    node = await chosen_node(request)
+    _check_shown(request, node)
+    found = await waits_of(request, node)
+    return waits_json(
+        found or NodeWaits(node, request.sources.clock.now(), complete=False), _wall(request)
+    )
+
+
+async def get_why(request: PageRequest) -> Json:
+    """Return the reason why the waiters of a semaphore wait, read now."""
+    node, name = await chosen_node(request), request.text("name")
+    check_name(name, node)
+    _check_shown(request, node)
+    found = await reading.read_waits(request.visitor.engine, node, first=[name], whole=False)
+    if name not in found.queues:
+        raise refusals.semaphore_not_found(node, name)
+    queue, size = found.queues[name], request.page_size()
+    return {
+        "name": name,
+        "owners": [request_json(each) for each in queue.owners[:size]],
+        "waiters": [request_json(each) for each in queue.waiters[:size]],
+        **waits_json(found, _wall(request)),
+    }
+
+
+async def get_deadlocks(request: PageRequest) -> Json:
+    """Return the deadlocks, as the observer has read them."""
+    given, allowed = request.text("node"), request.allowed
+    _check_shown(request, given)
+    seen = request.sources.observer.waits
+    if given:
+        found = await waits_of(request, given)
+        every = [] if found is None else [found]
+    else:
+        every = [waits for node, waits in seen.items() if allowed(node)]
+    return {
+        "deadlocks": [
+            {
+                "node": waits.node,
+                "tasks": [task_json(each, waits) for each in members[:MOST_TASKS]],
+                "tasks_left_out": max(0, len(members) - MOST_TASKS),
+            }
+            for waits in every
+            for members in waits.deadlocks
+        ],
+        "complete": bool(every) and all(waits.complete for waits in every),
+    }
+
+
+def _check_shown(request: PageRequest, node: str) -> None:
+    engine = request.visitor.engine
+    if not shows_waits(engine.capabilities):
+        raise unsupported(engine.url, node)
+
+
 def _wall(request: PageRequest) -> float:
     """Return the time of day at time 0 of the record."""
     clock = request.sources.clock
@@ -283,6 +396,9 @@ READS: dict[str, Read] = {
     "/sessions": get_sessions,
     "/events": get_events,
     "/timeline": get_timeline,
+    "/waits": get_waits,
+    "/why": get_why,
+    "/deadlocks": get_deadlocks,
 }
 
 

@@ -59,6 +59,7 @@ PAGES: dict[str, tuple[str, View, str]] = {
     "/semaphores": ("semaphores.html", views.semaphores, "Semaphores"),
     "/semaphore": ("semaphore.html", views.semaphore, "Semaphore"),
     "/sessions": ("sessions.html", views.sessions, "Sessions"),
+    "/waits": ("waits.html", views.waits, "Waits"),
     "/timelines": ("timelines.html", views.timelines, "Timelines"),
     "/events": ("events.html", views.events, "Events"),
 }

@@ -5,6 +5,7 @@ Rules:
 * **One reader.** There is one observer of a store, however many pages are open.
 * **Bounded work.** After each part that it has read, it rests for `REST` times as long as that
   took. On a large store a round takes longer, instead of costing more.
+* **Waits.** A reading of a node's waits has bounds of its own (`reading.read_waits`).
 * **Idle.** While no page is open, a round begins only once in `IDLE` seconds.
 * **Outages.** An error is logged and shown, and the next round follows after a pause.
 """
@@ -18,8 +19,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from tenure.background import Failures
-from tenure.console.reading import answered, list_nodes
+from tenure.console.reading import answered, list_nodes, read_waits
 from tenure.console.record import Record
+from tenure.console.waits import NodeWaits
+from tenure.core.deadlocks import WAITS, shows_waits
 from tenure.engines.contract import Engine, Pages
 from tenure.errors import NodeNotFound, SemaphoreNotFound, TenureError
 from tenure.model import RequestDescription, SemaphoreDescription
@@ -54,12 +57,14 @@ class Observer:
 
     Attributes:
         record: what it has seen.
+        waits: the waits of each node that has been read, if the store shows them.
         trouble: the error of its last round, while it lasts.
         round_took: duration of its last round in seconds.
     """
 
     def __init__(self, store: Engine, logger: logging.Logger) -> None:
         self.record = Record()
+        self.waits: dict[str, NodeWaits] = {}
         self.trouble: TenureError | None = None
         self.round_took = 0.0
         self._store = store
@@ -67,6 +72,7 @@ class Observer:
         self._wanted_at = float("-inf")
         self._wake = asyncio.Event()
         self._attended: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._publishing: set[str] = set()  # nodes on which tasks have published waits
         self._first_round = asyncio.Event()
 
     async def run(self) -> None:
@@ -118,10 +124,14 @@ class Observer:
         record.begin(now())
         paths = await list_nodes(store)
         record.saw_nodes(paths, now())
+        self.waits = {path: self.waits[path] for path in paths if path in self.waits}
+        self._publishing.intersection_update(paths)
         queues = QUEUES
         for path in paths:
             try:
                 queues -= await self._node(path, queues)
+                if shows_waits(store.capabilities):
+                    await self._waits(path)
             except NodeNotFound:
                 continue  # dropped just now
             record.finish(path, now())
@@ -132,6 +142,7 @@ class Observer:
         store, pages = self._store, self._store.pages()
         read = 0
         after = ""
+        self._publishing.discard(path)
         while True:
             began = store.clock.now()
             if pages is None:
@@ -143,6 +154,9 @@ class Observer:
             found = await answered(store, f"the list of semaphores on {path}", listing)
             at = store.clock.now()
             for number, each in enumerate(found):
+                if each.name == WAITS:
+                    self._publishing.add(path)
+                    continue
                 waiters = None
                 if each.waiting and read < queues and self._is_wanted(path, each, queues - read):
                     waiters = await self._waiters(pages, path, each)
@@ -154,6 +168,17 @@ class Observer:
             if pages is None or not found:
                 return read
             after = found[-1].name
+
+    async def _waits(self, path: str) -> None:
+        """Read the waits of a node, and the queues that pages show."""
+        began = self._store.clock.now()
+        shown = [self.record.find(*key) for key in self._attended if key[0] == path]
+        first = [seen.name for seen in shown if seen is not None and seen.waiting]
+        if not first and path not in self._publishing:
+            self.waits[path] = NodeWaits(path, began)
+            return
+        self.waits[path] = await read_waits(self._store, path, first=first)
+        await asyncio.sleep(REST * min(self._store.clock.now() - began, 1.0))
 
     def _is_wanted(self, path: str, each: SemaphoreDescription, left: int) -> bool:
         """Return true if the waiters of a semaphore are to be read."""

@@ -59,6 +59,24 @@ SEMAPHORE = {
     "ephemeral": {"type": "boolean", "description": "Whether it exists only while it is in use."},
     **DATA,
 }
+PARTY = {
+    "session_id": _integer("The session."),
+    "session_description": _or_null("string", "The description of the session."),
+    **PROCESS,
+    "attached": _or_null("boolean", "Whether its program is connected."),
+    "silent_for": _or_null("number", "Seconds since the last contact of the session."),
+    "remaining": _or_null("number", "Seconds until its session expires unless it is renewed."),
+    "since": _or_null("number", "Seconds since its wait began; of a holder: its oldest lease."),
+    "leases": {
+        "type": "array",
+        "description": "The leases that it is inside; of a holder: those that others wait for.",
+        "items": _object(
+            "A lease.",
+            name=_text("The semaphore."),
+            order_id=_integer("Its fencing token."),
+        ),
+    },
+}
 
 SCHEMAS: dict[str, Schema] = {
     "Store": _object(
@@ -135,6 +153,27 @@ SCHEMAS: dict[str, Schema] = {
         granted=_or_null("number", "The time of its grant, where known."),
         ended=_or_null("number", "The time at which it left the queue; null: it is there."),
     ),
+    "WaitingTask": _object(
+        "A task that waits inside leases, or for several tokens. Null means unknown.",
+        name=_text("The semaphore that it waits for."),
+        order_id=_integer("The request that waits."),
+        task=_text("The name of the task."),
+        timeout={"type": "boolean", "description": "Whether the wait has a timeout."},
+        raises={"type": "boolean", "description": "Whether its session raises deadlocks."},
+        left_out=_integer("Number of leases that are missing in `leases`."),
+        deadlock=_or_null("integer", "The deadlock that it is a part of; null: of none."),
+        awaited={
+            "type": "array",
+            "description": "The first tasks and holders that it waits for.",
+            "items": _object(
+                "A task or a holder.",
+                session_id=_integer("The session."),
+                order_id=_or_null("integer", "The request of a task that waits; null: a holder."),
+            ),
+        },
+        **PARTY,
+    ),
+    "Holder": _object("A holder of whose tasks no wait is known. Null means unknown.", **PARTY),
     "Error": _object(
         "An error.",
         error=_object(
@@ -161,6 +200,9 @@ def _response(about: str, schema: Schema) -> Schema:
     return {"description": about, "content": {"application/json": {"schema": schema}}}
 
 
+UNSUPPORTED = {
+    "501": _response("The store does not show it.", {"$ref": "#/components/schemas/Error"})
+}
 ERRORS = {
     "400": _response("An argument is invalid.", {"$ref": "#/components/schemas/Error"}),
     "401": _response("The token is missing or not valid.", {"$ref": "#/components/schemas/Error"}),
@@ -170,7 +212,13 @@ ERRORS = {
 }
 
 
-def _get(identifier: str, about: str, schema: Schema, *parameters: Parameter) -> Schema:
+def _get(
+    identifier: str,
+    about: str,
+    schema: Schema,
+    *parameters: Parameter,
+    errors: Schema = ERRORS,
+) -> Schema:
     return {
         "get": {
             "operationId": identifier,
@@ -185,7 +233,7 @@ def _get(identifier: str, about: str, schema: Schema, *parameters: Parameter) ->
                 }
                 for name, kind, text, required in parameters
             ],
-            "responses": {"200": _response(about, schema), **ERRORS},
+            "responses": {"200": _response(about, schema), **errors},
         }
     }
 
@@ -208,6 +256,17 @@ def _post(identifier: str, about: str, sent: Schema, schema: Schema) -> Schema:
 def _reference(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
+
+WAITS = {
+    "node": _text("The node."),
+    "time": {"type": "number", "description": "When it was read, in seconds since the Unix epoch."},
+    "complete": {"type": "boolean", "description": "Whether everything was read."},
+    "tasks": _list("WaitingTask"),
+    "holders": _list("Holder"),
+    "deadlocks": _integer("Number of deadlocks; `deadlock` of their tasks is from 1 to this."),
+    "tasks_left_out": _integer("Number of further tasks."),
+    "holders_left_out": _integer("Number of further holders."),
+}
 
 PATHS: dict[str, Schema] = {
     "/store": _get("getStore", "The store in brief.", _reference("Store")),
@@ -319,6 +378,47 @@ PATHS: dict[str, Schema] = {
         NODE,
         NAME,
     ),
+    "/waits": _get(
+        "getWaits",
+        "The tasks of a node that wait inside leases, as the observer has read them.",
+        _object("The waits of a node, those of deadlocks first; at most 200 tasks.", **WAITS),
+        NODE,
+        errors=ERRORS | UNSUPPORTED,
+    ),
+    "/why": _get(
+        "getWhy",
+        "Why the waiters of a semaphore wait, down to the holders at the root.",
+        _object(
+            "The chain of waits.",
+            name=_text("The semaphore."),
+            owners=_list("Request"),
+            waiters=_list("Request"),
+            **WAITS,
+        ),
+        NODE,
+        NAME,
+        LIMIT,
+        errors=ERRORS | UNSUPPORTED,
+    ),
+    "/deadlocks": _get(
+        "listDeadlocks",
+        "The deadlocks of a node, or of all nodes, as the observer has read them.",
+        _object(
+            "Deadlocks.",
+            deadlocks={
+                "type": "array",
+                "items": _object(
+                    "Tasks that wait for each other, the oldest wait first.",
+                    node=_text("The node."),
+                    tasks=_list("WaitingTask"),
+                    tasks_left_out=_integer("Number of further tasks."),
+                ),
+            },
+            complete={"type": "boolean", "description": "Whether everything was read."},
+        ),
+        ("node", "string", "Only those of this node.", False),
+        errors=ERRORS | UNSUPPORTED,
+    ),
 }
 
 
@@ -333,7 +433,7 @@ def description(base: str) -> Schema:
         "info": {
             "title": "tenure",
             "version": __version__,
-            "description": "Nodes, semaphores, sessions and recent changes of one store.",
+            "description": "Nodes, semaphores, sessions, waits and recent changes of one store.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": base}],

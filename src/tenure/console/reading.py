@@ -9,15 +9,19 @@ All errors are those of `tenure.errors`; a store that does not answer raises `En
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from tenure._client.blocked import read_queues
+from tenure.console.waits import NodeWaits, node_waits
 from tenure.core import rules
+from tenure.core.deadlocks import WAITS, decode, relevant
 from tenure.engines.contract import Engine
-from tenure.errors import EngineUnavailable, NodeNotFound
+from tenure.errors import EngineUnavailable, NodeNotFound, SemaphoreNotFound
 from tenure.identity import semaphore_with_identities, session_with_identity
 from tenure.model import (
+    BlockedTask,
     NodeDescription,
     RequestDescription,
     SemaphoreDescription,
@@ -42,6 +46,22 @@ SEARCHED = 20_000
 """Items that one search examines. Then it returns what it has found, and where to continue."""
 
 LARGEST_ID = 2**63 - 1
+
+PUBLICATIONS = 1_000
+"""Published waits of a node that are read."""
+
+TASKS = 400
+"""Tasks whose waits are examined; those that may be part of a deadlock come first."""
+
+QUEUES = 60
+"""Semaphores that one reading of the waits describes."""
+
+QUEUE = 500
+"""Owners, and waiters, of each of these semaphores that are read."""
+
+SESSION_PAGE = 100
+SESSION_PAGES = 20
+"""Sessions on a page, and pages, that one reading of the waits reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,8 @@ async def semaphores(
 ) -> Page[SemaphoreDescription, str]:
     """Return the next semaphores of a node whose names contain a text, by name.
 
-    Their owners and waiters are not described. Upper and lower case are the same to a search.
+    Their owners and waiters are not described. Upper and lower case are the same to a search. The
+    semaphore in which clients publish their waits is left out.
     """
     rules.check_path(node)
     wanted = search.casefold()
@@ -110,7 +131,7 @@ async def semaphores(
     pages = engine.pages()
 
     def fits(each: SemaphoreDescription) -> bool:
-        return wanted in each.name.casefold()
+        return each.name != WAITS and wanted in each.name.casefold()
 
     def name(each: SemaphoreDescription) -> str:
         return each.name
@@ -275,3 +296,88 @@ def with_identities(found: Sequence[RequestDescription]) -> Sequence[RequestDesc
     """Return requests with their sessions' descriptions split."""
     together = SemaphoreDescription("", b"", 1, 0, ephemeral=True, owners=tuple(found))
     return semaphore_with_identities(together).owners
+
+
+# Waits
+
+
+async def read_waits(
+    engine: Engine, node: str, *, first: Collection[str] = (), whole: bool = True
+) -> NodeWaits:
+    """Read the waits of a node, as far as `PUBLICATIONS`, `TASKS`, `QUEUES` and `QUEUE` allow.
+
+    A part can only hide waits and deadlocks, and shows none that do not exist.
+
+    Args:
+        engine: a store that shows waits.
+        node: the node.
+        first: semaphores that are read even if no task waits for them.
+        whole: whether to read all waits; else only those to which the first semaphores lead.
+    """
+    rules.check_path(node)
+    now = engine.clock.now()
+    tasks, complete = await _read_tasks(engine, node)
+
+    async def describe(name: str) -> SemaphoreDescription:
+        nonlocal complete
+        found, all_read = await _read_queue(engine, node, name)
+        complete = complete and all_read
+        return found
+
+    names = [*first, *(task.name for task in tasks)] if whole else first
+    queues, all_read = await read_queues(describe, names, tasks, QUEUES)
+    complete = complete and all_read
+    owners = [each.session_id for queue in queues.values() for each in queue.owners]
+    sessions = await _read_sessions(engine, node, {*owners, *(each.session_id for each in tasks)})
+    if not tasks:
+        return node_waits(node, now, tasks, queues, sessions, complete=complete)
+    # Hundreds of tasks take a while, which is not the event loop's.
+    return await asyncio.to_thread(
+        node_waits, node, now, tasks, queues, sessions, complete=complete
+    )
+
+
+async def _read_tasks(engine: Engine, node: str) -> tuple[list[BlockedTask], bool]:
+    """Return the published waits, and whether these are all."""
+    try:
+        page = await requests(engine, node, WAITS, waiters=False, most=PUBLICATIONS)
+    except SemaphoreNotFound:
+        return [], True
+    tasks = [task for owner in page.items if (task := decode(owner)) is not None]
+    chosen = {task.order_id for task in relevant(tasks)}
+    tasks.sort(key=lambda task: task.order_id not in chosen)
+    return tasks[:TASKS], page.following is None and len(tasks) <= TASKS
+
+
+async def _read_queue(engine: Engine, node: str, name: str) -> tuple[SemaphoreDescription, bool]:
+    """Return a semaphore with its first requests, and whether these are all."""
+    described = await describe_semaphore(engine, node, name)
+    if engine.pages() is None and (described.waiting or 0) > QUEUE:
+        return described, False
+    # In this order no request is missed that is granted meanwhile: it then counts as neither.
+    owners = await requests(engine, node, name, waiters=False, most=QUEUE)
+    waiters = await requests(engine, node, name, waiters=True, most=QUEUE)
+    queue = replace(described, owners=tuple(owners.items), waiters=tuple(waiters.items))
+    return queue, owners.following is None and waiters.following is None
+
+
+async def _read_sessions(
+    engine: Engine, node: str, wanted: Iterable[int]
+) -> dict[int, SessionDescription]:
+    """Return sessions by id; those that would take too many pages are left out."""
+    ids = set(wanted)
+    left = sorted(ids, reverse=True)
+    found: dict[int, SessionDescription] = {}
+    if ids and engine.pages() is None:
+        reading = engine.list_sessions(node)
+        listed = await answered(engine, f"the list of sessions on {node}", reading)
+        return {each.id: session_with_identity(each) for each in listed if each.id in ids}
+    for _ in range(SESSION_PAGES):
+        if not left:
+            break
+        page = await sessions(engine, node, after=max(0, left[-1] - 1), most=SESSION_PAGE)
+        found |= {each.id: each for each in page.items}
+        last = page.items[-1].id if page.items else left[-1]
+        while left and left[-1] <= last:
+            left.pop()
+    return found

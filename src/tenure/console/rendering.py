@@ -7,6 +7,7 @@ control characters and marks that reverse the direction of text are shown as the
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -74,6 +75,23 @@ def process_in(each: Any) -> Markup:
     return Markup(" ").join(parts)
 
 
+def fitted(text: str, columns: int) -> str:
+    """Return a text as it fits into a picture; wide characters take two columns."""
+    shown = safe(text)
+    width = 0
+    for at, each in enumerate(shown):
+        width += 2 if unicodedata.east_asian_width(each) in "WF" else 1
+        if width > columns:
+            return f"{shown[: max(0, at - 1)]}…"
+    return shown
+
+
+def place_of(each: Any) -> str:
+    """Return the pid and the host of a request or a session."""
+    pid = "" if each.pid is None else f"pid {each.pid}"
+    return " on ".join(filter(None, (pid, each.host)))
+
+
 def several(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
@@ -98,10 +116,13 @@ class Rendering:
         self._environment.filters |= {
             "data": data_in,
             "duration": time_in,
+            "fitted": fitted,
             "kind": kind_of,
             "name": name_in,
+            "place": place_of,
             "process": process_in,
             "safe_text": safe,
+            "seconds": duration,
             "tokens": tokens,
         }
         self._environment.globals |= {"link": link, "several": several, "zip": zip}

@@ -17,6 +17,8 @@ from tenure.console.access import Visitor
 from tenure.console.observer import Observer
 from tenure.console.record import Allowed, Seen
 from tenure.console.timeline import ROWS, WINDOWS, timeline
+from tenure.console.waits import MOST_PICTURED, NodeWaits
+from tenure.core.deadlocks import shows_waits
 from tenure.core.rules import EXACT
 from tenure.errors import InvalidArgument, NodeNotFound, SemaphoreNotFound
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, SemaphoreDescription
@@ -32,6 +34,9 @@ ON_TIMELINES = 12
 """Timelines on the page of timelines."""
 
 EVENTS = 200
+
+MOST_TASKS = 200
+"""Tasks, and holders, that a list of waits shows."""
 
 
 class Sources(Protocol):
@@ -132,6 +137,11 @@ async def overview(request: PageRequest) -> dict[str, Any]:
         "timelines": timelines_of(request, record.liveliest(allowed, LIVELIEST), 60.0, 5),
         "window": 60,
         "events": record.events(allowed, most=8),
+        "deadlocks": [
+            (node, len(found.deadlocks))
+            for node, found in request.sources.observer.waits.items()
+            if found.deadlocks and allowed(node)
+        ],
         "full": record.full,
     }
 
@@ -208,6 +218,7 @@ async def semaphore(request: PageRequest) -> dict[str, Any]:
         "events": observer.record.events(request.allowed, most=12, node=node, name=name),
         "window": chosen_window(request),
         "timeline": None,
+        "chain": None,
         "described": None,
         "done": request.text("done"),
     }
@@ -231,6 +242,9 @@ async def semaphore(request: PageRequest) -> dict[str, Any]:
     if seen is not None and request.visitor.may(node, "read"):
         now = request.sources.clock.now()
         values["timeline"] = timeline(seen.spans(), now, values["window"])
+        found = observer.waits.get(node)
+        if found is not None and name in found.queues and found.queues[name].waiters:
+            values |= {"chain": found.chain(name), "waits": found}
     return values
 
 
@@ -252,6 +266,29 @@ async def sessions(request: PageRequest) -> dict[str, Any]:
         "may_administer": request.visitor.may(node, "administer"),
         "done": request.text("done"),
     }
+
+
+async def waits(request: PageRequest) -> dict[str, Any]:
+    """Return the values of the page of a node's waits."""
+    node = await chosen_node(request)
+    return {
+        "node": node,
+        "offered": await offered_nodes(request),
+        "shown": shows_waits(request.visitor.engine.capabilities),
+        "waits": await waits_of(request, node),
+        "most": MOST_TASKS,
+        "most_pictured": MOST_PICTURED,
+    }
+
+
+async def waits_of(request: PageRequest, node: str) -> NodeWaits | None:
+    """Return the waits of a node that the visitor may read, as the observer has read them.
+
+    Returns:
+        ``None`` if the observer has not read them yet, or the store does not show them.
+    """
+    await reading.describe_node(request.visitor.engine, node)  # raises if it may not be seen
+    return request.sources.observer.waits.get(node)
 
 
 async def timelines(request: PageRequest) -> dict[str, Any]:

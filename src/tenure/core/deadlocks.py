@@ -36,11 +36,13 @@ its session has ended.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tenure.core.rules import fits
-from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
+from tenure.core.rules import check_name, fits
+from tenure.errors import Unsupported
+from tenure.model import BlockedTask, Capabilities, RequestDescription, SemaphoreDescription
 
 WAITS = ":tenure:waits"
 """Name of the ephemeral semaphore of a node whose owners' data are the published waits."""
@@ -55,6 +57,20 @@ TASK_CHARACTERS = 80
 
 Queues = Mapping[str, SemaphoreDescription]
 """Semaphores with their owners and waiters, by name."""
+
+
+def shows_waits(capabilities: Capabilities) -> bool:
+    """Return true if a store shows which request a task waits for."""
+    return capabilities.owners and capabilities.data and capabilities.waiter_order
+
+
+def unsupported(url: str, node: str) -> Unsupported:
+    """Return the error of a store that does not show which request a task waits for."""
+    return Unsupported(
+        f"{url} does not show which task waits for which; memory://, sqlite://, redis://, "
+        "postgresql://, etcd:// and tenure:// in front of them do",
+        node=node,
+    )
 
 
 def encode(
@@ -90,7 +106,12 @@ def _json(value: object) -> bytes:
 
 
 def decode(owner: RequestDescription) -> BlockedTask | None:
-    """Return the wait that an owner of `WAITS` has published; ``None`` for other data."""
+    """Return the wait that an owner of `WAITS` has published; ``None`` for other data.
+
+    Any program may write anything there.
+    """
+    if len(owner.data) > DATA_BYTES:
+        return None
     try:
         match json.loads(owner.data):
             case {
@@ -105,7 +126,9 @@ def decode(owner: RequestDescription) -> BlockedTask | None:
             case _:
                 return None
         inside = tuple(pair for pair in map(_lease, leases) if pair is not None)
-    except ValueError:
+        check_name(name)
+        task = task.encode(errors="replace").decode()[:TASK_CHARACTERS]
+    except (ValueError, RecursionError):
         return None
     return BlockedTask(
         name,
@@ -126,6 +149,7 @@ def decode(owner: RequestDescription) -> BlockedTask | None:
 def _lease(value: object) -> tuple[str, int] | None:
     match value:
         case [str(name), int(order_id)]:
+            check_name(name)
             return name, order_id
         case _:
             return None
@@ -183,30 +207,37 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
         tasks: as `standing` returns them.
         queues: the semaphores that they wait for.
     """
-    left = list(tasks)
+    # The oldest first: most tasks wait behind older ones, and so one pass finds most of them.
+    left = sorted(tasks, key=_age)
+    known = Counter(request for task in left for request in task.requests)
     while True:
-        known = _by_request(left)
-        kept = [task for task in left if not _can_continue(task, queues[task.name], known)]
+        kept = []
+        for task in left:
+            if _can_continue(task, queues[task.name], known):
+                known.subtract(task.requests)
+            else:
+                kept.append(task)
         if len(kept) == len(left):
             return kept
         left = kept
 
 
-def _by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTask]:
+def by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTask]:
+    """Return tasks by each of their requests."""
     return {request: task for task in tasks for request in task.requests}
 
 
 def _can_continue(
     task: BlockedTask,
     semaphore: SemaphoreDescription,
-    known: Mapping[tuple[str, int], BlockedTask],
+    known: Mapping[tuple[str, int], int],
 ) -> bool:
-    ahead, count = _place(task, semaphore)
-    counts = [each.count for each in ahead if (semaphore.name, each.order_id) in known]
+    ahead, count = place(task, semaphore)
+    counts = [each.count for each in ahead if known.get((semaphore.name, each.order_id))]
     return fits(sum(counts), semaphore.limit in counts, count, semaphore.limit)
 
 
-def _place(
+def place(
     task: BlockedTask, semaphore: SemaphoreDescription
 ) -> tuple[list[RequestDescription], int]:
     """Return the requests ahead of the one that a task waits for, and its count."""
@@ -238,8 +269,8 @@ def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[Blocke
 
 def _connected(members: Sequence[BlockedTask], queues: Queues) -> list[list[BlockedTask]]:
     """Return the strongly connected parts of the graph of waits among stuck tasks."""
-    known = _by_request(members)
-    after = {task: _waits_for(task, queues[task.name], known) for task in members}
+    known = by_request(members)
+    after = {task: waits_for(task, queues[task.name], known) for task in members}
     reached = {task: _reached(task, after) for task in members}
     parts: dict[BlockedTask, list[BlockedTask]] = {}
     for task in members:
@@ -249,7 +280,7 @@ def _connected(members: Sequence[BlockedTask], queues: Queues) -> list[list[Bloc
     return list({id(part): part for part in parts.values()}.values())
 
 
-def _waits_for(
+def waits_for(
     task: BlockedTask,
     semaphore: SemaphoreDescription,
     known: Mapping[tuple[str, int], BlockedTask],
@@ -260,7 +291,7 @@ def _waits_for(
     for them.
     """
     found: list[BlockedTask] = []
-    ahead, _ = _place(task, semaphore)
+    ahead, _ = place(task, semaphore)
     for each in ahead:
         other = known.get((semaphore.name, each.order_id))
         if other is not None:
