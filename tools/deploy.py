@@ -312,6 +312,9 @@ and clients are never labels, because any client could invent them.
 Requests that are recovered with their session, after a restart of the server for example, began at an unknown time:
 they count as waiters and leases, and not in a histogram.
 
+A wait that a task [has published](../how-to/waits.md#what-is-known-of-a-task) is a request of its own, on `:tenure:waits`. It counts as
+a request and a lease of its node.
+
 `process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds` and the other `process_` metrics are
 those of Prometheus' client library for Python.
 """
