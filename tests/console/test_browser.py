@@ -210,6 +210,7 @@ async def test_a_page_follows_the_store_and_keeps_the_focus() -> None:
         await enqueue(newcomer, 1, "nightly")
         await visit.text(".summary", "Held, 4 waiters")
         await visit.text("#content", "newcomer")
+        await visit.text("#in-why", "is held by")
         holder, *_ = await console.store.list_sessions("/default")
         await console.store.end_session("/default", holder.id)
         await visit.text(".summary", "Held, 3 waiters")

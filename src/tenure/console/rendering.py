@@ -76,14 +76,18 @@ def process_in(each: Any) -> Markup:
 
 
 def fitted(text: str, columns: int) -> str:
-    """Return a text as it fits into a picture; wide characters take two columns."""
+    """Return a text as it fits into a picture; wide characters take two columns.
+
+    It is isolated from the direction of the text around it, because a picture has no ``bdi``.
+    """
     shown = safe(text)
     width = 0
     for at, each in enumerate(shown):
         width += 2 if unicodedata.east_asian_width(each) in "WF" else 1
         if width > columns:
-            return f"{shown[: max(0, at - 1)]}…"
-    return shown
+            shown = f"{shown[: max(0, at - 1)]}…"
+            break
+    return shown if shown.isascii() else f"\u2068{shown}\u2069"
 
 
 def place_of(each: Any) -> str:
