@@ -88,7 +88,11 @@ def test_a_semaphore_from_its_creation_to_its_end(tenure: Tenure) -> None:
             "there is no 'nobody' on /default; 'tenure sem create' creates",
         ),
         (["describe"], 78, "missing argument 'NAME'"),
-        (["frobnicate"], 78, "there are: run, ls, describe, top, watch, node, sem"),
+        (
+            ["frobnicate"],
+            78,
+            "there are: run, ls, describe, why, deadlocks, top, console, watch",
+        ),
         (["lss"], 78, "did you mean 'ls'?"),
         (["ls", "--josn"], 78, "--json"),
         (["--ulr", "x", "ls"], 78, "--url"),

@@ -307,10 +307,10 @@ class EngineSession(Protocol):
 
         Changes may be merged but none is missed, including deletion (also the disappearance of an
         ephemeral semaphore), re-creation and another limit; the caller reads the state by
-        describing the semaphore. The watch is active when the session's next operation has been
-        answered. The name need not exist (yet). Changes of owners are: a grant, a release, an
-        expiry, an owner's count or data. Waiters are not watched: one that joins or leaves changes
-        nothing here.
+        describing the semaphore. The watch is active before the session's next operation is carried
+        out: a change of the state that it reads is reported. The name need not exist (yet). Changes
+        of owners are: a grant, a release, an expiry, an owner's count or data. Waiters are not
+        watched: one that joins or leaves changes nothing here.
 
         Returns:
             A synchronous function that ends the watch; safe to call twice.

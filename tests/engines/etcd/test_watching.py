@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 
+import pytest
+
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
+from tenure.engines.contract import Attach
 from tenure.engines.etcd.engine import EtcdEngine
+from tenure.engines.etcd.watch_cache import WatchCache
+from tenure.testing.recorder import Recorder
 from tests.engines.etcd.contest import PATIENCE
 from tests.engines.etcd.servers import a_prefix, shared
 
@@ -44,3 +49,37 @@ async def test_a_watch_of_what_was_compacted_away_says_so_and_goes_on() -> None:
             assert engine.watching.is_up
         finally:
             await engine.aclose()
+
+
+async def test_what_is_read_after_a_watch_has_begun_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_load, load = asyncio.Event(), WatchCache._load
+
+    async def late(self: WatchCache) -> None:
+        await may_load.wait()
+        await load(self)
+
+    with a_prefix() as url:
+        watching, writing = connect_engine(url, SystemClock()), connect_engine(url, SystemClock())
+        await watching.open()
+        await writing.open()
+        try:
+            watcher = await watching.attach(Attach("/default", 30), Recorder())
+            writer = await writing.attach(Attach("/default", 30), Recorder())
+            await writer.create_semaphore("s", 1, b"old", exist_ok=False)
+            monkeypatch.setattr(WatchCache, "_load", late)
+            changed = asyncio.Event()
+            watcher.watch("s", data=True, owners=True, changed=changed.set)
+            reading = asyncio.ensure_future(
+                watcher.describe_semaphore("s", owners=True, waiters=False)
+            )
+            for _ in range(20):  # a read that does not wait is answered meanwhile
+                await writer.update_semaphore("s", b"new")
+            may_load.set()
+            async with asyncio.timeout(PATIENCE):
+                if (await reading).data != b"new":
+                    await changed.wait()
+        finally:
+            await watching.aclose()
+            await writing.aclose()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
+import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines._kit.commands.pipeline import Statement
 from tenure.engines.contract import Attach
 from tenure.engines.postgresql.engine import PostgresEngine
+from tenure.engines.postgresql.monitor import PostgresWatches
 from tenure.testing.recorder import Attached, Detached, Recorder
 from tests.engines.postgresql.helpers import an_engine, until
 from tests.engines.postgresql.servers import a_schema, shared
@@ -57,3 +60,29 @@ async def test_a_watch_that_begins_during_a_reconnect_is_notified() -> None:
             ]
             stop()
             await session.close()
+
+
+async def test_a_change_before_another_connection_listens_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PostgresWatches, "compare", lambda *_: None)  # the look that finds it late
+    with a_schema() as url:
+        place = f"{url}&listen={shared().folder}"
+        clock = SystemClock()
+        async with an_engine(place, clock) as engine, an_engine(url, clock) as other:
+            assert isinstance(engine, PostgresEngine)
+            watcher = await engine.attach(Attach("/default", 30), Recorder())
+            writer = await other.attach(Attach("/default", 30), Recorder())
+            await writer.create_semaphore("s", 1, b"old", exist_ok=False)
+            held: list[tuple[Any, ...]] = []
+            monkeypatch.setattr(engine._watches, "_listen", lambda *call: held.append(call))
+            changed = asyncio.Event()
+            watcher.watch("s", data=True, owners=True, changed=changed.set)
+            assert (
+                await watcher.describe_semaphore("s", owners=True, waiters=False)
+            ).data == b"old"
+            await writer.update_semaphore("s", b"new")
+            assert not changed.is_set()
+            [late] = held
+            engine.listen(*late)
+            await until(changed.is_set)

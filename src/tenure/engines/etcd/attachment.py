@@ -153,9 +153,14 @@ class EtcdOperations:
         return None if following is None else following.leaving
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
-        """Answer nothing before a task is done."""
+        """Answer nothing before a task is done, and read nothing (`ready`)."""
         self._awaited.add(task)
         task.add_done_callback(self._awaited.discard)
+
+    async def ready(self) -> None:
+        """Wait for the tasks of `wait_for`."""
+        if self._awaited:
+            await asyncio.wait(list(self._awaited))
 
     async def _carry_out(
         self,
@@ -171,8 +176,7 @@ class EtcdOperations:
                     await asyncio.wait([before.task])
                 turn.before = before.before if before.dropped else None
             result = await (operation() if begun is None else begun)
-            if self._awaited:
-                await asyncio.wait(list(self._awaited))
+            await self.ready()
         except asyncio.CancelledError:
             raise  # `_carried_out` propagates it, as for an operation that had not begun
         except BaseException as error:

@@ -286,10 +286,14 @@ class EtcdSession(EtcdRequests):
         """Describe a semaphore."""
         self.check_open()
         keys = self.name(name)
-        return await self.operations.take(
-            name,
-            lambda: semaphores.describe(self, self.engine, keys, owners=owners, waiters=waiters),
-        )
+
+        async def describe() -> SemaphoreDescription:
+            await self.operations.ready()  # a watch that began before reports what changes later
+            return await semaphores.describe(
+                self, self.engine, keys, owners=owners, waiters=waiters
+            )
+
+        return await self.operations.take(name, describe)
 
     # Requests
 

@@ -360,7 +360,7 @@ class PostgresEngine(CommandEngine[PostgresSession]):
         self.operate = connection.operate
         for channel in self._watches:
             if channel not in self._listened:  # watched since `_prepare`
-                self.listen(f"LISTEN {channel}")
+                self._watches.listen_to(channel)
         for statement in self._waiting.take_all():
             connection.send(statement)
         self.report_attached()
@@ -490,7 +490,14 @@ class PostgresEngine(CommandEngine[PostgresSession]):
         self._monitor.note_watch()
         return self._watches.begin(session, name, kinds, changed)
 
-    def listen(self, sql: str) -> None:
-        """Run ``LISTEN`` or ``UNLISTEN`` where notifications are received."""
-        if self.connection is not None and self.connection.listener is not None:
-            self.connection.listener.send(Sql(sql))
+    def listen(self, sql: str, begun: Callable[[], None] | None = None) -> None:
+        """Run ``LISTEN`` or ``UNLISTEN`` where notifications are received.
+
+        Args:
+            sql: the statement.
+            begun: called afterwards if statements go another way, and may have overtaken it.
+        """
+        connection = self.connection
+        if connection is not None and connection.listener is not None:
+            apart = connection.listener is not connection
+            connection.listener.send(Sql(sql, begun if apart else None))

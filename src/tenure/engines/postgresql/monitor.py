@@ -185,9 +185,9 @@ class PostgresWatches(LocalWatches[PostgresSession]):
     """
 
     def __init__(
-        self, send: Callable[[Statement], None], listen: Callable[[str], None], schema: str
+        self, send: Callable[[Statement], None], listen: Callable[..., None], schema: str
     ) -> None:
-        super().__init__(lambda channel: listen(f"LISTEN {channel}"), self._unlisten)
+        super().__init__(self.listen_to, self._unlisten)
         self._send = send
         self._listen = listen
         self._schema = schema
@@ -214,6 +214,10 @@ class PostgresWatches(LocalWatches[PostgresSession]):
     def _begun(self, channel: str, reply: Any) -> None:
         if channel in self and isinstance(reply, list) and isinstance(reply[0], int):
             self._counters.setdefault(channel, reply)
+
+    def listen_to(self, channel: str) -> None:
+        """Receive a channel's notifications; report what may have changed before."""
+        self._listen(f"LISTEN {channel}", partial(self.report, channel, "b"))
 
     def _unlisten(self, channel: str) -> None:
         self._places.pop(channel, None)

@@ -101,22 +101,30 @@ def session_call(
 
 
 class Sql(Statement):
-    """SQL without a reply that matters, such as ``LISTEN``; it belongs to one connection."""
+    """SQL without a reply that matters, such as ``LISTEN``; it belongs to one connection.
 
-    __slots__ = ("_text",)
+    Args:
+        text: the SQL.
+        done: called when it has been carried out.
+    """
+
+    __slots__ = ("_done", "_text")
 
     recurs = False
     alone = True
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, done: Callable[[], None] | None = None) -> None:
         self._text = text
+        self._done = done
 
     def packed(self, schema: str) -> tuple[bytes, list[bytes | None]]:  # noqa: ARG002
         """Return the SQL and its parameters."""
         return self._text.encode(), []
 
-    def answered(self, reply: Any) -> None:
-        """Ignore the reply."""
+    def answered(self, reply: Any) -> None:  # noqa: ARG002
+        """Ignore the reply, or the error."""
+        if self._done is not None:
+            self._done()
 
     def lost(self) -> bool:
         """Forget the statement with its connection."""

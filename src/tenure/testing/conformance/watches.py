@@ -51,6 +51,20 @@ async def who_writes_notices_its_own_change(stage: Stage) -> None:
 
 
 @behaviour("watch", "lasting")
+async def a_change_while_a_watch_begins_is_read_or_noticed(stage: Stage) -> None:
+    watcher, writer = await _pair(stage)
+    for number in range(10):
+        data = b"%d" % number
+        watching = await watcher.watch("pool", owners=False)
+        writing = asyncio.ensure_future(writer.session.update_semaphore("pool", data))
+        if (await watcher.describe("pool")).data != data:
+            await watching.called()
+            await writing
+            assert (await watcher.describe("pool")).data == data
+        await writing
+
+
+@behaviour("watch", "lasting")
 async def equal_data_is_silent(stage: Stage) -> None:
     watcher, writer = await _pair(stage)
     watching = await watcher.watch("pool")
