@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tenure._client.session_life import SessionLife
 
 Names: TypeAlias = bool | Callable[[str], str]
-"""Whether names of locks are labels; a callable returns the label of a name."""
+"""Label for the names of locks: none, the name itself, or what a callable returns for it."""
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of a metric's labels, in their order, and that of the name, if it has one."""
