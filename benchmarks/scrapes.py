@@ -195,7 +195,6 @@ def _scrapes() -> Iterator[Measured]:
             "without them",
             alone,
             beside / alone,
-            at_least=0.1,
         )
 
 

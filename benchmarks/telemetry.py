@@ -47,7 +47,7 @@ def measure() -> Iterator[Measured]:
         for tasks in (1, 64):
             for name, instrument, at_least in (
                 ("Prometheus", _prometheus, 0.95),
-                ("OpenTelemetry, metrics", _metrics, None),
+                ("OpenTelemetry, metrics", _metrics, 0.95),
                 ("OpenTelemetry, traces", _traces, None),
             ):
                 yield _beside(port, tasks, name, instrument, at_least if tasks == 1 else None)

@@ -85,6 +85,7 @@ class Engine(ABC):
         frugal: whether each further request of a session for a name takes a session of its own, so
             that few tasks share one.
         keeps_rates: whether the store never forgets a rate while tokens are in its window.
+        shows_waits: whether the store shows which request a task waits for.
         spares: the faults of processes and administrators that are not inflicted here.
         seen_at: the node on which administrators find what lies on the processes' node.
         not_done: the faults that cannot be inflicted here, and why; said in the report.
@@ -97,6 +98,7 @@ class Engine(ABC):
     one_writer = False
     frugal = False
     keeps_rates = True
+    shows_waits = True
     spares: frozenset[str] = frozenset()
     seen_at = NODE
 

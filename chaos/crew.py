@@ -205,6 +205,7 @@ class Crew:
             one_writer=self._engine.one_writer,
             frugal=self._engine.frugal,
             keeps_rates=self._engine.keeps_rates,
+            shows_waits=self._engine.shows_waits,
         )
         errors = self._folder / f"{label}.err"
         with errors.open("wb") as stderr:

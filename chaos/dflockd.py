@@ -37,6 +37,7 @@ class Dflockd(Served):
     name = "dflockd"
     schemes = ("dflockd", "tenure")
     plain = True
+    shows_waits = False
     spares = frozenset({"evict", "end-session", "delete"})
     seen_at = _NODE
     # Behind the proxy a dead client looks like one that has sent everything, until it is probed.

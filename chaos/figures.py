@@ -9,6 +9,7 @@
 * That is *too late* if it takes `LATEST` seconds in which no server was out of order and another
   process waited. It shows a lock that is never passed on, such as that of a dead program whose
   session somebody else renews.
+* A deadlock lasts from the last of its waits and leases until it is reported.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tenure.testing.history import (
     Called,
     Continued,
     Crashed,
+    Deadlocked,
     Gone,
     Granted,
     History,
@@ -105,6 +107,7 @@ class Figures:
     noticed: Spread | None
     taken_over: Spread | None
     from_stopped: Spread | None
+    deadlocks: Spread | None
     too_late: tuple[str, ...]
     unavailable: Gap | None
     faults: dict[str, int] = field(default_factory=dict)
@@ -163,6 +166,7 @@ def measure(
         noticed=Spread.of(noticed),
         taken_over=Spread.of(handovers.delays["killed"]),
         from_stopped=Spread.of(handovers.delays["stopped"]),
+        deadlocks=Spread.of(_deadlocks(history.records)),
         too_late=tuple(handovers.too_late),
         unavailable=_longest_gap(records, begun, ended, faults),
         faults=dict(Counter(name for name, _, _, done in faults if done)),
@@ -193,6 +197,24 @@ def _noticed(records: Sequence[Record]) -> list[float]:
                     woken = [at for at in going_on[request.process][-1:] if at > since]
                     delays.append(record.at - max([since, *woken]))
     return delays
+
+
+def _deadlocks(records: Sequence[Record]) -> list[float]:
+    """How long each deadlock lasted until it was reported."""
+    asked: dict[str, float] = {}
+    granted: dict[int | None, float] = {}
+    lasted: list[float] = []
+    for record in records:
+        match record:
+            case Requested():
+                asked[record.request] = record.at
+            case Granted():
+                granted[record.order_id] = record.at
+            case Deadlocked():
+                began = [asked[each] for each in record.waits if each in asked]
+                began += [granted[each] for each in record.inside if each in granted]
+                lasted.append(record.at - max(began, default=record.at))
+    return lasted
 
 
 def _concerns(act: Revokes, request: Requested) -> bool:

@@ -103,6 +103,7 @@ class Report:
             ("time to notice a loss", _spread(figures.noticed)),
             ("time to take over from a killed holder", _spread(figures.taken_over)),
             ("time to take over from a stopped holder", _spread(figures.from_stopped)),
+            ("time to end a deadlock", _spread(figures.deadlocks)),
             ("histories", str(self.folder)),
         ]
         width = max(len(what) for what, _ in rows)

@@ -24,6 +24,8 @@ from chaos.work import (
     ELECTION,
     IMPLICIT,
     KEYS,
+    KNOT,
+    KNOT_LIMIT,
     MUTEXES,
     NODE,
     POOLS,
@@ -32,6 +34,7 @@ from chaos.work import (
     SEVERAL,
     SHARED,
     SHARED_LIMIT,
+    TANGLED,
     of_key,
     resumable,
 )
@@ -143,7 +146,7 @@ async def prepare(url: str, nodes: NodeConfig, journal: Journal) -> None:
         async with client.session(NODE) as session:
             for name in CONFIGS:
                 await journal.create(session.semaphore(name), 1, b"")
-    limits = {**POOLS, ELECTION: 1, RESIZED: RESIZED_LIMIT, SHARED: SHARED_LIMIT}
+    limits = {**POOLS, ELECTION: 1, RESIZED: RESIZED_LIMIT, SHARED: SHARED_LIMIT, KNOT: KNOT_LIMIT}
     for name, limit in limits.items():
         await create(url, name, limit)
 
@@ -153,6 +156,8 @@ def _held_shortly(engine: Engine) -> list[tuple[str, str]]:
     names = [*MUTEXES, *SEVERAL, *POOLS]
     if not engine.plain:
         names += [ELECTION, RESIZED, SHARED, *map(of_key, sorted({*KEYS}))]
+    if engine.shows_waits:
+        names += [*TANGLED, KNOT]
     return [(engine.seen_at, name) for name in names]
 
 

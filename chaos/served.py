@@ -135,6 +135,7 @@ class OverYdb(Served):
     schemes = ("ydb", "tenure")
     one_writer = True
     frugal = True
+    shows_waits = False
 
     @property
     def url(self) -> str:

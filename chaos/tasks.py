@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,6 +21,8 @@ from chaos.work import (
     HIGHEST_LIMIT,
     IMPLICIT,
     KEYS,
+    KNOT,
+    KNOT_LIMIT,
     MUTEXES,
     PER_KEY,
     POOLS,
@@ -30,6 +32,7 @@ from chaos.work import (
     SEVERAL,
     SHARED,
     SHARED_LIMIT,
+    TANGLED,
     Part,
     label_in,
     resumable,
@@ -98,14 +101,21 @@ class Hand:
 
     async def sessions(self, client: tenure.Client) -> None:
         """Several tasks share a session; when that expires, all of them begin anew."""
-        async for attempt in client.sessions(
-            self._part.node, recovery_window=self._part.window, description=self._part.label
-        ):
+        async for attempt in self._attempts(client):
             async with attempt as session, asyncio.TaskGroup() as group:
                 for act in (self._lock, self._lock, self._share, self._share):
                     group.create_task(self._again(session, act))
                 for act in (self._queue, self._try, self._hurry, self._change_its_mind):
                     group.create_task(self._again(session, act))
+
+    def _attempts(self, client: tenure.Client) -> tenure.Attempts:
+        part = self._part
+        return client.sessions(
+            part.node,
+            recovery_window=part.window,
+            description=part.label,
+            on_deadlock=part.on_deadlock,
+        )
 
     async def _again(self, session: tenure.Session, act: Act) -> None:
         while True:
@@ -188,9 +198,7 @@ class Hand:
 
     async def limits(self, client: tenure.Client) -> None:
         """Several tasks share a session, as in `sessions`."""
-        async for attempt in client.sessions(
-            self._part.node, recovery_window=self._part.window, description=self._part.label
-        ):
+        async for attempt in self._attempts(client):
             async with attempt as session, asyncio.TaskGroup() as group:
                 acts: list[Act] = [partial(self._lock_all, client), partial(self._lock_any, client)]
                 if not self._part.frugal:
@@ -279,13 +287,55 @@ class Hand:
                 if self._random.random() < 0.3:
                     await take.refund(self._random.randint(1, count))
 
+    # Deadlocks
+
+    async def tangle(self, client: tenure.Client) -> None:
+        """Several tasks lock inside each other, as in `sessions`."""
+        async for attempt in self._attempts(client):
+            async with attempt as session, asyncio.TaskGroup() as group:
+                for _ in range(2):
+                    group.create_task(self._again(session, self._lock_inside))
+
+    async def _lock_inside(self, session: tenure.Session) -> None:
+        """Lock some of the same names inside each other: often in a deadlock, which ends it."""
+        names = self._random.sample((*TANGLED, KNOT), self._random.choice((2, 2, 3)))
+        with suppress(tenure.Deadlock):
+            async with AsyncExitStack() as held:
+                for name in names:
+                    request = await held.enter_async_context(self._one_inside(session, name))
+                await self._work(request)
+
+    @asynccontextmanager
+    async def _one_inside(self, session: tenure.Session, name: str) -> AsyncIterator[Request]:
+        task = asyncio.current_task()
+        assert task is not None
+        timeout = self._random.choice((None, None, None, self._random.uniform(0.5, 3.0)))
+        primitive: tenure.Mutex | tenure.Semaphore
+        if name == KNOT:
+            count = self._random.randint(1, KNOT_LIMIT)
+            primitive = session.semaphore(name)
+            request = self._journal.request(primitive, count, limit=KNOT_LIMIT, timeout=timeout)
+            acquiring = primitive.acquire(count, timeout=timeout, data=self._data(request))
+        else:
+            primitive = session.mutex(name)
+            request = self._journal.request(primitive, timeout=timeout)
+            acquiring = primitive.lock(timeout=timeout, data=self._data(request))
+        with request:
+            task.set_name(request.label)
+            try:
+                lease = await acquiring
+            except tenure.Deadlock as deadlock:
+                request.deadlocked(deadlock)
+                raise
+            async with lease:
+                with request.holds(lease):
+                    yield request
+
     # A leader
 
     async def lead(self, client: tenure.Client) -> None:
         """Campaign, proclaim, resign."""
-        async for attempt in client.sessions(
-            self._part.node, recovery_window=self._part.window, description=self._part.label
-        ):
+        async for attempt in self._attempts(client):
             async with attempt as session:
                 await self._again(session, self._campaign)
 
@@ -318,9 +368,7 @@ class Hand:
 
     async def lingering(self, client: tenure.Client) -> None:
         """Hold the same for long, in a session that nobody can resume."""
-        async for attempt in client.sessions(
-            self._part.node, recovery_window=self._part.window, description=self._part.label
-        ):
+        async for attempt in self._attempts(client):
             async with attempt as session, asyncio.TaskGroup() as group:
                 for name in self._resumables():
                     group.create_task(self._keep(session, name))

@@ -54,7 +54,10 @@ class Threads:
                 for name, limit in POOLS.items():
                     client.semaphore(name).create(limit, exist_ok=True)
             for attempt in client.sessions(
-                self._part.node, recovery_window=self._part.window, description=self._part.label
+                self._part.node,
+                recovery_window=self._part.window,
+                description=self._part.label,
+                on_deadlock=self._part.on_deadlock,
             ):
                 with attempt as session:
                     self._work(client, session)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from tenure.model import DEFAULT_NODE
 
@@ -32,6 +33,12 @@ KEYS = ("flood", "flood", "flood", "small-1", "small-2", "small-3")
 
 SEVERAL = tuple(f"several-{number}" for number in range(4))
 """Mutexes that are locked together, in any order of the arguments, and each alone."""
+
+TANGLED = tuple(f"tangled-{number}" for number in range(4))
+"""Mutexes that are locked inside each other, in any order, so that tasks wait for each other."""
+
+KNOT, KNOT_LIMIT = "knot", 3
+"""A semaphore among them, and its limit."""
 
 RATES = {"rate": (40, 0.5, None), "rate-in-bursts": (60, 0.6, 20)}
 """Rates: limit, seconds and burst."""
@@ -77,6 +84,7 @@ class Part:
         one_writer: whether each document is written by one process alone; see there.
         frugal: whether few tasks share a session; see there.
         keeps_rates: whether the store never forgets a rate; see there.
+        shows_waits: whether the store shows which request a task waits for; see there.
     """
 
     label: str
@@ -90,6 +98,12 @@ class Part:
     one_writer: bool = False
     frugal: bool = False
     keeps_rates: bool = True
+    shows_waits: bool = True
+
+    @property
+    def on_deadlock(self) -> Literal["wait", "raise"]:
+        """Reaction of its sessions to a deadlock."""
+        return "raise" if self.shows_waits else "wait"
 
     @property
     def node(self) -> str:

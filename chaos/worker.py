@@ -21,16 +21,43 @@ import time
 from random import Random
 from typing import SupportsIndex
 
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
+
 import tenure
 from chaos.data import Documents
 from chaos.tasks import Hand, steadily
 from chaos.threads import Threads
 from chaos.work import POOLS, Part
+from tenure import telemetry
 from tenure.model import DEFAULT_NODE
+from tenure.telemetry import prometheus
+from tenure.telemetry.table import LEASES, WAITERS
 from tenure.testing.history import AppendOnly, Continued, Journal, Paused
 
 _SETBACK = 0.05
 """Seconds after which a store that could not be opened is tried again."""
+
+
+class _Gauges:
+    """The metrics of a client, whose gauges are 0 when no task works any more."""
+
+    def __init__(self, client: tenure.Client) -> None:
+        self._registry = CollectorRegistry()
+        prometheus.instrument(client, registry=self._registry)
+        telemetry.instrument(client, metrics=False, tracer_provider=TracerProvider())
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if a request still waits or is held, by the metrics."""
+        wrong = [
+            sample
+            for family in self._registry.collect()
+            if family.name in (WAITERS.in_prometheus, LEASES.in_prometheus)
+            for sample in family.samples
+            if sample.value
+        ]
+        if wrong:
+            raise RuntimeError(f"gauges that are not 0 at the end: {wrong}")
 
 
 class Worker:
@@ -52,6 +79,7 @@ class Worker:
         orders = asyncio.StreamReader()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
         async with await self._connected() as client:
+            gauges = _Gauges(client)
             working = loop.create_task(self._all_tasks(client))
             thread = threading.Thread(target=self._threads.run, name="blocking")
             thread.start()
@@ -70,6 +98,7 @@ class Worker:
                 self._threads.stop()
                 await asyncio.to_thread(thread.join)
                 self._journal.leaves()  # all that is left, with the client
+            gauges.check()
 
     async def _connected(self) -> tenure.Client:
         while True:
@@ -88,6 +117,8 @@ class Worker:
     async def _all_tasks(self, client: tenure.Client) -> None:
         hand, documents = self._hand, self._documents
         tasks = [hand.sessions, hand.sessions, hand.implicit, hand.limits]
+        if self._part.shows_waits:
+            tasks.append(hand.tangle)
         if self._part.plain:
             tasks.append(hand.lingering)
         else:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import Random
 
 import tenure
 from tenure.testing import VirtualClock
-from tenure.testing.history import Journal, Record, Together, Wanted
+from tenure.testing.history import Journal, Record, Request, Together, Wanted
 
 SOON = 3600.0
 """Seconds of virtual time in which all work ends; it takes a few minutes."""
@@ -25,6 +26,23 @@ _stores = itertools.count()
 
 Work = Callable[[tenure.Client, Journal], Awaitable[None]]
 """What one task does."""
+
+
+@asynccontextmanager
+async def inside(journal: Journal, mutex: tenure.Mutex) -> AsyncIterator[Request]:
+    """Lock a mutex in a task that may be inside others, and record a deadlock."""
+    task = asyncio.current_task()
+    assert task is not None
+    with journal.request(mutex) as request:
+        task.set_name(request.label)
+        try:
+            lease = await mutex.lock()
+        except tenure.Deadlock as deadlock:
+            request.deadlocked(deadlock)
+            raise
+        async with lease:
+            with request.holds(lease):
+                yield request
 
 
 class Recorded:
@@ -135,6 +153,18 @@ class Recorded:
             except (tenure.RateExceeded, TimeoutError):
                 pass
             await asyncio.sleep(self.random.choice((0.0, 0.01, 0.3)))
+
+    async def nest(self, client: tenure.Client, journal: Journal) -> None:
+        """Lock two or three inside each other, often in a deadlock."""
+        async with client.session(on_deadlock="raise") as session:
+            for _ in range(6):
+                names = self.random.sample("abc", self.random.choice((2, 3)))
+                with suppress(tenure.Deadlock):
+                    async with AsyncExitStack() as held:
+                        for name in names:
+                            mutex = session.mutex(name)
+                            request = await held.enter_async_context(inside(journal, mutex))
+                        await self._hold(Together([request]))
 
     def _locks(self, client: tenure.Client, least: int) -> list[Wanted]:
         names = self.random.sample("abcd", self.random.randint(least, 4))

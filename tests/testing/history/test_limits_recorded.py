@@ -20,6 +20,7 @@ from tenure._client import several
 from tenure.testing import VirtualClock, VirtualLoop
 from tenure.testing.history import (
     Called,
+    Deadlocked,
     Described,
     Gone,
     Granted,
@@ -57,7 +58,7 @@ def of(records: list[Record], kind: type[R]) -> list[R]:
 
 
 @guarantee("none", "one owner", "in order", "others proceed", on=MEMORY)
-@pytest.mark.parametrize("kind", ["take_all", "take_any", "share", "resize", "take_rate"])
+@pytest.mark.parametrize("kind", ["take_all", "take_any", "share", "resize", "nest", "take_rate"])
 async def test_all_work_ends_and_breaks_no_rule(clock: VirtualClock, kind: str) -> None:
     granted = 0
     for seed in SEEDS:
@@ -230,6 +231,36 @@ def overtake_a_take(records: list[Record]) -> list[Record]:
     return instead(records, (second, replace(second, granted=(first.granted or 0) - 1)))
 
 
+def report_too_late(records: list[Record]) -> list[Record]:
+    """The last wait of a deadlock begins when the other tasks have left, and their sessions too."""
+    label = of(records, Deadlocked)[0].request
+    changes = [
+        (each, replace(each, at=each.at + 1000.0))
+        for each in records
+        if getattr(each, "request", None) == label
+    ]
+    return instead(records, *changes)
+
+
+def wait_for_nothing(records: list[Record]) -> list[Record]:
+    """A task in a deadlock waits for what no other task of it has."""
+    report = next(each for each in of(records, Deadlocked) if len(each.waits) == 2)
+    asked = asked_for(records)[report.waits[0]]
+    return instead(records, (asked, replace(asked, name="z")))
+
+
+def report_a_granted_wait(records: list[Record]) -> list[Record]:
+    """A task in a deadlock had been granted what it waits for before another one waited."""
+    asked = asked_for(records)
+    waits = [
+        sorted((asked[label] for label in each.waits), key=lambda request: request.at)
+        for each in of(records, Deadlocked)
+    ]
+    first = next(each[0] for each in waits if each[0].at < each[-1].at)
+    [granted] = [each for each in of(records, Granted) if each.request == first.request]
+    return instead(records, (granted, replace(granted, at=first.at)))
+
+
 def begin_before_the_grant(records: list[Record]) -> list[Record]:
     """A program does not wait for the time of its grant."""
     took = next(each for each in of(records, Took) if each.waited > 0.1)
@@ -245,6 +276,9 @@ def begin_before_the_grant(records: list[Record]) -> list[Record]:
         ("share", queue_too_much_of_a_key, "turns"),
         ("share", overtake_within_a_key, "turns"),
         ("resize", resize_to_less, "limit"),
+        ("nest", report_too_late, "deadlock"),
+        ("nest", wait_for_nothing, "deadlock"),
+        ("nest", report_a_granted_wait, "deadlock"),
         ("take_rate", take_too_much, "rate"),
         ("take_rate", overtake_a_take, "rate"),
         ("take_rate", begin_before_the_grant, "rate"),

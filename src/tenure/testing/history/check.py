@@ -19,6 +19,8 @@
   and has granted every request that can be granted.
 * ``turns``: where each key has a limit, a key has at most that many tokens in the queue of all, so
   that the keys take turns; and requests of one key enter that queue in the order of the key's own.
+* ``deadlock``: the waits and leases of a deadlock that was reported were there at one instant, and
+  each of its tasks waits for another one. Programs that were cut off may have ended theirs before.
 * ``rate``: no window has more tokens of a rate than its burst, by the store's clock and by that of
   the programs. A take that is sent after the answer to another one is not granted before it. No
   program begins before its grant.
@@ -72,6 +74,7 @@ from tenure.testing.history.index import (
 )
 from tenure.testing.history.records import (
     Crashed,
+    Deadlocked,
     Described,
     History,
     Leaves,
@@ -732,6 +735,55 @@ def _overtaken_in_a_key(
             insort(ahead, (order_id, entry, of_key), key=lambda each: each[0])
 
 
+# deadlock
+
+
+def _deadlock(index: HistoryIndex) -> Iterator[Violation]:
+    by_id = {each.order_id: each for each in index.entries.values() if each.order_id is not None}
+    for record in index.deadlocked:
+        victim = index.entries[record.request]
+        waits = [index.entries[label] for label in record.waits if label in index.entries]
+        inside = [by_id[order_id] for order_id in record.inside if order_id in by_id]
+        members = [*waits, *inside]
+        false = (
+            "is of requests that were never made"
+            if len(members) < len(record.waits) + len(record.inside) or victim not in waits
+            else _why_false(index, record, waits, inside)
+        )
+        if false:
+            what = f"the deadlock that ended {listed([victim])} {false}"
+            yield index.accuse("deadlock", victim.place, what, members or [victim], record)
+
+
+def _why_false(
+    index: HistoryIndex,
+    record: Deadlocked,
+    waits: list[RequestEntry],
+    inside: list[RequestEntry],
+) -> str | None:
+    """Return why the tasks that a report names were certainly not in a deadlock."""
+    taken = Counter(each.place for each in [*waits, *inside])
+    for each in waits:
+        if taken[each.place] == 1:
+            return f"has no other task for which {listed([each])} waits"
+    for each in inside:
+        if each.granted is None:
+            return f"has {listed([each])} as a lease, which was never granted"
+    since = max(
+        *(each.requested.at for each in waits),
+        *(each.granted.at for each in inside if each.granted),
+    )
+    for each in [*waits, *inside]:
+        if index.may_stay_until(each) < since:
+            return f"never was: {listed([each])} had left before the last of it began"
+    for each in waits:
+        if each.granted is not None and each.granted.at + index.history.skew < since:
+            return f"never was: {listed([each])} was granted before the last of it began"
+    if since > record.at + index.history.skew:
+        return "was reported before it began"
+    return None
+
+
 # rate
 
 _DRIFT = 0.02
@@ -850,6 +902,7 @@ RULES: dict[str, Callable[[HistoryIndex], Iterator[Violation]]] = {
     "observers": observers,
     "end": end,
     "turns": _keys_turns,
+    "deadlock": _deadlock,
     "rate": _rate,
 }
 """The rules by name, in the order in which they are checked."""

@@ -25,6 +25,7 @@ from tenure.testing.history.records import (
     Called,
     Continued,
     Crashed,
+    Deadlocked,
     Described,
     Gone,
     Granted,
@@ -198,6 +199,7 @@ class HistoryIndex:
         truths: the final states, with their positions in the history.
         described: what descriptions showed.
         takes: the takes of each rate, in the order of their calls.
+        deadlocked: the reports of deadlocks.
     """
 
     def __init__(self, history: History) -> None:
@@ -219,6 +221,7 @@ class HistoryIndex:
         self.truths: list[tuple[int, Truth]] = []
         self.described: list[Described] = []
         self.takes: dict[Place, list[TakeEntry]] = {}
+        self.deadlocked: list[Deadlocked] = []
         self._takes: dict[str, TakeEntry] = {}
         self._index = 0
         self._greatest: RequestEntry | None = None  # among those known for at least the skew
@@ -242,6 +245,7 @@ class HistoryIndex:
             Unobserved: self._unobserved,
             Truth: self._truth,
             Described: self.described.append,
+            Deadlocked: self.deadlocked.append,
             Takes: self._take,
             Took: self._took,
             Refunds: self._refunds,
@@ -295,6 +299,18 @@ class HistoryIndex:
             for pause in self._long_pauses(requested.process, requested.at, most):
                 return min(end, pause.start)
         return end
+
+    def may_stay_until(self, entry: RequestEntry) -> float:
+        """Return the instant until which it may have been in its queue.
+
+        A program that is cut off ends its wait or its lease before the store knows, at the latest
+        when the session expires.
+        """
+        later = entry.requested.window + entry.grace + self.history.slack + self.history.skew
+        if entry.gone is not None:
+            return entry.gone.at + later
+        crashed = self.crashed.get(entry.requested.process)
+        return inf if crashed is None else crashed.at + later
 
     def _long_pauses(self, process: str, since: float, most: float) -> Iterator[Pause]:
         """Yield the pauses since an instant that exceed `most` seconds, merging close ones."""

@@ -50,6 +50,7 @@ from tenure.clock import SystemClock
 from tenure.core.rates import MICROSECONDS
 from tenure.errors import (
     AcquireTimeout,
+    Deadlock,
     InvalidArgument,
     LeaseLost,
     Misuse,
@@ -61,6 +62,7 @@ from tenure.errors import (
 from tenure.model import EPHEMERAL_LIMIT
 from tenure.testing.history.records import (
     Called,
+    Deadlocked,
     Described,
     Gone,
     Granted,
@@ -190,6 +192,16 @@ class Request:
         deadline = self._deadline()
         common = None if deadline is None else self._journal.to_common(deadline)
         self._journal.record(Gone(self._journal.now(), self.label, why, common))
+
+    def deadlocked(self, error: Deadlock) -> None:
+        """Record that it was ended with `Deadlock`.
+
+        Each task of the deadlock must have the name of the request for which it waits: tasks call
+        ``asyncio.current_task().set_name(request.label)`` before they wait.
+        """
+        waits = tuple(task.task for task in error.tasks)
+        inside = tuple(order_id for task in error.tasks for _, order_id in task.leases)
+        self._journal.record(Deadlocked(self._journal.now(), self.label, waits, inside))
 
     def _deadline(self) -> float | None:
         """Return the lease's deadline, else that of the session that made the request."""

@@ -145,6 +145,21 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Deadlocked:
+    """Record that the request was ended with `tenure.Deadlock`.
+
+    Attributes:
+        waits: the labels of the requests for which the tasks of the deadlock wait.
+        inside: the order ids of the leases that those tasks are inside.
+    """
+
+    at: float
+    request: str
+    waits: tuple[str, ...]
+    inside: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Revokes:
     """Record that an administrator is about to revoke requests; their programs are notified later.
 
@@ -337,6 +352,7 @@ Record = (
     | Shrinks
     | Leaves
     | Gone
+    | Deadlocked
     | Revokes
     | Paused
     | Continued
@@ -353,7 +369,7 @@ Record = (
 )
 
 KINDS: tuple[type[Record], ...] = (
-    *(Requested, Queued, Granted, Held, Shrinks, Leaves, Gone, Revokes),
+    *(Requested, Queued, Granted, Held, Shrinks, Leaves, Gone, Deadlocked, Revokes),
     *(Paused, Continued, Crashed, Called, Returned, Observed, Unobserved, Truth),
     *(Described, Takes, Took, Refunds),
 )

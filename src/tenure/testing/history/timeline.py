@@ -23,6 +23,7 @@ from tenure.testing.history.records import (
     Called,
     Continued,
     Crashed,
+    Deadlocked,
     Described,
     Gone,
     Granted,
@@ -130,7 +131,7 @@ def _process_of(record: Record, processes: dict[str, str]) -> str:
         return processes.get(record.call, "")
     if isinstance(record, Took | Refunds):
         return processes.get(record.take, "")
-    if isinstance(record, Queued | Granted | Held | Shrinks | Leaves | Gone):
+    if isinstance(record, Queued | Granted | Held | Shrinks | Leaves | Gone | Deadlocked):
         return processes.get(record.request, "")
     if isinstance(record, Revokes | Truth):
         return ""
@@ -160,6 +161,11 @@ def _describe(record: Record, start: float) -> str:
         case Gone():
             known = None if record.deadline is None else _until(record.deadline, start)
             return f"{record.request} is {record.why}{'' if known is None else f', was {known}'}"
+        case Deadlocked():
+            return (
+                f"{record.request} is ended by a deadlock of {', '.join(record.waits)}, inside "
+                f"{list(record.inside)}"
+            )
         case Revokes():
             return f"an administrator revokes {_revoked(record)}"
         case Paused():
