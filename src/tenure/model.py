@@ -121,7 +121,8 @@ class RequestDescription:
 
     Attributes:
         session_id: the session of the request.
-        order_id: its place in the queue, and its fencing token.
+        order_id: number that rises with every request of the store; it orders the queue, and is the
+            fencing token.
         count: number of the semaphore's tokens that it requests or owns.
         data: the data of the request.
         since: seconds since the grant (of a waiter: since it joined the queue).

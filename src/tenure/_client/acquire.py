@@ -10,7 +10,7 @@ the request in the background.
 store still works: a stopped store and a busy mutex look alike. A `Probe` therefore reads the
 semaphore a moment before the timeout. If that read is unanswered at the timeout, the store is
 reported as the reason. Requests of one session that time out together share the read. A client
-reads at most `MOST_READINGS` whole queues a second that way, for `AcquireTimeout.position`.
+reads at most `MOST_READINGS` (in `waits`) whole queues a second, for `AcquireTimeout.position`.
 
 **The contention** is the holders, for an `AcquireTimeout` and its message. After the
 timeout the client reads the owners once, and waits at most 0.25 s for the answer. Tasks of
@@ -34,7 +34,7 @@ from tenure._client.session_core import SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
-from tenure.engines.contract import Enqueued, Place, Removal, place_in, when_answered
+from tenure.engines.contract import Enqueued, Place, Removal, position_in, when_answered
 from tenure.errors import AcquireTimeout, SelfDeadlock, SemaphoreNotFound, TenureError
 from tenure.identity import holder_name, semaphore_with_identities
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
@@ -88,11 +88,11 @@ class Probe:
 
     @property
     def position(self) -> int | None:
-        """The place of the waiter in its queue, 1 for the next; ``None`` if unknown."""
+        """The position of the waiter in its queue, 1 for the next; ``None`` if unknown."""
         queue, order_id = self._answer().queue, self._request.order_id
         if queue is None or order_id is None:
             return None
-        return place_in(queue, order_id) or None
+        return position_in(queue, order_id) or None
 
     def _answer(self) -> ProbeAnswer:
         reading = self._reading

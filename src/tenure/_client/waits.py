@@ -34,7 +34,7 @@ from tenure._client.client_core import living_clients
 from tenure._client.handles import UNKNOWN
 from tenure._client.request import HELD, WAITING, Request
 from tenure._client.session_life import SessionLife
-from tenure.engines.contract import place_in
+from tenure.engines.contract import position_in
 from tenure.errors import TenureError
 from tenure.identity import holder_name, semaphore_with_identities
 from tenure.model import BlockedTask, SemaphoreDescription
@@ -46,6 +46,7 @@ LONG = 10.0
 """Seconds after which a wait is logged with its holder."""
 
 MOST_READINGS = 10
+"""Queues that a client reads within `LOOK` to describe long waits."""
 
 _READ_TIMEOUT = 1.0
 
@@ -197,7 +198,7 @@ class Waits:
         wait.logged = True
         place = None
         if described is not None and request.order_id is not None:
-            place = place_in(described, request.order_id)
+            place = position_in(described, request.order_id)
         _log.info(
             "still waiting: node=%s name=%r position=%s holder=%s seconds=%.0f",
             request.node,

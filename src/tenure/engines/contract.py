@@ -47,7 +47,7 @@ from tenure.engines.optional import (
     Pages,
     RateReply,
     SessionDefaults,
-    place_in,
+    position_in,
     rate_answered,
 )
 from tenure.engines.prompt import Prompt, when_answered
@@ -97,7 +97,7 @@ __all__ = [
     "SessionDefaults",
     "SessionEvents",
     "Withdrawn",
-    "place_in",
+    "position_in",
     "rate_answered",
     "when_answered",
 ]

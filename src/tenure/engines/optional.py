@@ -219,8 +219,8 @@ class EngineDefaults:
         )
 
 
-def place_in(described: SemaphoreDescription, order_id: int) -> int | None:
-    """Return a request's place in a described queue, as `SessionDefaults.position` does."""
+def position_in(described: SemaphoreDescription, order_id: int) -> int | None:
+    """Return a request's position in a described queue, as `SessionDefaults.position` does."""
     if any(owner.order_id == order_id for owner in described.owners):
         return 0
     orders = [waiter.order_id for waiter in described.waiters]
@@ -239,7 +239,7 @@ class SessionDefaults:
     __slots__ = ()
 
     async def position(self: _Describing, name: str, order_id: int) -> int | None:
-        """Return a request's place in its queue: 0 for an owner, 1 for the first waiter, and so on.
+        """Return a request's position in its queue: 0 for an owner, 1 for the first waiter.
 
         By default, it reads the whole queue.
 
@@ -248,13 +248,13 @@ class SessionDefaults:
             order_id: the order id of the request.
 
         Returns:
-            The place; ``None`` if the request is not in the queue, or there is no semaphore.
+            The position; ``None`` if the request is not in the queue, or there is no semaphore.
         """
         try:
             described = await self.describe_semaphore(name, owners=True, waiters=True)
         except SemaphoreNotFound:
             return None
-        return place_in(described, order_id)
+        return position_in(described, order_id)
 
     def token_of(self, request_id: int) -> str | None:  # noqa: ARG002
         """Return the token by which other clients of the store identify a grant.

@@ -471,6 +471,34 @@ async def test_checkpoints_and_a_new_time_of_the_database_are_no_damage(tmp_path
         assert one.heard.end is two.heard.end is None
 
 
+@pytest.mark.parametrize("reading", range(4))
+async def test_a_checkpoint_within_a_check_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: int
+) -> None:
+    store = tmp_path / "store.db"
+    async with opened(f"sqlite:///{store}") as engine:
+        one = await attached(engine)
+        files = engine.store._files
+        read = files._read
+        readings = 0
+
+        def read_beside_a_checkpoint(path: str, size: int) -> bytes:
+            nonlocal readings
+            if readings == reading:
+                checkpointed(store)
+            readings += 1
+            return read(path, size)
+
+        engine.monitor._tick()
+        await one.enqueue(1, "x")
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "_read", read_beside_a_checkpoint)
+            engine.monitor._tick()
+        assert readings > 1
+        engine.monitor._tick()
+        assert one.heard.end is None
+
+
 async def test_a_damaged_store_ends_the_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ class EtcdRequest:
 
     @property
     def decided(self) -> bool:
-        """True if its timeout is 0."""
+        """True if it owns, or has left its queue."""
         return self.gone or self.owns
 
     @property

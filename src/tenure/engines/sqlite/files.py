@@ -454,12 +454,15 @@ class OpenFiles:
     def _is_overwritten(self, status: os.stat_result) -> bool:
         """Return true if the database was written to, and not by a checkpoint.
 
-        Checkpoints record in the log's index how far they have come.
+        Checkpoints record in the log's index how far they have come. One may run at any moment of
+        this, since the status was read, for example. So an unchanged time of the last write alone
+        does not show that the content is unchanged.
         """
         written = (status.st_mtime_ns, status.st_size)
         former = self._seen
         index = self._read(self._index, _INDEX_HEADER)
-        if former is not None and former.written == written:
+        checkpoints = b"".join(index[each] for each in _CHECKPOINTS)
+        if former and former.written == written and former.checkpoints == checkpoints:
             head = former.head
         else:
             head = self._read(self._path, _HEAD)
@@ -468,7 +471,6 @@ class OpenFiles:
             return False
         if index[_BACKFILLED] != index[_ATTEMPTED]:  # a checkpoint is running, or was interrupted
             return False
-        checkpoints = b"".join(index[each] for each in _CHECKPOINTS)
         self._seen = _Content(written, checkpoints, head)
         return former is not None and former.checkpoints == checkpoints and former.head != head
 

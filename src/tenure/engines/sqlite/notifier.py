@@ -75,8 +75,9 @@ class DatagramNotifier:
         for participant in participants:
             try:
                 self._socket.sendto(_DATAGRAM, f"{self._prefix}{participant}.sock")
-            except (ConnectionRefusedError, FileNotFoundError):
+            except (ConnectionRefusedError, FileNotFoundError) as error:
                 silent.append(participant)
+                _log.debug("could not notify: peer=%s error=%s", participant, error)
             except BlockingIOError:  # an earlier notification has not been received yet
                 continue
             except OSError as error:

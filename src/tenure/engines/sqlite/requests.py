@@ -28,6 +28,11 @@ from tenure.model import EPHEMERAL_LIMIT, UNCHANGED, Unchanged
 
 _REFUSED = Enqueued(Place.REFUSED, None)
 _EPHEMERAL = to_column(EPHEMERAL_LIMIT)
+_INSERT = """
+INSERT INTO requests
+(node, name, order_id, session, hold, count, joined_at, granted_at, deadline, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 _LOOK = """
 SELECT s.node, m."limit", m.held, m.whole, r.order_id, r.granted_at, r.count
@@ -113,7 +118,7 @@ def enqueue(
     now = tx.now
     stored = _EPHEMERAL if count == EPHEMERAL_LIMIT else to_column(count)
     tx.execute(
-        "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        _INSERT,
         (
             *(node, name, order_id, me[0], request_id, stored, now),
             now if granted else None,
@@ -375,11 +380,11 @@ def mend(tx: Transaction, names: Iterable[tuple[int, str]]) -> None:
             tx.last_session_id += 1
             missing.add(tx.last_session_id)
             tx.execute(
-                "INSERT INTO requests VALUES (?, ?, ?, ?, 0, ?, ?, ?, NULL, ?)",
+                _INSERT,
                 (
-                    *(node, name, found.first - 1, tx.last_session_id),
+                    *(node, name, found.first - 1, tx.last_session_id, 0),
                     _EPHEMERAL if found.held == EPHEMERAL_LIMIT else to_column(found.held),
-                    *(tx.now, tx.now, b""),
+                    *(tx.now, tx.now, None, b""),
                 ),
             )
         for session in missing:

@@ -418,7 +418,7 @@ _ERRORS = {
         "End it, or its transaction",
     ),
 }
-"""Return the message for a code of SQLite."""
+"""Messages for the codes of SQLite, with places for the path and the error."""
 
 _SHORTER = (
     "{path} or its log {path}-wal is shorter than its index says, and nothing was changed: "

@@ -103,7 +103,7 @@ class Committer:
     Attributes:
         listener: the monitor; set before the first operation.
         busy: whether the thread uses the connection, or waits for the turn.
-        stalled_since: the time at which the thread began to wait for the turn.
+        stalled_since: the time at which the thread began to wait for the turn, also for a moment.
     """
 
     listener: _Listener

@@ -14,7 +14,7 @@ script                purpose
 ``change.lua``        change semaphores and requests, each change once
 ``renew.lua``         extend a session's expiry
 ``look.lua``          read the state of some requests, in case a push was lost
-``position.lua``      read the place of one request in its queue
+``position.lua``      read the position of one request in its queue, after what is due has expired
 ``describe.lua``      describe semaphores with their requests
 ``watch.lua``         have changes published
 ``tick.lua``          expire what is due, and grant what fits
@@ -23,7 +23,26 @@ script                purpose
 ``admin.lua``         nodes, sessions and evictions, for administrators
 ====================  ===========================================================================
 
-The first lines of a file have its arguments (``ARGV``) and its answers.
+=====================  ==========================================================================
+key                    contents
+=====================  ==========================================================================
+``meta``               hash: the state of the namespace (``parts/namespace.lua``)
+``nodes``, ``born``    hashes by path: the nodes' configurations; since when they exist
+``S:NODE``             set: the ids of the node's sessions
+``s:ID``               hash: a session, with its requests (``parts/queues.lua``)
+``x``                  sorted set: the sessions that have requests, by their expiry
+``m:NODE:NAME``        hash, or string in the short form: a semaphore with its requests
+``w:NODE:NAME``        sorted set: the waiters of a semaphore, by order id
+``M:NODE``             set: the names of the node's lasting semaphores
+``d``                  sorted set: the waiters with a timeout, by the end of that
+``a:TOKEN``            string: the answer to an operation that may be sent again, for a minute
+``r:NODE:NAME``        list: a rate (``rate.lua``)
+``c:EPOCH:NODE:NAME``  channel: changes of a semaphore, for watches
+``p:RANDOM``           channel: pushes to the sessions of one client
+=====================  ==========================================================================
+
+Each begins with the prefix of the namespace. The first lines of a file have its arguments
+(``ARGV``) and its answers.
 
 The files in ``parts/`` are what scripts have in common. A script or a part names the parts that it
 needs, in lines such as::

@@ -7,7 +7,7 @@
 -- form: "session request order joined", and behind them the data, if any.
 -- A session is a hash: a token of its attachment, n node, u until, w window, l liveness, k key,
 -- c channel, d description, t attached, f when its keys were last given time to live, y the end that it was
--- given when the server had been away; each request is a field: "order name", with a "+" before it while
+-- given when the server had been away; each request is a field, its *place*: "order name", with a "+" before it while
 -- that is in its short form, or "!kind order" when the request was taken out and it may not know: t timed
 -- out, x deleted, e evicted, r with the new limit of its semaphore.
 --#include parts/namespace.lua
