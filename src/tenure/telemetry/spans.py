@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tenure._client.request import Request
     from tenure._client.session_life import SessionLife
 
-MOST_READINGS = 10
-"""Number of queues that are read at the same time; of other requests the place is unknown."""
+MOST_AT_ONCE = 10
+"""Number of positions that are read at the same time; those of other requests stay unknown."""
 
 _log = logging.getLogger("tenure")
 
@@ -97,7 +97,7 @@ class Spans:
     def queued(self, request: Request) -> None:
         """Begin to read the place in the queue, if the spans have it."""
         known = request.order_id is not None  # else the store does not name its waiters
-        if self._positions and known and self._reading < MOST_READINGS:
+        if self._positions and known and self._reading < MOST_AT_ONCE:
             self._reading += 1
             reading = session_of(request).client.tasks.begin(self._note_position(request))
             reading.add_done_callback(self._have_read)

@@ -99,6 +99,27 @@ async def test_a_waiter_learns_its_position_without_a_read_of_the_queue(server: 
         assert [await each.position() for each in tickets] == list(range(1, 51))
 
 
+async def test_a_push_of_a_newer_release_is_ignored(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefix = parse(server.url).prefix
+    async with (
+        tenure.connect(server.url) as one,
+        tenure.connect(server.url) as other,
+        other.session() as session,
+    ):
+        async with one.mutex("m").lock():
+            waiting = asyncio.create_task(session.mutex("m").lock())
+            await is_waited_for(one, "m")
+            fields = server.tell("HMGET", f"{prefix}s:{session.id}", "c", "a")
+            assert isinstance(fields, list)
+            channel, token = (each.decode() for each in fields)
+            server.tell("PUBLISH", channel, f"z {token} of a later time")
+        async with asyncio.timeout(20):
+            await (await waiting).release()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 @pytest.fixture(scope="module")
 def secure_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     authority = Authority(tmp_path_factory.mktemp("certificates"))

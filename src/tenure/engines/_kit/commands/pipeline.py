@@ -50,6 +50,11 @@ REMOVALS = {"t": Removal.TIMED_OUT, "x": Removal.DELETED, "e": Removal.EVICTED}
 """Reasons of the store for removing requests, by the kinds of the events."""
 
 
+def is_removal(kind: str) -> bool:
+    """Return true if an event of this kind is a removal that this release knows."""
+    return kind in REMOVALS or kind[:1] == "r"
+
+
 def removal(kind: str) -> Removal:
     """Return the reason of a removal: `kind` is a key of `REMOVALS`, or "r" and the new limit."""
     return Removal.resized(int(kind[1:])) if kind[0] == "r" else REMOVALS[kind]

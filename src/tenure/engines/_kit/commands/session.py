@@ -34,6 +34,7 @@ from tenure.engines._kit.commands.pipeline import (
     Operation,
     OrderIds,
     WithdrawOperation,
+    is_removal,
     removal,
 )
 from tenure.engines._kit.commands.replies import (
@@ -583,7 +584,8 @@ class CommandSession(SessionBase):
 
         Args:
             kind: "T" taken over, "E" ended, "A" a former attachment has acknowledged a takeover,
-                "g" granted, or the kind of a `removal`.
+                "g" granted, or the kind of a `removal`. Any other is of a newer release, and
+                ignored.
             rest: the reason of the end, or the request id and order id of a request.
         """
         if self.over:
@@ -594,6 +596,8 @@ class CommandSession(SessionBase):
             self.end(rest)
         elif kind == "A":
             self.recheck.set()
+        elif kind != "g" and not is_removal(kind):
+            return
         elif self.early is not None:
             self.early.append(partial(self.push, kind, rest))
         else:
