@@ -177,7 +177,10 @@ class Closed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopStalled(Event):
-    """The event loop was stuck for `seconds`; the keeper thread renewed meanwhile."""
+    """The event loop was stuck for `seconds`; the keeper thread renewed meanwhile.
+
+    A pause that prevents no renewal, or one of less than two seconds, is not reported.
+    """
 
     seconds: float
 
