@@ -11,9 +11,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from tenure.console.app import CONFIRMATIONS, LARGEST_BODY, PAGES, is_local, make_app
+from tenure.console.app import CONFIRMATIONS, PAGES, is_local, make_app
 from tenure.console.rendering import link
 from tenure.console.security import HEADERS, is_known_host
+from tenure.console.service import LARGEST_BODY
 from tenure.errors import EngineError
 from tenure.model import NodeConfig
 from tests.console.serving import (
