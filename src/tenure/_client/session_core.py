@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import NamedTuple, cast
 
 from tenure import fork
 from tenure._client import session_life as states
@@ -34,21 +34,40 @@ from tenure.engines.contract import (
     Withdrawn,
 )
 from tenure.errors import InvalidArgument, SessionExpired
-from tenure.model import Recovered
-
-if TYPE_CHECKING:
-    from tenure._client.acquire import Contention, ProbeAnswer
-    from tenure._client.source import SessionAnchor
-
+from tenure.model import Recovered, RequestDescription, SemaphoreDescription
 
 _LEFT = Withdrawn.LEFT
+
+
+class ProbeAnswer(NamedTuple):
+    """Answer to a probe.
+
+    Attributes:
+        there: whether the store has answered, with an error or without.
+        queue: the semaphore with its whole queue, if that was read.
+    """
+
+    there: bool
+    queue: SemaphoreDescription | None = None
+
+
+class Contention(NamedTuple):
+    """Holders of a semaphore.
+
+    Attributes:
+        text: a description of them, or advice on how to find them.
+        holders: the requests; empty if unknown.
+    """
+
+    text: str
+    holders: Sequence[RequestDescription] = ()
 
 
 class SessionCore(SessionLife):
     """State of one session, with its requests.
 
     Attributes:
-        anchor: refers weakly to what keeps the session for the program (`source`).
+        anchor: refers weakly to what keeps the session for the program (`SessionAnchor`).
         how: the options of its attaching.
         on_loss: the default policy of its leases.
         requests: the requests that may be in a queue, by id.
@@ -80,7 +99,7 @@ class SessionCore(SessionLife):
         "watchers",
     )
 
-    anchor: Callable[[], SessionAnchor | None]
+    anchor: Callable[[], object]
 
     def __init__(
         self,
@@ -96,7 +115,9 @@ class SessionCore(SessionLife):
         self.requests: dict[int, Request] = {}
         self.recovered: dict[int, Recovered] = {}
         self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.complete)
-        self.blocked = Blocked(self, raises=on_deadlock == "raise")
+        self.blocked = Blocked(
+            self, self.new_request_id, self.release_retries.add, raises=on_deadlock == "raise"
+        )
         self.waits = Waits(self, self.blocked)
         self.watchers: dict[Callable[[], None], None] = {}
         self.readings: dict[str, asyncio.Task[Contention]] = {}
@@ -261,7 +282,9 @@ class SessionCore(SessionLife):
         """Register the requests that the session had in queues when it was taken over."""
         self.recovered = {found.request_id: found for found in requests if found.name != WAITS}
         self._stale = [
-            Publication(self, found.request_id) for found in requests if found.name == WAITS
+            Publication(self, found.request_id, self.release_retries.add)
+            for found in requests
+            if found.name == WAITS
         ]
 
     def granted(self, request_id: int, order_id: int | None) -> None:

@@ -12,9 +12,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from tenure._client.client import Client
+from tenure._client.client import Client, client_core
 from tenure._client.client_core import ClientCore
-from tenure._client.internals import client_core
 from tenure.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from typing import Literal, NoReturn, Protocol
 import click
 
 import tenure
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure.cli.look import describe_program, program
 from tenure.cli.mistakes import Mistake, Status, after_signal
 from tenure.cli.output import duration, safe
