@@ -560,7 +560,9 @@ async def test_after_the_end_of_its_session_no_withdrawal_is_repeated(world: Wor
         session = await client.session()
         core = session_core(session)
         await session.aclose()
-        blocked.Publication(core, 1, core.release_retries.add).withdrawal_failed(EngineError("too late"))
+        blocked.Publication(core, 1, core.release_retries.add).withdrawal_failed(
+            EngineError("too late")
+        )
         await asyncio.sleep(1)
     assert client._core.closed
 

@@ -27,8 +27,7 @@ from typing import TypeVar
 from tenure._client.blocked import deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
-from tenure._client.listeners import UnsentRequest
-from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
+from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions, UnsentRequest
 from tenure._client.scope import entered_scopes
 from tenure._client.session_core import Contention, ProbeAnswer, SessionCore, session_of
 from tenure._client.source import SessionSource
@@ -340,7 +339,12 @@ def _begin_wait(source: SessionSource, options: RequestOptions[object]) -> Unsen
     session = source.current()
     if session is not None and session.why is not None:
         session = None  # another one is being attached
-    return source.listeners.begin(source.node, session, options)
+    listeners = source.listeners
+    if not listeners.streams and not listeners.sinks:
+        return None
+    unsent = UnsentRequest(listeners, source.node, session, options)
+    unsent.begin()
+    return unsent
 
 
 def _send(

@@ -141,7 +141,7 @@ class Publication:
     loss: ClassVar[Exception | None] = None
 
     def __init__(
-        self, session: SessionLife, request_id: int, retry: Callable[[Publication], None]
+        self, session: SessionLife[Request], request_id: int, retry: Callable[[Publication], None]
     ) -> None:
         self._session = session
         self._retry = retry
@@ -200,7 +200,7 @@ class Blocked:
 
     def __init__(
         self,
-        session: SessionLife,
+        session: SessionLife[Request],
         new_request_id: Callable[[], int],
         retry: Callable[[Publication], None],
         *,

@@ -63,43 +63,33 @@ class Contention(NamedTuple):
     holders: Sequence[RequestDescription] = ()
 
 
-class SessionCore(SessionLife):
+class SessionCore(SessionLife[Request]):
     """State of one session, with its requests.
 
     Attributes:
-        anchor: refers weakly to what keeps the session for the program (`SessionAnchor`).
         how: the options of its attaching.
-        on_loss: the default policy of its leases.
-        requests: the requests that may be in a queue, by id.
         recovered: the unclaimed requests of a resumed session, by id.
         waits: the tasks that wait for a grant.
         blocked: those of them that are inside leases.
         release_retries: the withdrawals that are sent again.
         watchers: the callbacks of watches, in order; called at the end.
         readings, probes: reads of a semaphore's queue that several tasks share.
-        debug: whether its loop is in debug mode, and call sites include the lines around them.
         creations: the pending creations of elections, by name, that several tasks share.
     """
 
     __slots__ = (  # too many attributes for an efficient instance dictionary
         "_last_request_id",
         "_stale",
-        "anchor",
         "blocked",
         "creations",
-        "debug",
         "how",
-        "on_loss",
         "probes",
         "readings",
         "recovered",
         "release_retries",
-        "requests",
         "waits",
         "watchers",
     )
-
-    anchor: Callable[[], object]
 
     def __init__(
         self,
@@ -109,10 +99,8 @@ class SessionCore(SessionLife):
         max_stall: float,
         on_deadlock: OnDeadlock = "wait",
     ) -> None:
-        super().__init__(client, how, max_stall)
+        super().__init__(client, how, on_loss, max_stall)
         self.how = how
-        self.on_loss = on_loss
-        self.requests: dict[int, Request] = {}
         self.recovered: dict[int, Recovered] = {}
         self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.complete)
         self.blocked = Blocked(
@@ -123,7 +111,6 @@ class SessionCore(SessionLife):
         self.readings: dict[str, asyncio.Task[Contention]] = {}
         self.probes: dict[str, asyncio.Task[ProbeAnswer]] = {}
         self.creations: dict[str, asyncio.Task[None]] = {}
-        self.debug = self.loop.get_debug()
         self._last_request_id = 0
         self._stale: Sequence[Publication] = ()  # of the program that had the session before
 
@@ -148,10 +135,6 @@ class SessionCore(SessionLife):
         """Return the next number of a request."""
         self._last_request_id += 1
         return self._last_request_id
-
-    def held_requests(self) -> list[Request]:
-        """Return the requests that may be held. From any thread."""
-        return list(self.requests.values())
 
     def claim(self, options: RequestOptions[object], site: CallSite | None) -> Request | None:
         """Take the first recovered request of that name and kind, if there is one."""

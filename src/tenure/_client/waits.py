@@ -26,7 +26,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from tenure import greenlets
 from tenure._client.blocked import Blocked, Wait
@@ -68,7 +68,7 @@ class Waits:
         blocked: those of tasks inside leases.
     """
 
-    def __init__(self, session: SessionLife, blocked: Blocked) -> None:
+    def __init__(self, session: SessionLife[Request], blocked: Blocked) -> None:
         self._session = session
         self._blocked = blocked
         self._now = session.now
@@ -195,7 +195,7 @@ class Waits:
             return None
 
 
-def _held_by_program(session: SessionLife, names: set[str]) -> dict[str, list[Request]]:
+def _held_by_program(session: SessionLife[Request], names: set[str]) -> dict[str, list[Request]]:
     """Return the requests of those names, on the node of the session, that this program holds."""
     held: dict[str, list[Request]] = {}
     for request in _requests_beside(session):
@@ -204,10 +204,10 @@ def _held_by_program(session: SessionLife, names: set[str]) -> dict[str, list[Re
     return held
 
 
-def _requests_beside(session: SessionLife) -> Iterator[Request]:
+def _requests_beside(session: SessionLife[Request]) -> Iterator[Request]:
     for client in living_clients():
         if client.url == session.client.url:
-            for other in list(client.sessions):
+            for other in cast("list[SessionLife[Request]]", list(client.sessions)):
                 if other.node == session.node:
                     yield from other.held_requests()
 
