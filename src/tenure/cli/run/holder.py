@@ -35,7 +35,7 @@ import termios
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
 import click
 
@@ -133,13 +133,6 @@ def _unstopped() -> Iterator[None]:
 WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 
-class _Command(Protocol):
-    @property
-    def group(self) -> int | None: ...
-
-    def signal(self, number: int) -> None: ...
-
-
 class JobControl:
     """The command's place in the shell's job.
 
@@ -148,7 +141,7 @@ class JobControl:
         command: the command, once it is started.
     """
 
-    command: _Command
+    command: GuardedCommand
 
     def __init__(self) -> None:
         self._terminal = Terminal()
