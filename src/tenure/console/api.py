@@ -25,7 +25,7 @@ from tenure.console.openapi import description
 from tenure.console.record import Span, StoreEvent
 from tenure.console.service import Console, host_of, read_body, status_of
 from tenure.console.views import MOST_TASKS, PageRequest, chosen_node, kind_of, waits_of
-from tenure.console.waits import NodeWaits, Party
+from tenure.console.waits import NodeWaits, WaitParty
 from tenure.core import refusals
 from tenure.core.deadlocks import shows_waits, unsupported
 from tenure.core.rules import EXACT, check_name
@@ -150,7 +150,7 @@ def span_json(each: Span, wall: float) -> Json:
     }
 
 
-def _party_json(each: Party, waits: NodeWaits) -> Json:
+def _party_json(each: WaitParty, waits: NodeWaits) -> Json:
     return {
         "session_id": each.session_id,
         "session_description": each.session_description,
@@ -165,7 +165,7 @@ def _party_json(each: Party, waits: NodeWaits) -> Json:
     }
 
 
-def task_json(each: Party, waits: NodeWaits) -> Json:
+def task_json(each: WaitParty, waits: NodeWaits) -> Json:
     """Return a task that waits."""
     task = each.task
     assert task is not None

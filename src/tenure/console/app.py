@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from tenure.console import api, views
 from tenure.console.access import Door, Visitor
-from tenure.console.live import Stream
+from tenure.console.live import LiveStream
 from tenure.console.rendering import ASSETS, Rendering, link
 from tenure.console.security import SAFE, Shield
 from tenure.console.service import Console, Visit, host_of, read_body, status_of
@@ -284,7 +284,7 @@ class ConsolePages:
 class _StreamResponse(Response):
     """The response that is a stream."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: LiveStream) -> None:
         self._stream = stream
         self.background = None
 
