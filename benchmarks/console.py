@@ -23,7 +23,8 @@ from starlette.routing import Mount, Route
 
 from benchmarks.measure import Measured, percentile
 from tenure.clock import SystemClock
-from tenure.console.app import Console, make_app
+from tenure.console.app import make_app
+from tenure.console.service import Console
 from tenure.engines.contract import Attach
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT

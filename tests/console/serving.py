@@ -13,7 +13,8 @@ import uvicorn
 
 from tenure.clock import SystemClock
 from tenure.console.access import Access, Connection, Visitor
-from tenure.console.app import Console, make_app
+from tenure.console.app import make_app
+from tenure.console.service import Console
 from tenure.engines.contract import Attach, Engine, EngineSession
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT

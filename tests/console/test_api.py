@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tenure.console import app, reading
+from tenure.console import reading, service
 from tenure.console.api import LONGEST_DATA, PREFIX, READS
 from tenure.console.openapi import description
 from tenure.model import NodeConfig
@@ -208,7 +208,7 @@ async def test_an_administrator_acts_by_the_api() -> None:
 
 
 async def test_an_action_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(service, "ANSWER_TIMEOUT", 0.05)
     async with served() as console:
 
         async def hangs(path: str, session_id: int) -> bool:

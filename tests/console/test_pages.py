@@ -11,9 +11,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from tenure.console.app import CONFIRMATIONS, LARGEST_BODY, PAGES, is_local, make_app
-from tenure.console.rendering import link
+from tenure.console.app import CONFIRMATIONS, PAGES, is_local, make_app
+from tenure.console.rendering import Rendering, link
 from tenure.console.security import HEADERS, is_known_host
+from tenure.console.service import LARGEST_BODY
 from tenure.errors import EngineError
 from tenure.model import NodeConfig
 from tests.console.serving import (
@@ -171,14 +172,14 @@ async def test_a_page_has_no_script_and_no_style_of_its_own() -> None:
             page = (await browser.get(path)).text
             assert not re.search(r"\son\w+\s*=|\sstyle\s*=|<style|javascript:", page)
             assert re.findall(r"<script[^>]*>", page) == [
-                f'<script src="/static/console.js?v={console.console.rendering.version}" defer>'
+                f'<script src="/static/console.js?v={Rendering().version}" defer>'
             ]
             assert not re.search(r'(src|href)="(?!/|#)', page)
 
 
 async def test_files_are_kept_by_browsers_as_long_as_they_are_current() -> None:
     async with served() as console:
-        version = console.console.rendering.version
+        version = Rendering().version
         response = await console.browser.get(f"/static/console.css?v={version}")
         assert "immutable" in response.headers["cache-control"]
         assert response.headers["content-type"] == "text/css; charset=utf-8"

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tenure.console import record as module
-from tenure.console.record import Record, Span
+from tenure.console.record import Span, StoreRecord
 from tenure.console.timeline import NARROWEST, WIDTH, Bar, timeline
 from tenure.model import EPHEMERAL_LIMIT, RequestDescription, SemaphoreDescription
 
@@ -36,7 +36,7 @@ class Readings:
     """Readings of one node, a second apart."""
 
     def __init__(self) -> None:
-        self.record = Record()
+        self.record = StoreRecord()
         self.now = 1000.0
 
     def read(

@@ -18,7 +18,7 @@ import tenure
 from tenure.clock import SystemClock
 from tenure.console import reading, views
 from tenure.console import waits as waits_module
-from tenure.console.graph import HEIGHT, WIDTH, Node, Picture, draw
+from tenure.console.graph import HEIGHT, WIDTH, GraphNode, Picture, draw
 from tenure.console.observer import Observer
 from tenure.core.deadlocks import WAITS, encode
 from tenure.engines import connect_engine
@@ -494,7 +494,7 @@ NODES = st.integers(0, 12).flatmap(
 
 @given(NODES)
 def test_boxes_do_not_overlap_and_arrows_lead_to_the_right(targets: list[list[str]]) -> None:
-    nodes = [Node(str(number), tuple(ends)) for number, ends in enumerate(targets)]
+    nodes = [GraphNode(str(number), tuple(ends)) for number, ends in enumerate(targets)]
     picture = draw(nodes)
     boxes = {each.key: each for each in picture.boxes}
     assert list(boxes) == [each.key for each in nodes]
@@ -527,8 +527,8 @@ def reach(key: str, arrows: set[tuple[str, str]]) -> set[str]:
 
 
 def test_a_long_chain_and_a_large_circle_are_drawn() -> None:
-    chain = [Node(str(at), (str(at + 1),)) for at in range(120)]
+    chain = [GraphNode(str(at), (str(at + 1),)) for at in range(120)]
     assert len(draw(chain).arrows) == 119
-    circle = [Node(str(at), (str((at + 1) % 120),), 1) for at in range(120)]
+    circle = [GraphNode(str(at), (str((at + 1) % 120),), 1) for at in range(120)]
     assert all(each.within for each in draw(circle).arrows)
     assert draw([]) == Picture(draw([]).width, draw([]).height, (), ())

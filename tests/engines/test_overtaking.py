@@ -15,7 +15,7 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines.contract import Place, Removal, Withdrawn
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.testing.program import Program, ProgramRequest, Standing
+from tenure.testing.program import Program, ProgramRequest, RequestStanding
 from tenure.testing.stage import Stage
 from tests.engines.stores import stores
 
@@ -67,7 +67,7 @@ async def joins(stage: Stage, program: Program) -> ProgramRequest:
         return (await stage.queue("m"))[1] == [program.id]
 
     await stage.until(has_joined, "the request waits in the store")
-    assert request.standing is Standing.SENT
+    assert request.standing is RequestStanding.SENT
     return request
 
 

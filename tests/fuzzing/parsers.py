@@ -24,7 +24,7 @@ from tenure.engines.sqlite import url as sqlite_url
 from tenure.engines.ydb import url as ydb_url
 from tenure.errors import EngineError, InvalidArgument, TenureError
 from tenure.server import addresses
-from tenure.server.dflockd.claims import Record
+from tenure.server.dflockd.claims import ClaimRecord
 from tenure.wire.frames import FrameReader
 from tenure.wire.lines import (
     LINE_BYTES,
@@ -184,7 +184,7 @@ _ENGINES: dict[str, Callable[[str], object]] = {
 
 def _stored(data: bytes, _: random.Random) -> None:
     """What programs write into a store, and others read."""
-    Record.of(data, "name")
+    ClaimRecord.of(data, "name")
     identity.part(data.decode(errors="replace"))
     identity.retold(data.decode(errors="replace"), "x\x1fy")
 
@@ -255,7 +255,7 @@ PARSERS = (
         "stored",
         _stored,
         (
-            *(Record("0" * 32, 33, 12345).to_bytes(), b"dflockd " + b"0" * 16 + b" 33 12345"),
+            *(ClaimRecord("0" * 32, 33, 12345).to_bytes(), b"dflockd " + b"0" * 16 + b" 33 12345"),
             *(b"nightly [host=db-1 pid=42 program=x.py]", b"a text [host=]"),
         ),
     ),

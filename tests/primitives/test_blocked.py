@@ -560,7 +560,9 @@ async def test_after_the_end_of_its_session_no_withdrawal_is_repeated(world: Wor
         session = await client.session()
         core = session_core(session)
         await session.aclose()
-        blocked.Publication(core, 1).withdrawal_failed(EngineError("too late"))
+        blocked.Publication(core, 1, core.release_retries.add).withdrawal_failed(
+            EngineError("too late")
+        )
         await asyncio.sleep(1)
     assert client._core.closed
 
@@ -644,7 +646,8 @@ async def test_an_abandoned_task_withdraws_its_publication_on_the_loop(
         await asyncio.wait([waiting])
         core = session_core(one)
         wait = blocked_wait(core)
-        core.blocked._published[wait] = publication = blocked.Publication(core, 10**6)
+        publication = blocked.Publication(core, 10**6, core.release_retries.add)
+        core.blocked._published[wait] = publication
         withdrawn: list[object] = []
         monkeypatch.setattr(
             blocked.Publication,
@@ -661,10 +664,9 @@ async def test_an_abandoned_task_withdraws_its_publication_on_the_loop(
 def blocked_wait(core: Any) -> Any:
     """A wait that is none any more."""
     from tenure._client.request import Request, RequestOptions
-    from tenure._client.waits import Wait
 
     options = RequestOptions("mutex", "x", 1, handle=lambda request: request, ephemeral=True)
-    return Wait(Request(core, 10**6, options), 0.0, True)
+    return blocked.Wait(Request(core, 10**6, options), 0.0, True)
 
 
 async def test_a_program_that_takes_a_session_over_withdraws_its_publications(

@@ -15,7 +15,7 @@ import pytest
 
 import tenure
 from tenure import greenlets
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure._client.waits import MOST_READINGS
 from tenure.background import Failures, supervise
 from tenure.errors import AcquireTimeout, EngineUnavailable, SelfDeadlock

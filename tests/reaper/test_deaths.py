@@ -19,7 +19,7 @@ import pytest
 
 import tenure
 from tenure import blocking
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure._client.session_core import SessionCore
 from tenure.clock import SystemClock
 from tenure.doctor import Finding, examine

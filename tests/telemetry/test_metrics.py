@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,10 +18,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure import blocking, telemetry
-from tenure._client.client_core import ClientCore
-from tenure._client.listeners import EventKind, Handler, UnsentRequest
-from tenure._client.request import Request
-from tenure._client.session_life import SessionLife
+from tenure._client.listeners import Handler, SinkEventKind
 from tenure.errors import AcquireTimeout, InvalidArgument, Misuse, SessionClosed
 from tenure.telemetry import prometheus, table
 from tenure.testing.clock import VirtualClock
@@ -396,22 +394,13 @@ class Failing:
     destination = None
 
     def __init__(self) -> None:
-        self.handlers: dict[EventKind, Handler] = {"Requested": self.fail}
+        kinds: tuple[SinkEventKind, ...] = ("Requested", "Sent", "Queued", "Renewing")
+        self.handlers: dict[SinkEventKind, Handler] = {
+            kind: partial(self.fail, kind) for kind in kinds
+        }
 
-    def fail(self, *_: object) -> None:
-        raise ZeroDivisionError("at an event")
-
-    def begin(self, client: ClientCore) -> None:
-        pass
-
-    def sent(self, unsent: UnsentRequest, request: Request) -> None:
-        raise ZeroDivisionError("at a request")
-
-    def queued(self, request: Request) -> None:
-        raise ZeroDivisionError("in a queue")
-
-    def renewing(self, session: SessionLife, late: float) -> None:
-        raise ZeroDivisionError("at a renewal")
+    def fail(self, kind: str, *_: object) -> None:
+        raise ZeroDivisionError(kind)
 
     def closed(self) -> None:
         raise ZeroDivisionError("at the end")
@@ -432,7 +421,7 @@ async def test_a_sink_that_fails_is_logged_and_breaks_nothing(
     logged = [each.getMessage() for each in caplog.records]
     assert logged == [
         f"background task failed: task='telemetry' error=ZeroDivisionError({what!r})"
-        for what in ("at an event", "at a request", "in a queue", "at a renewal", "at the end")
+        for what in ("Requested", "Sent", "Queued", "Renewing", "at the end")
     ]
 
 

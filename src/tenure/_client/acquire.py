@@ -22,15 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tenure._client.blocked import deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
-from tenure._client.listeners import UnsentRequest
-from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions
+from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions, UnsentRequest
 from tenure._client.scope import entered_scopes
-from tenure._client.session_core import SessionCore, session_of
+from tenure._client.session_core import Contention, ProbeAnswer, SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.core.rules import EXACT
@@ -43,18 +42,6 @@ _log = logging.getLogger("tenure")
 
 LONGEST_LEAD, SHORTEST_LEAD = 1.0, 0.2
 """Seconds from the probe to the timeout. If less is left, no probe is sent."""
-
-
-class ProbeAnswer(NamedTuple):
-    """Answer to a probe.
-
-    Attributes:
-        there: whether the store has answered, with an error or without.
-        queue: the semaphore with its whole queue, if that was read.
-    """
-
-    there: bool
-    queue: SemaphoreDescription | None = None
 
 
 class Probe:
@@ -136,18 +123,6 @@ async def _answers(session: SessionCore, name: str) -> ProbeAnswer:
 
 _TIMEOUT = 0.25
 _ADVICE = "'tenure describe' shows its holder and its waiters"
-
-
-class Contention(NamedTuple):
-    """Holders of a semaphore.
-
-    Attributes:
-        text: a description of them, or advice on how to find them.
-        holders: the requests; empty if unknown.
-    """
-
-    text: str
-    holders: Sequence[RequestDescription] = ()
 
 
 async def contention(session: SessionCore | None, name: str) -> Contention:
@@ -364,7 +339,12 @@ def _begin_wait(source: SessionSource, options: RequestOptions[object]) -> Unsen
     session = source.current()
     if session is not None and session.why is not None:
         session = None  # another one is being attached
-    return source.listeners.begin(source.node, session, options)
+    listeners = source.listeners
+    if not listeners.streams and not listeners.sinks:
+        return None
+    unsent = UnsentRequest(listeners, source.node, session, options)
+    unsent.begin()
+    return unsent
 
 
 def _send(

@@ -31,10 +31,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from tenure._client.request import HELD, WAITING, Request
 from tenure._client.scope import entered_scopes
+from tenure._client.session_life import SessionLife
 from tenure.core.deadlocks import (
     WAITS,
     deadlocks,
@@ -57,10 +58,6 @@ from tenure.errors import (
 )
 from tenure.identity import holder_name, semaphore_with_identities
 from tenure.model import BlockedTask, RequestDescription, SemaphoreDescription
-
-if TYPE_CHECKING:
-    from tenure._client.session_core import SessionCore
-    from tenure._client.waits import Wait
 
 OnDeadlock: TypeAlias = Literal["wait", "raise"]
 """Reaction of a session to a deadlock of which one of its waits is the youngest: it waits on, or
@@ -93,19 +90,61 @@ def check_on_deadlock(on_deadlock: OnDeadlock) -> None:
         raise InvalidArgument(f"on_deadlock is 'wait' or 'raise', not {on_deadlock!r}")
 
 
+class Wait:
+    """One wait for a request.
+
+    Attributes:
+        deadlock: the deadlock of which it is the victim; the waiting task raises it.
+        request: the request.
+        since: when it began, on the client's clock.
+        for_ever: whether it has no timeout.
+        looked: whether it has been looked at.
+        long: whether the line about a long wait has been begun.
+        logged: whether that line has been logged.
+        suspects: what this program holds that may prevent the grant; the waiting task takes it.
+    """
+
+    __slots__ = (
+        "deadlock",
+        "for_ever",
+        "logged",
+        "long",
+        "looked",
+        "request",
+        "since",
+        "suspects",
+    )
+
+    def __init__(self, request: Request, since: float, for_ever: bool) -> None:
+        self.request = request
+        self.since = since
+        self.for_ever = for_ever
+        self.looked = self.long = self.logged = False
+        self.suspects: Sequence[Request] = ()
+        self.deadlock: Sequence[BlockedTask] = ()
+
+
 class Publication:
     """One published wait, until it is withdrawn.
+
+    Args:
+        session: the session that has published it.
+        request_id: the number of its request.
+        retry: sends its withdrawal again until the store confirms it.
 
     Attributes:
         answer: the store's answer to the request; ``None`` once it is known.
     """
 
-    __slots__ = ("_session", "answer", "id", "name")
+    __slots__ = ("_retry", "_session", "answer", "id", "name")
 
     loss: ClassVar[Exception | None] = None
 
-    def __init__(self, session: SessionCore, request_id: int) -> None:
+    def __init__(
+        self, session: SessionLife[Request], request_id: int, retry: Callable[[Publication], None]
+    ) -> None:
         self._session = session
+        self._retry = retry
         self.id = request_id
         self.name = WAITS
         self.answer: asyncio.Future[Enqueued] | None = None
@@ -146,14 +185,30 @@ class Publication:
         if isinstance(error, SessionExpired):
             self._session.ended(error)
         elif self._session.why is None:
-            self._session.release_retries.add(self)
+            self._retry(self)
 
 
 class Blocked:
-    """The waits of one session that may be part of a deadlock, on its loop."""
+    """The waits of one session that may be part of a deadlock, on its loop.
 
-    def __init__(self, session: SessionCore, *, raises: bool) -> None:
+    Args:
+        session: the session.
+        new_request_id: returns the next number of a request.
+        retry: sends the withdrawal of a publication again until the store confirms it.
+        raises: whether a wait that is the victim of a deadlock raises.
+    """
+
+    def __init__(
+        self,
+        session: SessionLife[Request],
+        new_request_id: Callable[[], int],
+        retry: Callable[[Publication], None],
+        *,
+        raises: bool,
+    ) -> None:
         self._session = session
+        self._new_request_id = new_request_id
+        self._retry = retry
         self._raises = raises
         self._pending: dict[Wait, asyncio.Task[object]] = {}  # not published yet
         self._published: dict[Wait, Publication | None] = {}  # None: that has failed
@@ -237,7 +292,8 @@ class Blocked:
             timeout=not wait.for_ever,
             raises=self._raises,
         )
-        self._published[wait] = publication = Publication(session, session.new_request_id())
+        publication = Publication(session, self._new_request_id(), self._retry)
+        self._published[wait] = publication
         try:
             answer = session.engine.enqueue(
                 publication.id, WAITS, 1, data, timeout=0.0, ephemeral=True

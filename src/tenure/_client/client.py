@@ -725,6 +725,16 @@ class Client(Nodes, Decorators, Several, AsyncHandle):
         return self._core.listeners.open(size)
 
 
+def client_core(client: Client) -> ClientCore:
+    """Return the state and services of a client, for tenure's other packages and its tests."""
+    return client._core  # noqa: SLF001
+
+
+def client_anchor(client: Client) -> ClientAnchor:
+    """Return the anchor of a client, for `tenure.blocking`."""
+    return client._anchor  # noqa: SLF001
+
+
 def _in_debug_mode() -> bool:
     """Return true in asyncio's debug mode, also before a loop runs."""
     try:

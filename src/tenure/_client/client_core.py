@@ -38,7 +38,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tenure import fork
 from tenure._client.contact import ANSWER_TIMEOUT, Contact, running_loop, shortened
@@ -52,10 +52,6 @@ from tenure.greenlets import new_event
 from tenure.identity import ANONYMOUS, Identity, this_program
 from tenure.model import Capabilities, SemaphoreDescription
 from tenure.reaper.program import Registrations
-
-if TYPE_CHECKING:
-    from tenure._client.request import Request
-
 
 TICK = 1.0
 """Longest time between two readings of the clock, in seconds."""
@@ -266,10 +262,6 @@ class OwnedSession(Kept, Protocol):
     @property
     def is_registered(self) -> bool:
         """True if the reaper ends the session after the death of the program."""
-        ...
-
-    def held_requests(self) -> list[Request]:
-        """Return the requests that may be held."""
         ...
 
     def close_soon(self, *, detach: bool = False) -> None:

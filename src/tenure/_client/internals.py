@@ -1,7 +1,7 @@
 """Cores behind the public objects, for tenure's other packages and its tests.
 
 The public objects only have methods for programs. Code of tenure that needs more, such as the sync
-wrappers, gets it here.
+wrappers, gets it here. That of a client is in `client`, which imports this module.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
     from types import TracebackType
 
-    from tenure._client.client import Client
-    from tenure._client.client_core import ClientCore
     from tenure._client.election import Election
     from tenure._client.lease import Acquirable, Lease
     from tenure._client.mutex import Mutex
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
     from tenure._client.request import Request, RequestOptions
     from tenure._client.semaphore import Semaphore
     from tenure._client.session_core import SessionCore
-    from tenure._client.session_handle import SessionHandle
-    from tenure._client.source import ClientAnchor, SessionAnchor, SessionSource
+    from tenure._client.session_handle import SessionAnchor, SessionHandle
+    from tenure._client.source import SessionSource
     from tenure._client.ticket import Ticket
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -35,16 +33,6 @@ class Readable(Protocol[T_contra]):
     """Asynchronous stream that accepts items back."""
 
     def _put_back(self, item: T_contra, /) -> None: ...
-
-
-def client_core(client: Client) -> ClientCore:
-    """Return the state and services of a client."""
-    return client._core
-
-
-def client_anchor(client: Client) -> ClientAnchor:
-    """Return the anchor of a client."""
-    return client._anchor
 
 
 def session_core(session: SessionHandle) -> SessionCore:

@@ -42,8 +42,8 @@ from tenure._client.handles import (
 from tenure._client.request import HELD, WAITING, Request, RequestOptions
 from tenure._client.scope import Scope
 from tenure._client.session_core import session_of
-from tenure._client.session_handle import SessionHandle
-from tenure._client.source import SessionAnchor, SessionSource
+from tenure._client.session_handle import SessionAnchor, SessionHandle
+from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
 from tenure.engines.contract import Withdrawn, when_answered
 from tenure.errors import (

@@ -11,7 +11,7 @@ which is slow to import, is imported only then. So callers of `Listeners.emit` c
 
 **Waits.** A wait begins with the request (`Requested`), and has one end: `Acquired`, `TimedOut` or
 `NotAcquired`. Both are reported where the state of the request changes. A caller whose session is
-still being attached waits too, before there is a request: see `UnsentRequest`.
+still being attached waits too, before there is a request: see `request.UnsentRequest`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import ref
 
@@ -28,9 +27,6 @@ from tenure.background import Failures
 from tenure.errors import Misuse, SessionClosed
 
 if TYPE_CHECKING:
-    from tenure._client.client_core import ClientCore
-    from tenure._client.request import Request, RequestOptions
-    from tenure._client.session_life import SessionLife
     from tenure.events import EventStream, Outcome
 
 EventKind = Literal[
@@ -49,14 +45,22 @@ EventKind = Literal[
 ]
 """The class of an event, in `tenure.events`."""
 
+SinkEventKind: TypeAlias = EventKind | Literal["Queued", "Renewing", "Sent"]
+"""What a sink may process: an event, or one of three reports that streams do not have.
+
+* ``Queued``: the store has put the request into a queue.
+* ``Renewing``: a renewal was sent. Its field is by how many seconds it was late.
+* ``Sent``: the request was sent after its wait had begun. Its field is the `UnsentRequest`.
+"""
+
 _log = logging.getLogger("tenure")
 
 
 Handler: TypeAlias = "Callable[[Any, Any, Any], None]"
 """Processes an event.
 
-It gets the session, or ``None`` while that is being attached; the request, if the event is about
-one; and the fields that this class of event adds, in their order.
+It gets the session, or ``None`` while that is being attached; the request, sent or not, if the
+event is about one; and the fields that this class of event adds, in their order.
 """
 
 
@@ -76,85 +80,12 @@ class Sink(Protocol):
         ...
 
     @property
-    def handlers(self) -> Mapping[EventKind, Handler]:
-        """The functions that process the events, by their kinds."""
+    def handlers(self) -> Mapping[SinkEventKind, Handler]:
+        """The functions that process the events, by their kinds. It needs no other kinds."""
         ...
-
-    def begin(self, client: ClientCore) -> None:
-        """Begin with the sessions and requests that the client has already."""
-
-    def sent(self, unsent: UnsentRequest, request: Request) -> None:
-        """Record that a request was sent whose wait had begun before."""
-
-    def queued(self, request: Request) -> None:
-        """Record that the store has put a request into a queue."""
-
-    def renewing(self, session: SessionLife, late: float) -> None:
-        """Record that a renewal was sent, so many seconds after it was due."""
 
     def closed(self) -> None:
         """End: the client is closed, or the sink was removed. Safe to call twice."""
-
-
-class UnsentRequest:
-    """A request that waits for its session to be attached.
-
-    Attributes:
-        node, name: those of the semaphore.
-        options: the request's options.
-        since: the beginning of the wait, on the client's clock.
-    """
-
-    __slots__ = ("_listeners", "_session", "name", "node", "options", "since")
-
-    def __init__(
-        self,
-        listeners: Listeners,
-        node: str,
-        session: ReportingSession | None,
-        options: RequestOptions[object],
-    ) -> None:
-        self.node = node
-        self.name = options.name
-        self.options = options
-        self.since = listeners.now()
-        self._listeners = listeners
-        self._session = session
-
-    def begin(self) -> None:
-        """Report the beginning of the wait."""
-        self._listeners.unsent[self] = None
-        self._emit("Requested")
-
-    def sent(self, request: Request) -> None:
-        """Report that the request is sent; it reports its end itself."""
-        self._listeners.unsent.pop(self, None)
-        self._listeners.sent(self, request)
-
-    def ended(self, error: BaseException) -> None:
-        """Report the end of the wait because of `error`, unless it has ended or was sent."""
-        if isinstance(error, GeneratorExit):
-            # An abandoned task can be closed in any thread.
-            self._listeners.soon(partial(self._end, error))
-        else:
-            self._end(error)
-
-    def _end(self, error: BaseException) -> None:
-        if self not in self._listeners.unsent:
-            return
-        del self._listeners.unsent[self]
-        waited = self._listeners.now() - self.since
-        outcome = outcome_of(error)
-        if outcome == "timed_out":
-            self._emit("TimedOut", waited)
-        else:
-            self._emit("NotAcquired", waited, outcome, reason_of_end(error))
-
-    def _emit(self, kind: EventKind, *facts: object) -> None:
-        self._listeners.emit(kind, self.node, self._session, self, (self.name, *facts))
-
-
-AnyRequest: TypeAlias = "Request | UnsentRequest"
 
 
 class Listeners:
@@ -167,7 +98,7 @@ class Listeners:
     Attributes:
         streams: the streams that may still be read.
         sinks: the sinks, in the order of their addition.
-        unsent: the waits for a session.
+        unsent: functions that end the waits for a session, each with the error of its end.
     """
 
     __slots__ = ("_adding", "_failures", "now", "sinks", "soon", "streams", "unsent")
@@ -179,7 +110,7 @@ class Listeners:
         self.soon = soon
         self.streams: set[ref[EventStream]] = set()
         self.sinks: tuple[Sink, ...] = ()
-        self.unsent: dict[UnsentRequest, None] = {}
+        self.unsent: dict[Callable[[BaseException], None], None] = {}
         self._adding = threading.Lock()
         self._failures = Failures("telemetry", _log)
 
@@ -211,41 +142,17 @@ class Listeners:
         with self._adding:
             self.sinks = tuple(each for each in self.sinks if each not in sinks)
 
-    def begin(
-        self, node: str, session: ReportingSession | None, options: RequestOptions[object]
-    ) -> UnsentRequest | None:
-        """Begin the wait of a caller that has to obtain its session first.
-
-        Args:
-            node: the path of the node.
-            session: the session, if it is attached; ``None`` while it is being attached.
-            options: the options of the request.
-
-        Returns:
-            The wait, or ``None`` if nothing listens.
-        """
-        if not self.streams and not self.sinks:
-            return None
-        unsent = UnsentRequest(self, node, session, options)
-        unsent.begin()
-        return unsent
-
     def emit(
         self,
         kind: EventKind,
         node: str,
         session: ReportingSession | None,
-        request: AnyRequest | None,
+        request: object,
         facts: tuple[object, ...],
     ) -> None:
         """Report an event; `facts` are the fields that this kind of event adds."""
-        for sink in self.sinks:
-            handler = sink.handlers.get(kind)
-            if handler is not None:
-                try:
-                    handler(session, request, facts)
-                except Exception as error:
-                    self._failures.report(error)
+        if self.sinks:
+            self.report(kind, session, request, *facts)
         if self.streams:
             from tenure import events
 
@@ -253,28 +160,26 @@ class Listeners:
             for stream in self._living():
                 stream._put(event)  # noqa: SLF001  its public methods are the reader's
 
-    def sent(self, unsent: UnsentRequest, request: Request) -> None:
-        """Report that a request was sent whose wait had begun before."""
+    def report(
+        self,
+        kind: SinkEventKind,
+        session: ReportingSession | None,
+        request: object,
+        *facts: object,
+    ) -> None:
+        """Report something to the sinks alone."""
         for sink in self.sinks:
-            with self._failures.contained():
-                sink.sent(unsent, request)
-
-    def queued(self, request: Request) -> None:
-        """Report to the sinks that the store has put a request into a queue."""
-        for sink in self.sinks:
-            with self._failures.contained():
-                sink.queued(request)
-
-    def renewing(self, session: SessionLife, late: float) -> None:
-        """Report to the sinks that a renewal was sent, so many seconds after it was due."""
-        for sink in self.sinks:
-            with self._failures.contained():
-                sink.renewing(session, late)
+            handler = sink.handlers.get(kind)
+            if handler is not None:
+                try:
+                    handler(session, request, facts)
+                except Exception as error:
+                    self._failures.report(error)
 
     def close(self) -> None:
         """Close the streams, and the sinks. Events in the streams can still be read."""
-        for unsent in tuple(self.unsent):  # of callers that have not run since the end
-            unsent.ended(SessionClosed("the client was closed"))
+        for end in tuple(self.unsent):  # of callers that have not run since the end
+            end(SessionClosed("the client was closed"))
         for stream in self._living():
             stream._close()  # noqa: SLF001  as above
         sinks, self.sinks = self.sinks, ()

@@ -28,16 +28,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
-from tenure._client.client_core import ClientCore
-from tenure._client.contact import Contact
 from tenure._client.handles import CallSite, note_failure
-from tenure._client.listeners import AnyRequest, EventKind, Listeners, outcome_of, reason_of_end
+from tenure._client.listeners import (
+    EventKind,
+    Listeners,
+    ReportingSession,
+    outcome_of,
+    reason_of_end,
+)
 from tenure._client.loss import (
     OnLoss,
     carry_out,
@@ -46,6 +49,7 @@ from tenure._client.loss import (
     lost_error,
 )
 from tenure._client.scope import Scope
+from tenure._client.session_life import SessionLife
 from tenure.core import refusals
 from tenure.durations import Duration, seconds
 from tenure.engines.contract import Enqueued, Place, Removal, Withdrawn, when_answered
@@ -150,78 +154,6 @@ EVENTS: Mapping[str, RequestEvent] = {
 """All events, by name."""
 
 
-R = TypeVar("R")
-
-
-class RequestSession(Protocol[R]):
-    """A session, as seen by its requests of type `R`. `SessionCore` implements it."""
-
-    node: str
-    client: ClientCore
-    contact: Contact
-    listeners: Listeners
-    loop: asyncio.AbstractEventLoop
-    lock: threading.Lock
-    on_loss: OnLoss
-    requests: dict[int, R]
-    why: SessionExpired | SessionClosed | None
-    ended_by_store: bool
-    debug: bool
-
-    # The session itself
-
-    @property
-    def id(self) -> int:
-        """The session's id."""
-        ...
-
-    @property
-    def anchor(self) -> Callable[[], object]:
-        """A weak reference to what keeps the session for the program."""
-        ...
-
-    def now(self) -> float:
-        """Read the client's clock."""
-        ...
-
-    def is_proven(self) -> bool:
-        """Return true if the session lives, by the clock."""
-        ...
-
-    def check_loop(self) -> None:
-        """Raise `Misuse` on another event loop."""
-
-    def ended(self, error: SessionExpired) -> None:
-        """End the session: the store has ended it."""
-
-    def error(self) -> SessionExpired | SessionClosed:
-        """Return the error of the end, to raise."""
-        ...
-
-    def emit(self, kind: EventKind, *facts: object, request: AnyRequest | None = None) -> None:
-        """Report an event."""
-
-    # One of its requests
-
-    def withdraw(self, request: R) -> asyncio.Future[Withdrawn] | None:
-        """Withdraw or release a request; return the answer to wait for, if there is one."""
-
-    def withdraw_dropped(self, request: R) -> None:
-        """Withdraw a request whose handle the program has dropped."""
-
-    def retry_withdrawal(self, request: R) -> None:
-        """Send a withdrawal again until the store confirms it, or the session ends."""
-
-    def forget(self, request: R) -> None:
-        """Forget a request that has left its queue."""
-
-    def lose(self, request: R) -> None:
-        """Mark a held lease as lost: the session has ended. From any thread."""
-
-    def add_stop_time(self, request: R) -> None:
-        """Move the deadline forward by the lease's stop time."""
-
-
 _log = logging.getLogger("tenure")
 
 _GRANTED, _REFUSED = Place.GRANTED, Place.REFUSED
@@ -302,7 +234,7 @@ class Request:
 
     def __init__(
         self,
-        session: RequestSession[Request],
+        session: SessionLife[Request],
         request_id: int,
         options: RequestOptions[object],
         site: CallSite | None = None,
@@ -467,7 +399,7 @@ class Request:
             if self.state in QUEUED:
                 self.state = QUEUED[self.state]
                 if self.session.listeners.sinks:
-                    self.session.listeners.queued(self)
+                    self.session.listeners.report("Queued", self.session, self)
                 if not self.patient:
                     self.wake()
 
@@ -642,3 +574,65 @@ class Request:
         return LeaseReleased(
             f"the lease of {name!r} on {node} has been released", node=node, name=name
         )
+
+
+class UnsentRequest:
+    """A request that waits for its session to be attached.
+
+    Attributes:
+        node, name: those of the semaphore.
+        options: the request's options.
+        since: the beginning of the wait, on the client's clock.
+    """
+
+    __slots__ = ("_listeners", "_session", "name", "node", "options", "since")
+
+    def __init__(
+        self,
+        listeners: Listeners,
+        node: str,
+        session: ReportingSession | None,
+        options: RequestOptions[object],
+    ) -> None:
+        self.node = node
+        self.name = options.name
+        self.options = options
+        self.since = listeners.now()
+        self._listeners = listeners
+        self._session = session
+
+    def begin(self) -> None:
+        """Report the beginning of the wait."""
+        self._listeners.unsent[self.ended] = None
+        self._emit("Requested")
+
+    def sent(self, request: Request) -> None:
+        """Report that the request is sent; it reports its end itself."""
+        self._listeners.unsent.pop(self.ended, None)
+        self._listeners.report("Sent", request.session, request, self)
+
+    def ended(self, error: BaseException) -> None:
+        """Report the end of the wait because of `error`, unless it has ended or was sent."""
+        if isinstance(error, GeneratorExit):
+            # An abandoned task can be closed in any thread.
+            self._listeners.soon(partial(self._end, error))
+        else:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        if self.ended not in self._listeners.unsent:
+            return
+        del self._listeners.unsent[self.ended]
+        waited = self._listeners.now() - self.since
+        outcome = outcome_of(error)
+        if outcome == "timed_out":
+            self._emit("TimedOut", waited)
+        else:
+            self._emit("NotAcquired", waited, outcome, reason_of_end(error))
+
+    def _emit(self, kind: EventKind, *facts: object) -> None:
+        self._listeners.emit(kind, self.node, self._session, self, (self.name, *facts))
+
+
+AnyRequest: TypeAlias = Request | UnsentRequest
+"""The request of an event."""

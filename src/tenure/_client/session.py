@@ -17,8 +17,8 @@ from tenure._client.once import Once
 from tenure._client.request import RequestOptions
 from tenure._client.runs import SUFFIX, RunLease, last_run, once
 from tenure._client.semaphore import Semaphore
-from tenure._client.session_handle import SessionHandle
-from tenure._client.source import SessionAnchor, SessionSource
+from tenure._client.session_handle import SessionAnchor, SessionHandle
+from tenure._client.source import SessionSource
 from tenure.core import rules
 from tenure.durations import Duration, seconds, timeout_seconds
 from tenure.model import EPHEMERAL_LIMIT, LastRun

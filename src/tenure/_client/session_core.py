@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import NamedTuple, cast
 
 from tenure import fork
 from tenure._client import session_life as states
@@ -34,53 +34,62 @@ from tenure.engines.contract import (
     Withdrawn,
 )
 from tenure.errors import InvalidArgument, SessionExpired
-from tenure.model import Recovered
-
-if TYPE_CHECKING:
-    from tenure._client.acquire import Contention, ProbeAnswer
-    from tenure._client.source import SessionAnchor
-
+from tenure.model import Recovered, RequestDescription, SemaphoreDescription
 
 _LEFT = Withdrawn.LEFT
 
 
-class SessionCore(SessionLife):
+class ProbeAnswer(NamedTuple):
+    """Answer to a probe.
+
+    Attributes:
+        there: whether the store has answered, with an error or without.
+        queue: the semaphore with its whole queue, if that was read.
+    """
+
+    there: bool
+    queue: SemaphoreDescription | None = None
+
+
+class Contention(NamedTuple):
+    """Holders of a semaphore.
+
+    Attributes:
+        text: a description of them, or advice on how to find them.
+        holders: the requests; empty if unknown.
+    """
+
+    text: str
+    holders: Sequence[RequestDescription] = ()
+
+
+class SessionCore(SessionLife[Request]):
     """State of one session, with its requests.
 
     Attributes:
-        anchor: refers weakly to what keeps the session for the program (`source`).
         how: the options of its attaching.
-        on_loss: the default policy of its leases.
-        requests: the requests that may be in a queue, by id.
         recovered: the unclaimed requests of a resumed session, by id.
         waits: the tasks that wait for a grant.
         blocked: those of them that are inside leases.
         release_retries: the withdrawals that are sent again.
         watchers: the callbacks of watches, in order; called at the end.
         readings, probes: reads of a semaphore's queue that several tasks share.
-        debug: whether its loop is in debug mode, and call sites include the lines around them.
         creations: the pending creations of elections, by name, that several tasks share.
     """
 
     __slots__ = (  # too many attributes for an efficient instance dictionary
         "_last_request_id",
         "_stale",
-        "anchor",
         "blocked",
         "creations",
-        "debug",
         "how",
-        "on_loss",
         "probes",
         "readings",
         "recovered",
         "release_retries",
-        "requests",
         "waits",
         "watchers",
     )
-
-    anchor: Callable[[], SessionAnchor | None]
 
     def __init__(
         self,
@@ -90,19 +99,18 @@ class SessionCore(SessionLife):
         max_stall: float,
         on_deadlock: OnDeadlock = "wait",
     ) -> None:
-        super().__init__(client, how, max_stall)
+        super().__init__(client, how, on_loss, max_stall)
         self.how = how
-        self.on_loss = on_loss
-        self.requests: dict[int, Request] = {}
         self.recovered: dict[int, Recovered] = {}
         self.release_retries = ReleaseRetries(self._withdraw_again, client.tasks.complete)
-        self.blocked = Blocked(self, raises=on_deadlock == "raise")
+        self.blocked = Blocked(
+            self, self.new_request_id, self.release_retries.add, raises=on_deadlock == "raise"
+        )
         self.waits = Waits(self, self.blocked)
         self.watchers: dict[Callable[[], None], None] = {}
         self.readings: dict[str, asyncio.Task[Contention]] = {}
         self.probes: dict[str, asyncio.Task[ProbeAnswer]] = {}
         self.creations: dict[str, asyncio.Task[None]] = {}
-        self.debug = self.loop.get_debug()
         self._last_request_id = 0
         self._stale: Sequence[Publication] = ()  # of the program that had the session before
 
@@ -127,10 +135,6 @@ class SessionCore(SessionLife):
         """Return the next number of a request."""
         self._last_request_id += 1
         return self._last_request_id
-
-    def held_requests(self) -> list[Request]:
-        """Return the requests that may be held. From any thread."""
-        return list(self.requests.values())
 
     def claim(self, options: RequestOptions[object], site: CallSite | None) -> Request | None:
         """Take the first recovered request of that name and kind, if there is one."""
@@ -261,7 +265,9 @@ class SessionCore(SessionLife):
         """Register the requests that the session had in queues when it was taken over."""
         self.recovered = {found.request_id: found for found in requests if found.name != WAITS}
         self._stale = [
-            Publication(self, found.request_id) for found in requests if found.name == WAITS
+            Publication(self, found.request_id, self.release_retries.add)
+            for found in requests
+            if found.name == WAITS
         ]
 
     def granted(self, request_id: int, order_id: int | None) -> None:

@@ -1,4 +1,6 @@
-"""Session without its primitives, as leases return it, and its resume token.
+"""Session without its primitives, as leases return it, its anchor, and its resume token.
+
+The handle refers to the anchor, and the anchor weakly to the handle (see `source`).
 
 With a resume token a restarted program takes over its own session. It is printable text without
 spaces. It contains the session's protection key, and any program that has it can take over the
@@ -15,12 +17,17 @@ import os
 import struct
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
+from weakref import ref
 
-from tenure._client.handles import AsyncHandle, note_failure
-from tenure._client.session_life import SessionState
-from tenure._client.source import SessionAnchor
+from tenure._client.contact import Contact
+from tenure._client.handles import AsyncHandle, CallSite, note_failure, warn_dropped
+from tenure._client.listeners import Listeners
+from tenure._client.session_core import SessionCore
+from tenure._client.session_life import LIVING, SessionState
+from tenure._client.source import ClientAnchor
 from tenure.core import rules
 from tenure.errors import InvalidArgument, Misuse, SessionExpired, Unsupported
 from tenure.model import Recovered
@@ -78,6 +85,79 @@ class ResumeToken(NamedTuple):
                 "session.resume_token as it is"
             ) from None
         return cls(node, session_id, window, key)
+
+
+class SessionAnchor:
+    """Ends a session that the program has dropped, and is the source of its primitives' session.
+
+    A resumable session is detached: a program with its token can still take it over.
+
+    Attributes:
+        core: the session's state.
+        client: keeps the client.
+        site: where the program obtained it; ``None`` for the implicit session of a client.
+        ready: returns the session if it can be used, else raises.
+    """
+
+    __slots__ = ("__weakref__", "_class", "_handle", "client", "core", "ready", "site")
+
+    def __init__(self, core: SessionCore, client: ClientAnchor, site: CallSite | None) -> None:
+        self.core = core
+        self.client = client
+        self.site = site
+        self.ready = core.alive
+        self._class: Any = None
+        self._handle: Callable[[], SessionHandle | None] = lambda: None
+        core.anchor = ref(self)
+
+    @property
+    def node(self) -> str:
+        return self.core.node
+
+    @property
+    def recovery_window(self) -> float:
+        return self.core.recovery_window
+
+    @property
+    def contact(self) -> Contact:
+        return self.core.contact
+
+    @property
+    def listeners(self) -> Listeners:
+        return self.core.listeners
+
+    def current(self) -> SessionCore:
+        """Return the session."""
+        return self.core
+
+    async def obtain(self) -> SessionCore:
+        """Return the session, if it can be used."""
+        return self.core.alive()
+
+    # The program's handle
+
+    def handled_by(self, handle: SessionHandle) -> None:
+        """Set the program's handle, which refers to this anchor."""
+        self._handle = ref(handle)
+        self._class = type(handle)
+
+    def handle(self) -> SessionHandle:
+        """Return the program's handle, or another one if the program has dropped it."""
+        return self._handle() or cast(SessionHandle, self._class(self))
+
+    def __del__(self) -> None:
+        core = self.core
+        site = self.site
+        if site is not None and core.phase in LIVING and core.client.is_running():
+            core.client.soon(core.end_dropped)
+            resumable = core.how.liveness == "window"
+            warn_dropped(
+                self,
+                site,
+                f"the session on {core.node}",
+                f"It is {'detached' if resumable else 'closed'} now; "
+                f"{'detach or ' if resumable else ''}close it, or enter it with 'with'.",
+            )
 
 
 class SessionHandle(AsyncHandle):

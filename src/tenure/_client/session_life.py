@@ -42,25 +42,21 @@ import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
+from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
 from tenure import fork
 from tenure._client.client_core import ClientCore
 from tenure._client.contact import shortened
 from tenure._client.listeners import EventKind
+from tenure._client.loss import OnLoss
 from tenure._client.scope import Scope
 from tenure.background import Ending
-from tenure.engines.contract import Attach, EngineSession
+from tenure.engines.contract import Attach, EngineSession, Withdrawn
 from tenure.errors import EngineError, Misuse, SessionClosed, SessionExpired, TenureError
-
-if TYPE_CHECKING:
-    from tenure._client.listeners import AnyRequest
-    from tenure._client.request import Request
-
 
 SessionState = Literal["connecting", "attached", "detached", "expired", "closed"]
 
@@ -154,6 +150,7 @@ class Proof:
         self.span = self._window - max([self._least_margin, *self._stop_times.values()])
 
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 ORIGIN = "_origin"
@@ -162,11 +159,17 @@ ORIGIN = "_origin"
 _log = logging.getLogger("tenure")
 
 
-class SessionLife(ABC):
-    """State, proof and end of one session. `SessionCore` adds the requests.
+class SessionLife(ABC, Generic[R]):
+    """State, proof and end of one session, with requests of type `R`.
+
+    `SessionCore` implements what is done with the requests.
 
     Attributes:
         node, recovery_window, max_stall: see `tenure.Session`.
+        on_loss: the default policy of its leases.
+        requests: the requests that may be in a queue, by id.
+        anchor: refers weakly to what keeps the session for the program (`SessionAnchor`).
+        debug: whether its loop is in debug mode, and call sites include the lines around them.
         client: the core of the client.
         contact: the client's contact to the store.
         listeners: the streams and sinks of the client's events.
@@ -189,8 +192,10 @@ class SessionLife(ABC):
         "_started",
         "_thread",
         "_until",
+        "anchor",
         "client",
         "contact",
+        "debug",
         "ended_by_store",
         "engine",
         "finished",
@@ -200,24 +205,30 @@ class SessionLife(ABC):
         "max_stall",
         "node",
         "now",
+        "on_loss",
         "phase",
         "proof",
         "recovery_window",
+        "requests",
         "scope",
         "why",
     )
 
     engine: EngineSession
+    anchor: Callable[[], object]
 
-    def __init__(self, client: ClientCore, how: Attach, max_stall: float) -> None:
+    def __init__(self, client: ClientCore, how: Attach, on_loss: OnLoss, max_stall: float) -> None:
         self.node = how.node
         self.recovery_window = how.recovery_window
         self.max_stall = max_stall
+        self.on_loss = on_loss
+        self.requests: dict[int, R] = {}
         self.client = client
         self.contact = client.contact
         self.listeners = client.listeners
         self.now = client.clock.now
         self.loop = asyncio.get_running_loop()
+        self.debug = self.loop.get_debug()
         self.lock = threading.Lock()
         self.phase = SessionPhase.CONNECTING
         self.why: SessionExpired | SessionClosed | None = None
@@ -246,8 +257,28 @@ class SessionLife(ABC):
         """
 
     @abstractmethod
-    def held_requests(self) -> list[Request]:
+    def withdraw(self, request: R) -> asyncio.Future[Withdrawn] | None:
+        """Withdraw or release a request; return the answer to wait for, if there is one."""
+
+    @abstractmethod
+    def retry_withdrawal(self, request: R) -> None:
+        """Send a withdrawal again until the store confirms it, or the session ends."""
+
+    @abstractmethod
+    def forget(self, request: R) -> None:
+        """Forget a request that has left its queue."""
+
+    @abstractmethod
+    def lose(self, request: R) -> None:
+        """Mark a held lease as lost: the session has ended. From any thread."""
+
+    @abstractmethod
+    def add_stop_time(self, request: R) -> None:
+        """Move the deadline forward by the lease's stop time."""
+
+    def held_requests(self) -> list[R]:
         """Return the requests that may be held. From any thread."""
+        return list(self.requests.values())
 
     @property
     @abstractmethod
@@ -312,7 +343,7 @@ class SessionLife(ABC):
                 node=self.node,
             )
 
-    def emit(self, kind: EventKind, *facts: object, request: AnyRequest | None = None) -> None:
+    def emit(self, kind: EventKind, *facts: object, request: R | None = None) -> None:
         """Report an event; `facts` are the fields that this kind of event adds."""
         listeners = self.listeners
         if listeners.streams or listeners.sinks:
@@ -356,7 +387,7 @@ class SessionLife(ABC):
         self.proof.sent = now = self.now()
         if self.listeners.sinks:
             late = max(0.0, now - self.proof.due)
-            self.client.soon(partial(self.listeners.renewing, self, late))
+            self.client.soon(partial(self.listeners.report, "Renewing", self, None, late))
         self.engine.renew()
 
     def lapse(self) -> None:

@@ -24,9 +24,9 @@ from tenure._client.loss import OnLoss, check_policy
 from tenure._client.once import Once
 from tenure._client.session import Session
 from tenure._client.session_core import SessionCore
-from tenure._client.session_handle import ResumeToken, new_key
+from tenure._client.session_handle import ResumeToken, SessionAnchor, new_key
 from tenure._client.session_life import ORIGIN
-from tenure._client.source import ClientAnchor, SessionAnchor
+from tenure._client.source import ClientAnchor
 from tenure._client.tasks import failure_of
 from tenure.core import rules
 from tenure.core.deadlocks import shows_waits, unsupported

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from tenure._client.acquire import Contention, Probe, contention, join, settled
+from tenure._client.acquire import Probe, contention, join, settled
 from tenure._client.handles import AsyncHandle, CallSite
 from tenure._client.lease import Lease, finish_leaving, note_loss, start_leaving
 from tenure._client.request import HELD, WAITING, Request, RequestOptions
 from tenure._client.scope import Scope
-from tenure._client.session_core import session_of
+from tenure._client.session_core import Contention, session_of
 from tenure._client.source import SessionSource
 from tenure.durations import Duration, timeout_seconds
 from tenure.errors import AcquireTimeout, Misuse, SemaphoreNotFound, Unsupported

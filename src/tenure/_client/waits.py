@@ -24,12 +24,12 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from tenure import greenlets
-from tenure._client.blocked import Blocked
+from tenure._client.blocked import Blocked, Wait
 from tenure._client.client_core import living_clients
 from tenure._client.handles import UNKNOWN
 from tenure._client.request import HELD, WAITING, Request
@@ -37,7 +37,7 @@ from tenure._client.session_life import SessionLife
 from tenure.engines.contract import position_in
 from tenure.errors import TenureError
 from tenure.identity import holder_name, semaphore_with_identities
-from tenure.model import BlockedTask, SemaphoreDescription
+from tenure.model import SemaphoreDescription
 
 LOOK = 1.0
 """Seconds between two looks, and length of a wait that is looked at."""
@@ -61,40 +61,6 @@ _PRIMITIVES = tuple(
 )
 
 
-class Wait:
-    """One wait for a request.
-
-    Attributes:
-        deadlock: the deadlock of which it is the victim; the waiting task raises it.
-        request: the request.
-        since: when it began, on the client's clock.
-        for_ever: whether it has no timeout.
-        looked: whether it has been looked at.
-        long: whether the line about a long wait has been begun.
-        logged: whether that line has been logged.
-        suspects: what this program holds that may prevent the grant; the waiting task takes it.
-    """
-
-    __slots__ = (
-        "deadlock",
-        "for_ever",
-        "logged",
-        "long",
-        "looked",
-        "request",
-        "since",
-        "suspects",
-    )
-
-    def __init__(self, request: Request, since: float, for_ever: bool) -> None:
-        self.request = request
-        self.since = since
-        self.for_ever = for_ever
-        self.looked = self.long = self.logged = False
-        self.suspects: Sequence[Request] = ()
-        self.deadlock: Sequence[BlockedTask] = ()
-
-
 class Waits:
     """The waits of one session, on its loop.
 
@@ -103,7 +69,7 @@ class Waits:
         blocked: those of tasks inside leases.
     """
 
-    def __init__(self, session: SessionLife, blocked: Blocked) -> None:
+    def __init__(self, session: SessionLife[Request], blocked: Blocked) -> None:
         self._session = session
         self._blocked = blocked
         self._now = session.now
@@ -230,7 +196,7 @@ class Waits:
             return None
 
 
-def _held_by_program(session: SessionLife, names: set[str]) -> dict[str, list[Request]]:
+def _held_by_program(session: SessionLife[Request], names: set[str]) -> dict[str, list[Request]]:
     """Return the requests of those names, on the node of the session, that this program holds."""
     held: dict[str, list[Request]] = {}
     for request in _requests_beside(session):
@@ -239,10 +205,10 @@ def _held_by_program(session: SessionLife, names: set[str]) -> dict[str, list[Re
     return held
 
 
-def _requests_beside(session: SessionLife) -> Iterator[Request]:
+def _requests_beside(session: SessionLife[Request]) -> Iterator[Request]:
     for client in living_clients():
         if client.url == session.client.url:
-            for other in list(client.sessions):
+            for other in cast("list[SessionLife[Request]]", list(client.sessions)):
                 if other.node == session.node:
                     yield from other.held_requests()
 

@@ -12,10 +12,10 @@ from typing import Never, TypeVar
 
 from tenure._client import client as async_client
 from tenure._client.blocked import OnDeadlock
+from tenure._client.client import client_anchor, client_core
 from tenure._client.client_core import ClientCore
 from tenure._client.habits import unknown_argument
 from tenure._client.handles import note_failure
-from tenure._client.internals import client_anchor, client_core
 from tenure._client.leading import Retry, Supervision, pause
 from tenure._client.loss import OnLoss
 from tenure._client.sessions import DEFAULT_WINDOW, path_and_work

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,8 +23,9 @@ from starlette.routing import Route
 from tenure.console import reading
 from tenure.console.openapi import description
 from tenure.console.record import Span, StoreEvent
+from tenure.console.service import Console, host_of, read_body, status_of
 from tenure.console.views import MOST_TASKS, PageRequest, chosen_node, kind_of, waits_of
-from tenure.console.waits import NodeWaits, Party
+from tenure.console.waits import NodeWaits, WaitParty
 from tenure.core import refusals
 from tenure.core.deadlocks import shows_waits, unsupported
 from tenure.core.rules import EXACT, check_name
@@ -36,9 +37,6 @@ from tenure.model import (
     SessionDescription,
 )
 from tenure.shown import data_json
-
-if TYPE_CHECKING:
-    from tenure.console.app import Console
 
 PREFIX = "/api/v1"
 LONGEST_DATA = 4096
@@ -152,7 +150,7 @@ def span_json(each: Span, wall: float) -> Json:
     }
 
 
-def _party_json(each: Party, waits: NodeWaits) -> Json:
+def _party_json(each: WaitParty, waits: NodeWaits) -> Json:
     return {
         "session_id": each.session_id,
         "session_description": each.session_description,
@@ -167,7 +165,7 @@ def _party_json(each: Party, waits: NodeWaits) -> Json:
     }
 
 
-def task_json(each: Party, waits: NodeWaits) -> Json:
+def task_json(each: WaitParty, waits: NodeWaits) -> Json:
     """Return a task that waits."""
     task = each.task
     assert task is not None
@@ -214,7 +212,7 @@ def _page(name: str, items: list[Json], page: reading.Page[Any, Any]) -> Json:
 
 async def get_store(request: PageRequest) -> Json:
     """Return facts of the store, and of the reader."""
-    engine, observer = request.visitor.engine, request.sources.observer
+    engine, observer = request.visitor.engine, request.console.observer
     totals = observer.record.totals(request.allowed)
     trouble = observer.trouble or engine.trouble()
     return {
@@ -302,7 +300,7 @@ async def get_sessions(request: PageRequest) -> Json:
 
 async def get_events(request: PageRequest) -> Json:
     """Return the latest changes that the observer has seen, the newest first."""
-    found = request.sources.observer.record.events(
+    found = request.console.observer.record.events(
         request.allowed,
         most=EVENTS,
         after=request.number("after"),
@@ -316,9 +314,9 @@ async def get_events(request: PageRequest) -> Json:
 async def get_timeline(request: PageRequest) -> Json:
     """Return the requests of a semaphore in the last minutes."""
     node, name = await chosen_node(request), request.text("name")
-    request.sources.observer.attend(node, name)
+    request.console.observer.attend(node, name)
     await reading.describe_node(request.visitor.engine, node)  # raises if it may not be seen
-    seen = request.sources.observer.record.find(node, name)
+    seen = request.console.observer.record.find(node, name)
     wall = _wall(request)
     spans = () if seen is None else seen.spans()
     return {"node": node, "name": name, "requests": [span_json(each, wall) for each in spans]}
@@ -330,7 +328,7 @@ async def get_waits(request: PageRequest) -> Json:
     _check_shown(request, node)
     found = await waits_of(request, node)
     return waits_json(
-        found or NodeWaits(node, request.sources.clock.now(), complete=False), _wall(request)
+        found or NodeWaits(node, request.console.clock.now(), complete=False), _wall(request)
     )
 
 
@@ -355,7 +353,7 @@ async def get_deadlocks(request: PageRequest) -> Json:
     """Return the deadlocks, as the observer has read them."""
     given, allowed = request.text("node"), request.allowed
     _check_shown(request, given)
-    seen = request.sources.observer.waits
+    seen = request.console.observer.waits
     if given:
         found = await waits_of(request, given)
         every = [] if found is None else [found]
@@ -383,7 +381,7 @@ def _check_shown(request: PageRequest, node: str) -> None:
 
 def _wall(request: PageRequest) -> float:
     """Return the time of day at time 0 of the record."""
-    clock = request.sources.clock
+    clock = request.console.clock
     return clock.wall() - clock.now()
 
 
@@ -404,7 +402,6 @@ READS: dict[str, Read] = {
 
 def routes(console: Console) -> list[Route]:
     """Return the routes of the API."""
-    from tenure.console.app import host_of, status_of
 
     def answered(work: Callable[[Request], Awaitable[Json]]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -453,8 +450,6 @@ async def _sent(request: Request) -> dict[str, str]:
         HTTPException: 415: the body is no JSON; 400: it is damaged, or no object of texts and
             numbers.
     """
-    from tenure.console.app import read_body
-
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "the body is application/json")

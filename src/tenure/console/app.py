@@ -7,52 +7,27 @@ end, because live pages end no request by themselves.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import hmac
-import logging
-import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
-from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from tenure.clock import Clock
 from tenure.console import api, views
 from tenure.console.access import Door, Visitor
-from tenure.console.live import Hub, Stream
-from tenure.console.observer import Observer
-from tenure.console.reading import ANSWER_TIMEOUT
+from tenure.console.live import LiveStream
 from tenure.console.rendering import ASSETS, Rendering, link
-from tenure.console.security import SAFE, Shield, SignIns
-from tenure.console.views import NoSuchObject, PageRequest, View
+from tenure.console.security import SAFE, Shield
+from tenure.console.service import Console, Visit, host_of, read_body, status_of
+from tenure.console.views import PageRequest, View
 from tenure.engines.contract import Engine
-from tenure.errors import (
-    AuthenticationFailed,
-    EngineError,
-    EngineUnavailable,
-    InvalidArgument,
-    NodeNotFound,
-    SemaphoreNotFound,
-    TenureError,
-    Unsupported,
-)
-
-LOGGER = logging.getLogger("tenure.console")
-
-LARGEST_BODY = 64 * 1024
-BEARERS = 256
-BEARER_TIME = 60.0
-"""Visitors with a bearer token that are remembered, and for how many seconds."""
+from tenure.errors import AuthenticationFailed, TenureError
 
 PAGES: dict[str, tuple[str, View, str]] = {
     "/": ("overview.html", views.overview, "Overview"),
@@ -70,143 +45,19 @@ CONFIRMATIONS: dict[str, tuple[str, View, str]] = {
     "/evict": ("evict.html", views.evict, "Evict request"),
 }
 
-STATUS: tuple[tuple[type[TenureError], int], ...] = (
-    (AuthenticationFailed, 403),
-    (NoSuchObject, 404),
-    (NodeNotFound, 404),
-    (SemaphoreNotFound, 404),
-    (InvalidArgument, 400),
-    (Unsupported, 501),
-    (EngineUnavailable, 503),
-    (EngineError, 503),
-)
-
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def status_of(error: TenureError) -> int:
-    """Return the HTTP status of an error."""
-    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A visitor's request.
-
-    Attributes:
-        secret: the secret of the sign-in; empty if the connection itself shows the visitor.
-        bearer: whether it came with a bearer token.
-    """
-
-    visitor: Visitor
-    secret: str = ""
-    bearer: bool = False
-
-
-class Console:
-    """One console.
+class ConsolePages:
+    """Endpoints of the pages of one console.
 
     Args:
-        door: decides who comes in.
-        store: the open store, without permissions, which the observer reads for all visitors.
-
-    Attributes:
-        observer: the observer of the store.
-        hub: the live pages.
+        console: its visitors, and what they may see and change.
     """
 
-    def __init__(self, door: Door, store: Engine) -> None:
-        self.door = door
-        self.store = store
-        self.observer = Observer(store, LOGGER)
-        self.hub = Hub(store.clock, door.still_valid, LOGGER)
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self.rendering = Rendering()
-        self.sign_ins = SignIns()
-        self._searches = WeakValueDictionary[str, asyncio.Lock]()
-        self._bearers: OrderedDict[bytes, tuple[Visitor, float]] = OrderedDict()
-        self._bearer_key = secrets.token_bytes(32)
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of the store."""
-        return self.store.clock
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Run the background tasks for the length of a block."""
-        tasks = [asyncio.create_task(self.observer.run()), asyncio.create_task(self.hub.run())]
-        try:
-            yield
-        finally:
-            self.end_streams()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def end_streams(self) -> None:
-        """End the streams of all live pages."""
-        self.hub.end_streams()
-
-    def searching(self, visitor: Visitor) -> asyncio.Lock:
-        """Return the lock that a search of a visitor holds."""
-        return self._searches.setdefault(visitor.name, asyncio.Lock())
-
-    # Visitors
-
-    def cookie(self, request: Request) -> str:
-        """Return the name of the cookie: browsers send cookies to all ports of a host."""
-        server = request.scope.get("server")
-        port = server[1] if server and server[1] else 0
-        prefix = "__Host-" if request.url.scheme == "https" else ""
-        return f"{prefix}tenure-console-{port}"
-
-    async def visit(self, request: Request) -> Visit | None:
-        """Return the visitor of a request, or ``None`` if it has to sign in.
-
-        Raises:
-            AuthenticationFailed: its bearer token is not valid.
-        """
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return Visit(await self._bearer(token.strip(), request), bearer=True)
-        secret = request.cookies.get(self.cookie(request), "")
-        if secret:
-            visitor = self.sign_ins.find(secret, self.clock.now())
-            if visitor is not None:
-                if self.door.still_valid(visitor):
-                    return Visit(visitor, secret)
-                self.sign_ins.remove(secret)
-        recognised = self.door.recognise(request.scope)
-        return None if recognised is None else Visit(recognised)
-
-    async def _bearer(self, token: str, request: Request) -> Visitor:
-        if not token:
-            raise AuthenticationFailed("the bearer token is empty")
-        now = self.clock.now()
-        digest = hmac.digest(self._bearer_key, token.encode(errors="surrogatepass"), "sha256")
-        visitor, until = self._bearers.pop(digest, (None, 0.0))
-        if visitor is None or until < now or not self.door.still_valid(visitor):
-            visitor = await self.door.sign_in(token, host_of(request), request.scope)
-            until = now + BEARER_TIME
-        self._bearers[digest] = visitor, until
-        if len(self._bearers) > BEARERS:
-            self._bearers.popitem(last=False)
-        return visitor
-
-    async def sign_in(self, token: str, request: Request, target: str) -> Response:
-        """Sign a browser in, and lead it to a page."""
-        visitor = await self.door.sign_in(token, host_of(request), request.scope)
-        secret = self.sign_ins.add(visitor, self.clock.now())
-        response = RedirectResponse(target, 303)
-        response.set_cookie(
-            self.cookie(request),
-            secret,
-            path="/",
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
-        return response
 
     # Pages
 
@@ -215,13 +66,15 @@ class Console:
     ) -> dict[str, Any]:
         """Return the values that every page shows."""
         root = request.scope.get("root_path", "")
-        trouble = self.observer.trouble
-        token = "" if visit is None else self.sign_ins.form_token(visit.secret, visit.visitor)
+        trouble = self.console.observer.trouble
+        token = (
+            "" if visit is None else self.console.sign_ins.form_token(visit.secret, visit.visitor)
+        )
         return {
             "root": root,
             "path": path,
             "title": title,
-            "store": self.store.url,
+            "store": self.console.store.url,
             "visitor": None if visit is None else visit.visitor.name,
             "signed_in": visit is not None and bool(visit.secret),
             "form_token": token,
@@ -232,10 +85,10 @@ class Console:
 
     def present(self) -> dict[str, Any]:
         """Return the values that are read again for each update of a page."""
-        standstill = self.store.trouble()
+        standstill = self.console.store.trouble()
         return {
-            "now": self.clock.now(),
-            "wall": self.clock.wall(),
+            "now": self.console.clock.now(),
+            "wall": self.console.clock.wall(),
             "standstill": "" if standstill is None else str(standstill),
         }
 
@@ -265,10 +118,10 @@ class Console:
         async def endpoint(request: Request) -> Response:
             visit: Visit | None = None
             try:
-                visit = await self.visit(request)
+                visit = await self.console.visit(request)
                 if visit is None:
                     return self.lead_to_sign_in(request)
-                self.observer.want()
+                self.console.observer.want()
                 return await work(request, visit)
             except TenureError as error:
                 status = status_of(error)
@@ -283,9 +136,9 @@ class Console:
         template, view, title = PAGES[path]
 
         async def work(request: Request, visit: Visit) -> Response:
-            if not self.observer.record.rounds:
-                await self.observer.first_round()
-            shown = await view(PageRequest(self, visit.visitor, request.query_params))
+            if not self.console.observer.record.rounds:
+                await self.console.observer.first_round()
+            shown = await view(PageRequest(self.console, visit.visitor, request.query_params))
             values = self.values(request, visit, path, title) | shown
             query = request.url.query
             live = "/live" + path.rstrip("/")
@@ -299,103 +152,42 @@ class Console:
         template, view, title = PAGES[path]
 
         async def endpoint(request: Request) -> Response:
-            visit = await self.api_visit(request)
+            visit = await self.console.api_visit(request)
             query = request.query_params
             values = self.values(request, visit, path, title)
 
             async def render(visitor: Visitor) -> str:
-                self.observer.want()
-                shown = await view(PageRequest(self, visitor, query))
+                self.console.observer.want()
+                shown = await view(PageRequest(self.console, visitor, query))
                 return self.rendering.part(template, values | self.present() | shown)
 
             key = visit.visitor.name, path, str(query)
-            stream = self.hub.stream(key, visit.visitor, render)
+            stream = self.console.hub.stream(key, visit.visitor, render)
             if stream is None:
                 return PlainTextResponse("Too many pages are live.\n", 503)
             return _StreamResponse(stream)
 
         return endpoint
 
-    async def api_visit(self, request: Request) -> Visit:
-        """Return the visitor of a request that is not a page.
-
-        Raises:
-            HTTPException: 401: there is none.
-        """
-        try:
-            visit = await self.visit(request)
-        except AuthenticationFailed as error:
-            raise HTTPException(401, str(error), {"WWW-Authenticate": "Bearer"}) from error
-        if visit is None:
-            raise HTTPException(401, "sign in first", {"WWW-Authenticate": "Bearer"})
-        self.observer.want()
-        return visit
-
-    # Acts
-
-    async def act(
-        self, visitor: Visitor, host: str, event: str, work: Awaitable[bool], **facts: object
-    ) -> bool:
-        """Carry out an administrative action, and record it; return whether its object existed."""
-        with self.door.action(event, visitor, host, **facts) as entry:
-            try:
-                async with asyncio.timeout(ANSWER_TIMEOUT):
-                    found = await work
-            except TimeoutError as error:
-                raise EngineUnavailable(
-                    f"it is not known whether this was done: {self.store.url} has not answered "
-                    f"within {ANSWER_TIMEOUT:g} s. Look again before you repeat it"
-                ) from error
-            if not found and isinstance(entry, dict):
-                entry["outcome"] = None  # there was nothing to do
-            return found
-
-    async def end_session(self, visitor: Visitor, host: str, node: str, number: int) -> bool:
-        """End a session, if the visitor may."""
-        self.check(visitor, node)
-        ending = visitor.engine.end_session(node, number)
-        return await self.act(visitor, host, "session ended", ending, node=node, session=number)
-
-    async def evict(self, visitor: Visitor, host: str, node: str, name: str, order_id: int) -> bool:
-        """Evict a request, if the visitor may."""
-        self.check(visitor, node)
-        evicting = visitor.engine.evict(node, name, order_id)
-        facts = {"node": node, "name": name, "order_id": order_id}
-        return await self.act(visitor, host, "request evicted", evicting, **facts)
-
-    def check(self, visitor: Visitor, node: str) -> None:
-        """Check that a visitor may administer a node.
-
-        Raises:
-            AuthenticationFailed: it may not.
-            NodeNotFound: it may not even see the node.
-        """
-        if visitor.may(node, "administer"):
-            return
-        if not visitor.may(node, "read"):
-            raise NodeNotFound(f"there is no node {node}", node=node)
-        raise AuthenticationFailed(
-            f"{visitor.name} may not administer {node}: this console shows it, and changes nothing",
-            node=node,
-        )
-
     async def confirmed(self, request: Request, visit: Visit) -> Response:
         """Carry out what a visitor has confirmed."""
         form = await read_form(request)
-        if not self.sign_ins.is_form_token(form.get("form_token", ""), visit.secret, visit.visitor):
+        if not self.console.sign_ins.is_form_token(
+            form.get("form_token", ""), visit.secret, visit.visitor
+        ):
             title = "This form is out of date"
             text = "It was made for another sign-in. Go back, load the page again, and repeat it."
             return self.message(request, visit, title, text, 403)
         host, visitor, root = host_of(request), visit.visitor, request.scope.get("root_path", "")
         # In the address, because a form changes control characters in a name.
-        sent = PageRequest(self, visitor, request.query_params)
+        sent = PageRequest(self.console, visitor, request.query_params)
         node = sent.text("node")
         if request.url.path.endswith("/end-session"):
-            ended = await self.end_session(visitor, host, node, sent.number("session"))
+            ended = await self.console.end_session(visitor, host, node, sent.number("session"))
             done = "ended" if ended else "had-ended"
             return RedirectResponse(link(root, "/sessions", node=node, done=done), 303)
         name = sent.text("name")
-        evicted = await self.evict(visitor, host, node, name, sent.number("order_id"))
+        evicted = await self.console.evict(visitor, host, node, name, sent.number("order_id"))
         done = "evicted" if evicted else "had-left"
         return RedirectResponse(link(root, "/semaphore", node=node, name=name, done=done), 303)
 
@@ -406,8 +198,8 @@ class Console:
         async def work(request: Request, visit: Visit) -> Response:
             if request.method == "POST":
                 return await self.confirmed(request, visit)
-            sent = PageRequest(self, visit.visitor, request.query_params)
-            self.check(visit.visitor, sent.text("node"))
+            sent = PageRequest(self.console, visit.visitor, request.query_params)
+            self.console.check(visit.visitor, sent.text("node"))
             values = self.values(request, visit, path, title) | await view(sent)
             return self.html(template, values)
 
@@ -440,8 +232,8 @@ class Console:
     async def sign_out(self, request: Request) -> Response:
         """Sign a browser out."""
         root = request.scope.get("root_path", "")
-        name = self.cookie(request)
-        self.sign_ins.remove(request.cookies.get(name, ""))
+        name = self.console.cookie(request)
+        self.console.sign_ins.remove(request.cookies.get(name, ""))
         response = RedirectResponse(link(root, "/sign-in"), 303)
         secure = request.url.scheme == "https"
         response.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=secure)
@@ -473,11 +265,26 @@ class Console:
         title, text = shown.get(error.status_code, ("This does not work", error.detail))
         return self.message(request, None, title, text, error.status_code)
 
+    async def sign_in(self, token: str, request: Request, target: str) -> Response:
+        """Sign a browser in, and lead it to a page."""
+        visitor = await self.console.door.sign_in(token, host_of(request), request.scope)
+        secret = self.console.sign_ins.add(visitor, self.console.clock.now())
+        response = RedirectResponse(target, 303)
+        response.set_cookie(
+            self.console.cookie(request),
+            secret,
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
 
 class _StreamResponse(Response):
     """The response that is a stream."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: LiveStream) -> None:
         self._stream = stream
         self.background = None
 
@@ -486,34 +293,12 @@ class _StreamResponse(Response):
         await self._stream(scope, receive, send)
 
 
-def host_of(request: Request) -> str:
-    """Return the address of the client."""
-    return request.client.host if request.client is not None else "unknown"
-
-
 def is_local(target: str) -> bool:
     """Return true for a path of this server, and false for the URL of another one."""
     if not target.startswith("/") or target.startswith("//") or not target.isprintable():
         return False
     parts = urlsplit(target)
     return not parts.scheme and not parts.netloc and "\\" not in target
-
-
-async def read_body(request: Request) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        HTTPException: 413: it is too long.
-    """
-    body = b""
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > LARGEST_BODY:
-                raise HTTPException(413, f"the body has more than {LARGEST_BODY} bytes")
-    except ClientDisconnect:
-        raise HTTPException(400, "the body is incomplete") from None
-    return body
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -545,15 +330,16 @@ def make_app(door: Door, store: Engine, *, hosts: Collection[str] = ()) -> Starl
             ``localhost``.
     """
     console = Console(door, store)
-    routes = [Route(path, console.page(path)) for path in PAGES]
-    routes += [Route("/live" + path.rstrip("/"), console.live(path)) for path in PAGES]
+    pages = ConsolePages(console)
+    routes = [Route(path, pages.page(path)) for path in PAGES]
+    routes += [Route("/live" + path.rstrip("/"), pages.live(path)) for path in PAGES]
     routes += [
-        Route(path, console.confirmation(path), methods=["GET", "POST"]) for path in CONFIRMATIONS
+        Route(path, pages.confirmation(path), methods=["GET", "POST"]) for path in CONFIRMATIONS
     ]
     routes += [
-        Route("/sign-in", console.sign_in_page, methods=["GET", "POST"]),
-        Route("/sign-out", console.sign_out, methods=["POST"]),
-        Route("/static/{name}", console.asset),
+        Route("/sign-in", pages.sign_in_page, methods=["GET", "POST"]),
+        Route("/sign-out", pages.sign_out, methods=["POST"]),
+        Route("/static/{name}", pages.asset),
     ]
     routes += api.routes(console)
 
@@ -565,7 +351,7 @@ def make_app(door: Door, store: Engine, *, hosts: Collection[str] = ()) -> Starl
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Shield, names=hosts)],
-        exception_handlers={HTTPException: console.failed},
+        exception_handlers={HTTPException: pages.failed},
         lifespan=lifespan,
     )
     app.state.console = console

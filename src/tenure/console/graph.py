@@ -23,7 +23,7 @@ BEND = 34
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A node of the graph.
 
     Attributes:
@@ -68,7 +68,7 @@ class Picture:
     arrows: tuple[Arrow, ...]
 
 
-def draw(nodes: Sequence[Node]) -> Picture:
+def draw(nodes: Sequence[GraphNode]) -> Picture:
     """Return the picture of a graph. It takes quadratic time or more: pass at most hundreds.
 
     Parts that are not connected stand below each other, in the order of their first nodes.

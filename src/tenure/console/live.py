@@ -60,11 +60,11 @@ class Topic:
     """
 
     render: Render
-    streams: set[Stream] = field(default_factory=set)
+    streams: set[LiveStream] = field(default_factory=set)
     content: bytes = b""
 
 
-class Stream:
+class LiveStream:
     """The stream of one browser, as an ASGI application."""
 
     def __init__(self, hub: Hub, key: object, visitor: Visitor) -> None:
@@ -161,20 +161,20 @@ class Hub:
         """Number of open streams."""
         return self._open.total()
 
-    def stream(self, key: object, visitor: Visitor, render: Render) -> Stream | None:
+    def stream(self, key: object, visitor: Visitor, render: Render) -> LiveStream | None:
         """Return a new stream of a topic, or ``None`` if there are too many streams."""
         if self.streams >= MOST_STREAMS or self._open[visitor.name] >= MOST_OF_ONE:
             return None
         self._open[visitor.name] += 1
         topic = self._topics.setdefault(key, Topic(render))
-        stream = Stream(self, key, visitor)
+        stream = LiveStream(self, key, visitor)
         topic.streams.add(stream)
         if topic.content:
             stream.put(topic.content)
         self._some.set()
         return stream
 
-    def remove(self, key: object, stream: Stream) -> None:
+    def remove(self, key: object, stream: LiveStream) -> None:
         """Remove a stream from its topic. Safe to call twice."""
         topic = self._topics.get(key)
         if topic is not None:
@@ -182,7 +182,7 @@ class Hub:
             if not topic.streams:
                 del self._topics[key]
 
-    def closed(self, stream: Stream) -> None:
+    def closed(self, stream: LiveStream) -> None:
         """Record that a stream has ended."""
         name = stream.visitor.name
         self._open[name] -= 1

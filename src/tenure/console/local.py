@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection, Iterator
 import uvicorn
 
 from tenure.console.access import Access, Connection, Visitor
-from tenure.console.app import LOGGER, Console, make_app
+from tenure.console.app import make_app
+from tenure.console.service import LOGGER, Console
 from tenure.engines.contract import Engine
 from tenure.errors import AuthenticationFailed
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from tenure.background import Failures
 from tenure.console.reading import answered, list_nodes, read_waits
-from tenure.console.record import Record
+from tenure.console.record import StoreRecord
 from tenure.console.waits import NodeWaits
 from tenure.core.deadlocks import WAITS, shows_waits
 from tenure.engines.contract import Engine, Pages
@@ -63,7 +63,7 @@ class Observer:
     """
 
     def __init__(self, store: Engine, logger: logging.Logger) -> None:
-        self.record = Record()
+        self.record = StoreRecord()
         self.waits: dict[str, NodeWaits] = {}
         self.trouble: TenureError | None = None
         self.round_took = 0.0

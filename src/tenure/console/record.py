@@ -149,7 +149,7 @@ Allowed: TypeAlias = Callable[[str], bool]
 """Returns true for a node that the reader of the record may see."""
 
 
-class Record:
+class StoreRecord:
     """Record of one store.
 
     Attributes:

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from tenure.clock import Clock
 from tenure.console import reading
 from tenure.console.access import Visitor
-from tenure.console.observer import Observer
 from tenure.console.record import Allowed, Seen
+from tenure.console.service import Console, NoSuchObject
 from tenure.console.timeline import ROWS, WINDOWS, timeline
 from tenure.console.waits import MOST_PICTURED, NodeWaits
 from tenure.core.deadlocks import shows_waits
 from tenure.core.rules import EXACT
-from tenure.errors import InvalidArgument, NodeNotFound, SemaphoreNotFound
+from tenure.errors import InvalidArgument, SemaphoreNotFound
 from tenure.model import DEFAULT_NODE, EPHEMERAL_LIMIT, SemaphoreDescription
 from tenure.shown import kind
 
@@ -39,32 +38,17 @@ MOST_TASKS = 200
 """Tasks, and holders, that a list of waits shows."""
 
 
-class Sources(Protocol):
-    """Sources of the views, besides the store as the visitor may use it."""
-
-    @property
-    def observer(self) -> Observer:
-        """The observer of the store."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of the record's times."""
-
-    def searching(self, visitor: Visitor) -> AbstractAsyncContextManager[object]:
-        """Return a context that one search of a visitor enters at a time."""
-
-
 @dataclass(frozen=True, slots=True)
 class PageRequest:
     """A request for a page.
 
     Attributes:
-        sources: what is read.
+        console: has the observer of the store.
         visitor: the visitor.
         query: the parameters of the URL.
     """
 
-    sources: Sources
+    console: Console
     visitor: Visitor
     query: Mapping[str, str]
 
@@ -93,7 +77,7 @@ class PageRequest:
     def turn(self) -> AbstractAsyncContextManager[object]:
         """Return a context for reading a list; searches of one visitor take turns."""
         if self.text("search"):
-            return self.sources.searching(self.visitor)
+            return self.console.searching(self.visitor)
         return nullcontext()
 
     @property
@@ -127,7 +111,7 @@ async def offered_nodes(request: PageRequest) -> Sequence[str]:
 
 async def overview(request: PageRequest) -> dict[str, Any]:
     """Return the values of the first page: nodes, queues, timelines and latest events."""
-    record = request.sources.observer.record
+    record = request.console.observer.record
     allowed = request.allowed
     nodes = await reading.describe_nodes(request.visitor.engine, after=request.text("after"))
     return {
@@ -139,7 +123,7 @@ async def overview(request: PageRequest) -> dict[str, Any]:
         "events": record.events(allowed, most=8),
         "deadlocks": [
             (node, len(found.deadlocks))
-            for node, found in request.sources.observer.waits.items()
+            for node, found in request.console.observer.waits.items()
             if found.deadlocks and allowed(node)
         ],
         "full": record.full,
@@ -158,7 +142,7 @@ async def semaphores(request: PageRequest) -> dict[str, Any]:
             after=request.text("after"),
             most=request.page_size(),
         )
-    record = request.sources.observer.record
+    record = request.console.observer.record
     rows = [SemaphoreRow(each, record.find(node, each.name)) for each in page.items]
     return {
         "node": node,
@@ -208,7 +192,7 @@ def kind_of(described: SemaphoreDescription) -> str:
 async def semaphore(request: PageRequest) -> dict[str, Any]:
     """Return the values of the page of one semaphore."""
     node, name = await chosen_node(request), request.text("name")
-    engine, observer = request.visitor.engine, request.sources.observer
+    engine, observer = request.visitor.engine, request.console.observer
     observer.attend(node, name)
     seen = observer.record.find(node, name)
     values: dict[str, Any] = {
@@ -240,7 +224,7 @@ async def semaphore(request: PageRequest) -> dict[str, Any]:
             "whole": described.limit > EXACT,
         }
     if seen is not None and request.visitor.may(node, "read"):
-        now = request.sources.clock.now()
+        now = request.console.clock.now()
         values["timeline"] = timeline(seen.spans(), now, values["window"])
         found = observer.waits.get(node)
         if found is not None and name in found.queues and found.queues[name].waiters:
@@ -288,13 +272,13 @@ async def waits_of(request: PageRequest, node: str) -> NodeWaits | None:
         ``None`` if the observer has not read them yet, or the store does not show them.
     """
     await reading.describe_node(request.visitor.engine, node)  # raises if it may not be seen
-    return request.sources.observer.waits.get(node)
+    return request.console.observer.waits.get(node)
 
 
 async def timelines(request: PageRequest) -> dict[str, Any]:
     """Return the values of the page of timelines."""
     node = request.text("node")
-    record = request.sources.observer.record
+    record = request.console.observer.record
     window = chosen_window(request)
     found = record.liveliest(request.allowed, ON_TIMELINES, node)
     return {
@@ -309,7 +293,7 @@ async def timelines(request: PageRequest) -> dict[str, Any]:
 async def events(request: PageRequest) -> dict[str, Any]:
     """Return the values of the page of events."""
     node = request.text("node")
-    record = request.sources.observer.record
+    record = request.console.observer.record
     return {
         "node": node,
         "events": record.events(request.allowed, most=EVENTS, node=node),
@@ -326,7 +310,7 @@ async def end_session(request: PageRequest) -> dict[str, Any]:
     found = await reading.find_session(request.visitor.engine, node, number)
     if found is None:
         raise NoSuchObject(f"there is no session {number} on {node}; it has ended")
-    record = request.sources.observer.record
+    record = request.console.observer.record
     return {
         "node": node,
         "session": found,
@@ -355,10 +339,6 @@ async def evict(request: PageRequest) -> dict[str, Any]:
     }
 
 
-class NoSuchObject(NodeNotFound):
-    """A session or a request that does not exist."""
-
-
 # Parts
 
 
@@ -372,7 +352,7 @@ def timelines_of(
     request: PageRequest, found: Sequence[Seen], window: float, most: int
 ) -> list[dict[str, Any]]:
     """Return the timelines of some semaphores."""
-    now = request.sources.clock.now()
+    now = request.console.clock.now()
     drawn = [(each, timeline(each.spans(), now, window, most)) for each in found]
     return [{"seen": seen, "timeline": line} for seen, line in drawn if line.rows]
 

@@ -2,7 +2,7 @@
 
 A value without I/O, made of one reading (`tenure.console.reading.read_waits`).
 `tenure.core.deadlocks` has the rule for what is a deadlock. Each task, and each holder without a
-known wait, is a `Party`.
+known wait, is a `WaitParty`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from tenure.console.graph import Node, Picture, draw
+from tenure.console.graph import GraphNode, Picture, draw
 from tenure.core.deadlocks import by_request, deadlocks, place, standing, waits_for
 from tenure.core.rules import fits
 from tenure.model import (
@@ -38,7 +38,7 @@ Key: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class WaitParty:
     """A task that waits inside leases, or a holder of whose tasks no wait is known.
 
     Attributes:
@@ -76,7 +76,7 @@ class Party:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ChainStep:
     """One line of a chain: a holder, and what its task waits for.
 
     Attributes:
@@ -94,7 +94,7 @@ class Step:
     request: RequestDescription
     began: float | None
     session: SessionDescription | None
-    party: Party | None
+    party: WaitParty | None
     again: bool
     more: int = 0
 
@@ -116,28 +116,33 @@ class NodeWaits:
 
     node: str
     read_at: float
-    tasks: tuple[Party, ...] = ()
-    holders: tuple[Party, ...] = ()
-    deadlocks: tuple[tuple[Party, ...], ...] = ()
+    tasks: tuple[WaitParty, ...] = ()
+    holders: tuple[WaitParty, ...] = ()
+    deadlocks: tuple[tuple[WaitParty, ...], ...] = ()
     queues: Mapping[str, SemaphoreDescription] = field(default_factory=dict)
     sessions: Mapping[int, SessionDescription] = field(default_factory=dict)
     complete: bool = True
     picture: Picture = NOTHING
 
     @property
-    def parties(self) -> Mapping[str, Party]:
+    def parties(self) -> Mapping[str, WaitParty]:
         """The tasks and the holders by key."""
         return {each.key: each for each in (*self.tasks, *self.holders)}
 
-    def chain(self, name: str) -> list[Step]:
+    def chain(self, name: str) -> list[ChainStep]:
         """Return the holders of a semaphore, what their tasks wait for in turn, and so on."""
         blocked = {key: each for each in self.tasks for key in _requests(each)}
-        steps: list[Step] = []
+        steps: list[ChainStep] = []
         self._follow(name, 0, {name}, blocked, steps)
         return steps
 
     def _follow(
-        self, name: str, depth: int, seen: set[str], blocked: Mapping[Key, Party], steps: list[Step]
+        self,
+        name: str,
+        depth: int,
+        seen: set[str],
+        blocked: Mapping[Key, WaitParty],
+        steps: list[ChainStep],
     ) -> None:
         owners = self.queues[name].owners if name in self.queues else ()
         shown = owners[:MOST_AWAITED]
@@ -150,7 +155,7 @@ class NodeWaits:
             left = len(owners) - len(shown) if owner is shown[-1] else 0
             session = self.sessions.get(owner.session_id)
             began = _began(owner, self.read_at)
-            steps.append(Step(depth, name, owner, began, session, party, again, left))
+            steps.append(ChainStep(depth, name, owner, began, session, party, again, left))
             if following is not None and not again:
                 seen.add(following)
                 self._follow(following, depth + 1, seen, blocked, steps)
@@ -193,8 +198,8 @@ def node_waits(
         for name, queue in queues.items()
         for each in (*queue.owners, *queue.waiters)
     }
-    holders: dict[str, Party] = {}
-    tasks: list[Party] = []
+    holders: dict[str, WaitParty] = {}
+    tasks: list[WaitParty] = []
     for task in blocked:
         queue, at = queues[task.name], number.get(task, 0)
         awaited = dict.fromkeys(
@@ -210,7 +215,7 @@ def node_waits(
                 awaited[holder] = None
         request = requests[task.name, task.order_id]
         tasks.append(
-            Party(
+            WaitParty(
                 keys[task],
                 task.session_id,
                 task.program,
@@ -244,7 +249,7 @@ def node_waits(
     )
 
 
-def _requests(party: Party) -> Iterator[Key]:
+def _requests(party: WaitParty) -> Iterator[Key]:
     if party.task is not None:
         yield from party.task.requests
 
@@ -271,14 +276,14 @@ def _holder(
     request: RequestDescription,
     read_at: float,
     sessions: Mapping[int, SessionDescription],
-    holders: dict[str, Party],
+    holders: dict[str, WaitParty],
 ) -> str:
     """Add a lease to the holder with its session, and return the holder's key."""
     at = f"h{request.session_id}"
     began = _began(request, read_at)
     holder = holders.get(at)
     if holder is None:
-        holders[at] = Party(
+        holders[at] = WaitParty(
             at,
             request.session_id,
             request.program,
@@ -301,9 +306,9 @@ def _began(request: RequestDescription, read_at: float) -> float | None:
     return None if request.since is None else read_at - request.since
 
 
-def _picture(tasks: Sequence[Party], holders: Mapping[str, Party]) -> Picture:
+def _picture(tasks: Sequence[WaitParty], holders: Mapping[str, WaitParty]) -> Picture:
     """Return the picture of the first tasks, and of the holders that they wait for."""
     shown = tasks[:MOST_PICTURED]
     awaited = dict.fromkeys(key for each in shown for key in each.awaited if key in holders)
-    nodes = [Node(each.key, each.awaited, each.deadlock) for each in shown]
-    return draw([*nodes, *(Node(key) for key in list(awaited)[:MOST_PICTURED])])
+    nodes = [GraphNode(each.key, each.awaited, each.deadlock) for each in shown]
+    return draw([*nodes, *(GraphNode(key) for key in list(awaited)[:MOST_PICTURED])])

@@ -13,8 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from statistics import median
 
-from tenure._client.client import connect
-from tenure._client.internals import client_core
+from tenure._client.client import client_core, connect
 from tenure.clock import SystemClock
 from tenure.engines.contract import Finding
 from tenure.errors import TenureError

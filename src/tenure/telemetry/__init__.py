@@ -16,8 +16,8 @@ Example::
 The parts, in the order to read them:
 
 * `table` lists the metrics: the single source of their names, units and labels.
-* `recorder` counts what happens to one client, from its events.
-* `groups` adds up the clients that report to one registry or provider.
+* `recorder` counts what happens to one client, from its events, and adds up the clients that report
+  to one registry or provider.
 * `otel` and `prometheus` pass the sums on, and `spans` makes spans.
 * `handle` adds all of this to a client, and removes it.
 """

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from tenure._client.client import Client
+from tenure._client.client import Client, client_core
 from tenure._client.client_core import ClientCore
-from tenure._client.internals import client_core
 from tenure.errors import InvalidArgument, Unsupported
+from tenure.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
     from tenure._client.listeners import Sink
@@ -92,7 +92,8 @@ def instrumented(
         sinks = make(core.url.partition(":")[0])
         core.listeners.add(*sinks)
         for each in sinks:
-            each.begin(core)
+            if isinstance(each, Recorder):
+                each.begin(core)
         return Instrumentation(core, sinks, stopped)
 
     if isinstance(client, Client):

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from tenure.errors import InvalidArgument
-from tenure.telemetry.groups import Group, padded
 from tenure.telemetry.handle import Instrumentation, instrumented, missing
-from tenure.telemetry.recorder import Labels, Names, Observe, Recorder
+from tenure.telemetry.recorder import Labels, Names, Observe, Recorder, RecorderGroup, padded
 from tenure.telemetry.table import BOUNDS, METRICS, PREFIX, Metric
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def instrument(
     return instrumented(client, make)
 
 
-class _Meters(Group):
+class _Meters(RecorderGroup):
     """The clients of one provider, and its instruments."""
 
     def __init__(self, meter: Meter) -> None:

@@ -13,9 +13,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from tenure.telemetry.groups import Group, padded
 from tenure.telemetry.handle import Instrumentation, instrumented, missing
-from tenure.telemetry.recorder import Histogram, Labels, Names, Recorder, Series
+from tenure.telemetry.recorder import (
+    Histogram,
+    Labels,
+    Names,
+    Recorder,
+    RecorderGroup,
+    Series,
+    padded,
+)
 from tenure.telemetry.table import BOUNDS, METRICS, Metric, MetricKind
 
 if TYPE_CHECKING:
@@ -88,7 +95,7 @@ class _Collector:
     """
 
     def __init__(self) -> None:
-        self.group = Group()
+        self.group = RecorderGroup()
         self.users = 0
 
     def describe(self) -> list[Family]:

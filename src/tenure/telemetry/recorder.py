@@ -1,4 +1,4 @@
-"""Counts of one client's events.
+"""Counts of one client's events, and their sums over several clients.
 
 A recorder is a sink (`tenure._client.listeners`). Only the loop of its client changes it, so it
 needs no lock, and a count costs a fraction of a microsecond. Any thread may read it.
@@ -7,25 +7,30 @@ needs no lock, and a count costs a fraction of a microsecond. Any thread may rea
   drift, also if the client was instrumented later or loses its store.
 * The counts of a lock's names are kept until the recorder ends. That is why a name is a label only
   on request: each name would be a time series of its own, for ever.
+
+A registry has each metric once, so that several clients share it: see `RecorderGroup`. The counts
+of a client that has been closed are kept there. A counter never decreases, and a program may open
+a client for each task.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from tenure import fork
 from tenure._client.request import HELD, SENT, WAITING
 from tenure.telemetry import table
-from tenure.telemetry.table import BOUNDS, Metric
+from tenure.telemetry.table import BOUNDS, NAME, Metric
 
 if TYPE_CHECKING:
     from tenure._client.client_core import ClientCore
-    from tenure._client.listeners import AnyRequest, EventKind, Handler, UnsentRequest
-    from tenure._client.request import Request
+    from tenure._client.listeners import Handler, SinkEventKind
+    from tenure._client.request import AnyRequest, Request, UnsentRequest
     from tenure._client.session_core import SessionCore
-    from tenure._client.session_life import SessionLife
 
 Names: TypeAlias = bool | Callable[[str], str]
 """Label for the names of locks: none, the name itself, or what a callable returns for it."""
@@ -82,16 +87,6 @@ class _Requests:
         self.losses: Counter[str] = Counter()
 
 
-class Sums(Protocol):
-    """Sums over several recorders (`groups`)."""
-
-    def add(self, recorder: Recorder) -> None:
-        """Add the recorder of a client."""
-
-    def end(self, recorder: Recorder) -> None:
-        """Keep the counts of a recorder that has ended. Safe to call twice."""
-
-
 class Recorder:
     """Counts of one client's events, on its loop.
 
@@ -112,7 +107,7 @@ class Recorder:
 
     def __init__(
         self,
-        destination: Sums,
+        destination: RecorderGroup,
         engine: str,
         names: Names,
         observer: Callable[[Metric, Labels], Observe] | None = None,
@@ -128,11 +123,11 @@ class Recorder:
         self._requests: dict[Labels, _Requests] = {}
         self._waiting: dict[AnyRequest, tuple[_Requests, object]] = {}
         self._held: dict[AnyRequest, tuple[_Requests, object]] = {}
-        self._states: dict[SessionLife, str] = {}
+        self._states: dict[SessionCore, str] = {}
         self._expirations: Counter[str] = Counter()  # by node
         self._reconnects: Counter[str] = Counter()
         self._delays: dict[str, Observe] = {}
-        self.handlers: Mapping[EventKind, Handler] = {
+        self.handlers: Mapping[SinkEventKind, Handler] = {
             "Requested": self._requested,
             "Acquired": self._acquired,
             "TimedOut": self._timed_out,
@@ -143,6 +138,8 @@ class Recorder:
             "SessionDetached": self._detached,
             "Expired": self._expired,
             "Closed": self._closed,
+            "Sent": self._sent,
+            "Renewing": self._renewing,
         }
 
     def begin(self, client: ClientCore) -> None:
@@ -162,24 +159,21 @@ class Recorder:
 
     # Events; see `Sink`
 
-    def sent(self, unsent: UnsentRequest, request: Request) -> None:
+    def _sent(self, session: SessionCore, request: Request, facts: tuple[UnsentRequest]) -> None:
         """Continue the wait as that of a request."""
-        found = self._waiting.pop(unsent, None)
+        found = self._waiting.pop(facts[0], None)
         if found is None:
-            self._requested(None, request, _NO_FACTS)
+            self._requested(session, request, _NO_FACTS)
         else:
             self._waiting[request] = found
 
-    def queued(self, request: Request) -> None:
-        """Do nothing: it has counted as a waiter from its begin."""
-
-    def renewing(self, session: SessionLife, late: float) -> None:
+    def _renewing(self, session: SessionCore, _request: None, facts: tuple[float]) -> None:
         """Record by how much a renewal is late."""
         observe = self._delays.get(session.node)
         if observe is None:
             labels = (self._engine, session.node)
             observe = self._delays[session.node] = self._observer(table.RENEWALS, labels)
-        observe(late, None)
+        observe(facts[0], None)
 
     def closed(self) -> None:
         """End: nothing more happens to the client, or it is no longer instrumented."""
@@ -202,7 +196,7 @@ class Recorder:
         return found
 
     def _requested(
-        self, _session: SessionLife | None, request: AnyRequest, _facts: tuple[object, ...]
+        self, _session: SessionCore | None, request: AnyRequest, _facts: tuple[object, ...]
     ) -> None:
         requests, capture = self._of(request), self._capture
         requests.waiting += 1
@@ -217,22 +211,22 @@ class Recorder:
         found[0].outcomes[outcome] += 1
         return found
 
-    def _acquired(self, _session: SessionLife, request: Request, facts: Any) -> None:
+    def _acquired(self, _session: SessionCore, request: Request, facts: Any) -> None:
         self._held[request] = found = self._ended(request, "acquired")
         requests, context = found
         requests.held += 1
         requests.wait(facts[2], context)
 
-    def _timed_out(self, _session: SessionLife, request: AnyRequest, _facts: Any) -> None:
+    def _timed_out(self, _session: SessionCore, request: AnyRequest, _facts: Any) -> None:
         self._ended(request, "timed_out")
 
-    def _not_acquired(self, _session: SessionLife, request: AnyRequest, facts: Any) -> None:
+    def _not_acquired(self, _session: SessionCore, request: AnyRequest, facts: Any) -> None:
         self._ended(request, facts[2])
 
-    def _released(self, _session: SessionLife, request: Request, facts: Any) -> None:
+    def _released(self, _session: SessionCore, request: Request, facts: Any) -> None:
         self._let_go(request, facts[2])
 
-    def _lost(self, session: SessionLife, request: Request, facts: Any) -> None:
+    def _lost(self, session: SessionCore, request: Request, facts: Any) -> None:
         # It may have been released before, and only the release has shown the loss.
         requests = self._let_go(request, session.now() - request.granted_at)
         requests.losses[facts[3]] += 1
@@ -246,19 +240,19 @@ class Recorder:
         requests.hold(held_for, context)
         return requests
 
-    def _attached(self, session: SessionLife, *_: object) -> None:
+    def _attached(self, session: SessionCore, *_: object) -> None:
         if session in self._states:
             self._reconnects[session.node] += 1
         self._states[session] = "attached"
 
-    def _detached(self, session: SessionLife, *_: object) -> None:
+    def _detached(self, session: SessionCore, *_: object) -> None:
         self._states[session] = "detached"
 
-    def _expired(self, session: SessionLife, *_: object) -> None:
+    def _expired(self, session: SessionCore, *_: object) -> None:
         self._states.pop(session, None)
         self._expirations[session.node] += 1
 
-    def _closed(self, session: SessionLife, *_: object) -> None:
+    def _closed(self, session: SessionCore, *_: object) -> None:
         self._states.pop(session, None)
 
     # Reading, from any thread
@@ -286,3 +280,87 @@ class Recorder:
         states = Counter((each.node, state) for each, state in tuple(self._states.items()))
         for (node, state), count in states.items():
             yield table.SESSIONS, (self._engine, node, state), count
+
+
+class RecorderGroup:
+    """Sums over the clients that report to one registry or one provider.
+
+    A client's loop changes its recorder, and any thread reads the sums. The lock guards the set of
+    the recorders alone.
+    """
+
+    def __init__(self) -> None:
+        self._named = False
+        self._recorders: dict[Recorder, None] = {}
+        self._counts: Counter[Series] = Counter()  # of the recorders that have ended
+        self._levels: Counter[Series] = Counter()  # all 0: the gauges that there were
+        self._histograms: dict[Series, Histogram] = {}
+        self._lock = threading.Lock()
+        self._born = fork.generation
+
+    def add(self, recorder: Recorder) -> None:
+        """Add the recorder of a client."""
+        with self._lock:
+            self._named = self._named or recorder.named
+            self._recorders[recorder] = None
+
+    def end(self, recorder: Recorder) -> None:
+        """Keep the counts of a recorder that has ended. Safe to call twice."""
+        with self._lock:
+            if recorder not in self._recorders:
+                return
+            del self._recorders[recorder]
+            for metric, labels, count in recorder.counts():
+                self._counts[metric, labels] += count
+            for metric, labels, _ in recorder.levels():
+                self._levels[metric, labels] = 0
+            _add(self._histograms, recorder)
+
+    # Reading, from any thread
+
+    @property
+    def ours(self) -> bool:
+        """False in a forked child, where the counts are those of its parent."""
+        return fork.generation == self._born
+
+    def labels_of(self, metric: Metric) -> tuple[str, ...]:
+        """Return the names of a metric's labels."""
+        return (*metric.labels, NAME) if metric.named and self._named else metric.labels
+
+    def counts(self) -> Mapping[Series, int]:
+        """Return the sums of the counters."""
+        with self._lock:
+            sums = Counter(self._counts)
+            for recorder in self._recorders:
+                for metric, labels, count in recorder.counts():
+                    sums[metric, labels] += count
+        return sums
+
+    def levels(self) -> Mapping[Series, int]:
+        """Return the sums of the gauges."""
+        with self._lock:
+            sums = Counter(self._levels)
+            for recorder in self._recorders:
+                for metric, labels, count in recorder.levels():
+                    sums[metric, labels] += count
+        return sums
+
+    def histograms(self) -> Mapping[Series, Histogram]:
+        """Return the sums of the histograms."""
+        sums: dict[Series, Histogram] = {}
+        with self._lock:
+            for series, histogram in self._histograms.items():
+                sums.setdefault(series, Histogram()).add(histogram)
+            for recorder in self._recorders:
+                _add(sums, recorder)
+        return sums
+
+
+def _add(sums: dict[Series, Histogram], recorder: Recorder) -> None:
+    for series, histogram in tuple(recorder.histograms.items()):
+        sums.setdefault(series, Histogram()).add(histogram)
+
+
+def padded(labels: Labels, names: tuple[str, ...]) -> Labels:
+    """Return the values for those names of labels; a client without names has an empty one."""
+    return labels + ("",) * (len(names) - len(labels))

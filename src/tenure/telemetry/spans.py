@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from opentelemetry import context as contexts
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from tenure._client.session_core import session_of
 from tenure.errors import TenureError
 from tenure.model import EPHEMERAL_LIMIT
 
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
-    from tenure._client.client_core import ClientCore
-    from tenure._client.listeners import AnyRequest, EventKind, Handler, UnsentRequest
-    from tenure._client.request import Request
-    from tenure._client.session_life import SessionLife
+    from tenure._client.listeners import Handler, SinkEventKind
+    from tenure._client.request import AnyRequest, Request, UnsentRequest
+    from tenure._client.session_core import SessionCore
 
 MOST_AT_ONCE = 10
 """Number of positions that are read at the same time; those of other requests stay unknown."""
@@ -75,38 +73,36 @@ class Spans:
         self._engine = engine
         self._waiting: dict[AnyRequest, _Wait] = {}
         self._held: dict[AnyRequest, Span] = {}
-        self.handlers: Mapping[EventKind, Handler] = {
+        self.handlers: Mapping[SinkEventKind, Handler] = {
             "Requested": self._requested,
             "Acquired": self._acquired,
             "TimedOut": self._timed_out,
             "NotAcquired": self._not_acquired,
             "Released": self._released,
             "Lost": self._lost,
+            "Sent": self._sent,
+            "Queued": self._queued,
         }
 
-    def begin(self, client: ClientCore) -> None:
-        """Begin. A wait or a lease that there is already gets no span."""
-
-    def sent(self, unsent: UnsentRequest, request: Request) -> None:
+    def _sent(self, session: SessionCore, request: Request, facts: tuple[UnsentRequest]) -> None:
         """Continue the wait as that of a request."""
-        wait = self._waiting.pop(unsent, None)
+        wait = self._waiting.pop(facts[0], None)
         if wait is not None:
             self._waiting[request] = wait
-            wait.span.set_attribute("tenure.session.id", str(session_of(request).id))
+            wait.span.set_attribute("tenure.session.id", str(session.id))
 
-    def queued(self, request: Request) -> None:
+    def _queued(self, session: SessionCore, request: Request, _facts: Any) -> None:
         """Begin to read the place in the queue, if the spans have it."""
         known = request.order_id is not None  # else the store does not name its waiters
         if self._positions and known and self._reading < MOST_AT_ONCE:
             self._reading += 1
-            reading = session_of(request).client.tasks.begin(self._note_position(request))
+            reading = session.client.tasks.begin(self._note_position(session, request))
             reading.add_done_callback(self._have_read)
 
     def _have_read(self, _: object) -> None:
         self._reading -= 1
 
-    async def _note_position(self, request: Request) -> None:
-        session = session_of(request)
+    async def _note_position(self, session: SessionCore, request: Request) -> None:
         try:
             async with asyncio.timeout(session.contact.answer_timeout):
                 assert request.order_id is not None
@@ -123,9 +119,6 @@ class Spans:
         if place and wait is not None:
             wait.span.set_attribute("tenure.queue.position", place)
 
-    def renewing(self, session: SessionLife, late: float) -> None:
-        """Do nothing: a renewal belongs to no trace."""
-
     def closed(self) -> None:
         """End the spans that are open."""
         for span in [*(wait.span for wait in self._waiting.values()), *self._held.values()]:
@@ -133,7 +126,7 @@ class Spans:
         self._waiting.clear()
         self._held.clear()
 
-    def _requested(self, session: SessionLife | None, request: AnyRequest, _facts: Any) -> None:
+    def _requested(self, session: SessionCore | None, request: AnyRequest, _facts: Any) -> None:
         context = contexts.get_current()
         kind = request.options.kind
         attributes = self._attributes(session, request)
@@ -143,7 +136,7 @@ class Spans:
         self._waiting[request] = _Wait(span, context)
 
     def _attributes(
-        self, session: SessionLife | None, request: AnyRequest
+        self, session: SessionCore | None, request: AnyRequest
     ) -> dict[str, str | int | float]:
         attributes: dict[str, str | int | float] = {
             "tenure.engine": self._engine,
@@ -157,7 +150,7 @@ class Spans:
             attributes["tenure.session.id"] = str(session.id)
         return attributes
 
-    def _acquired(self, session: SessionLife, request: Request, facts: Any) -> None:
+    def _acquired(self, session: SessionCore, request: Request, facts: Any) -> None:
         _, token, waited = facts
         wait = self._end(request, "acquired", waited, token)
         if wait is None:
@@ -171,10 +164,10 @@ class Spans:
         )
         _note_token(span, token)
 
-    def _timed_out(self, _session: SessionLife, request: AnyRequest, facts: Any) -> None:
+    def _timed_out(self, _session: SessionCore, request: AnyRequest, facts: Any) -> None:
         self._end(request, "timed_out", facts[1], error="not acquired within the timeout")
 
-    def _not_acquired(self, _session: SessionLife, request: AnyRequest, facts: Any) -> None:
+    def _not_acquired(self, _session: SessionCore, request: AnyRequest, facts: Any) -> None:
         _, waited, outcome, reason = facts
         self._end(request, outcome, waited, error=reason if outcome == "failed" else "")
 
@@ -198,10 +191,10 @@ class Spans:
             span.end()
         return wait
 
-    def _released(self, _session: SessionLife, request: Request, facts: Any) -> None:
+    def _released(self, _session: SessionCore, request: Request, facts: Any) -> None:
         self._let_go(request, facts[1], facts[2])
 
-    def _lost(self, session: SessionLife, request: Request, facts: Any) -> None:
+    def _lost(self, session: SessionCore, request: Request, facts: Any) -> None:
         _, token, reason, cause = facts
         span = self._held.get(request)
         if span is not None:  # else it was released before, and its span has ended

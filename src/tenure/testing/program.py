@@ -36,7 +36,7 @@ E = TypeVar("E", bound=TenureError)
 _FENCE = "a fence of the test"
 
 
-class Standing(Enum):
+class RequestStanding(Enum):
     """State of a request, according to the answers and events that its program received."""
 
     SENT = "sent"
@@ -93,21 +93,21 @@ class ProgramRequest:
         return self._place
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RequestStanding:
         """State of the request, according to the answers and events received so far."""
         recorder = self.program.recorder
         if self.withdrawn or self.program.over or self.request_id in recorder.removals:
-            return Standing.GONE
+            return RequestStanding.GONE
         if self.request_id in recorder.grants or self._place is Place.GRANTED:
-            return Standing.OWNS
+            return RequestStanding.OWNS
         if self._place is None:
-            return Standing.SENT
-        return Standing.WAITS if self._place is Place.WAITING else Standing.GONE
+            return RequestStanding.SENT
+        return RequestStanding.WAITS if self._place is Place.WAITING else RequestStanding.GONE
 
     @property
     def queued(self) -> bool:
         """True if it is known to be in its queue."""
-        return self.standing in (Standing.OWNS, Standing.WAITS)
+        return self.standing in (RequestStanding.OWNS, RequestStanding.WAITS)
 
     @property
     def removal(self) -> Removal | None:
@@ -121,10 +121,12 @@ class ProgramRequest:
         def decided(_: Recorder) -> bool:
             self.order_id = recorder.grants.get(self.request_id) or self.order_id
             known = self.order_id is not None or not self.program.capabilities.fencing
-            return self.standing is Standing.GONE or (self.standing is Standing.OWNS and known)
+            return self.standing is RequestStanding.GONE or (
+                self.standing is RequestStanding.OWNS and known
+            )
 
         await recorder.wait_for(decided, f"the grant of {self}")
-        assert self.standing is Standing.OWNS, f"{self} was to be granted"
+        assert self.standing is RequestStanding.OWNS, f"{self} was to be granted"
         return self.order_id
 
     async def removed(self) -> Removal:

@@ -20,7 +20,7 @@ from tenure.engines.contract import Attach, Connector, Engine
 from tenure.errors import NodeNotFound
 from tenure.model import DEFAULT_NODE, Capabilities, Liveness
 from tenure.testing.clock import VirtualClock, VirtualLoop
-from tenure.testing.program import Program, ProgramRequest, Standing, require_owners
+from tenure.testing.program import Program, ProgramRequest, RequestStanding, require_owners
 from tenure.testing.recorder import TIMEOUT, Recorder
 
 WINDOW = 4 * TIMEOUT
@@ -228,7 +228,7 @@ class Stage:
         assert not broken, f"the engine violated rules for events: {broken}"
 
 
-Beliefs = Counter[tuple[str, int | None, Standing]]
+Beliefs = Counter[tuple[str, int | None, RequestStanding]]
 
 
 def _considered(program: Program) -> Beliefs:
@@ -245,10 +245,10 @@ def _known(request: ProgramRequest) -> int | None:
     return request.program.recorder.grants.get(request.request_id) or request.order_id
 
 
-def _knows_order(program: Program, standing: Standing) -> bool:
+def _knows_order(program: Program, standing: RequestStanding) -> bool:
     """Return true if the engine reports the order id of a request in this state."""
     known = program.capabilities
-    return known.fencing and (known.waiter_order or standing is not Standing.WAITS)
+    return known.fencing and (known.waiter_order or standing is not RequestStanding.WAITS)
 
 
 async def _truth(eye: Engine, program: Program) -> Beliefs:
@@ -258,8 +258,8 @@ async def _truth(eye: Engine, program: Program) -> Beliefs:
             (each.name, request.order_id if _knows_order(program, standing) else None, standing)
             for each in found
             for standing, requests in (
-                (Standing.OWNS, each.owners),
-                (Standing.WAITS, each.waiters),
+                (RequestStanding.OWNS, each.owners),
+                (RequestStanding.WAITS, each.waiters),
             )
             for request in requests
             if request.session_id == program.id

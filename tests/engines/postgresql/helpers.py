@@ -11,7 +11,7 @@ from typing import Any, cast
 import psycopg
 
 import tenure
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure.engines import connect_engine
 from tenure.engines._kit.commands.pipeline import EnqueueOperation
 from tenure.engines.contract import Engine, EngineSession, Enqueued

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import tenure
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure._client.request import WAITING
 from tenure._client.session_core import SessionCore
 from tenure.clock import SystemClock

@@ -13,7 +13,7 @@ import pytest
 from tenure.engines.contract import Attach, Enqueued
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT, SessionDescription
-from tenure.server.dflockd.claims import Record, sealed
+from tenure.server.dflockd.claims import ClaimRecord, sealed
 from tenure.server.dflockd.listener import Deaf, DflockdListener
 from tenure.server.reads import SLICE, ReadingClient, ReadSchedule
 from tenure.testing import VirtualClock
@@ -55,7 +55,7 @@ async def leave_a_lock(engine: MemoryEngine, listener: DflockdListener) -> str:
     how = Attach("/dflockd", 1000.0, listener.describe("somebody"), "window")
     session = await engine.attach(how, Deaf())
     until = int((listener.context.clock.wall() + 900) * 1000)
-    record = Record(sealed(SALT, "job"), 900, until).to_bytes()
+    record = ClaimRecord(sealed(SALT, "job"), 900, until).to_bytes()
     placed = session.enqueue(1, "job", EPHEMERAL_LIMIT, record, timeout=None, ephemeral=True)
     assert isinstance(placed, Enqueued)
     assert placed.order_id is not None
@@ -201,7 +201,9 @@ async def test_a_client_that_goes_in_the_middle_of_a_takeover_does_not_stop_it(
         how = Attach("/dflockd", 1000.0, listener.describe("somebody"), "window", key)
         session = await store.attach(how, Deaf())
         for hold, wanted in (1, "busy"), (2, "job"):
-            record = Record(sealed(SALT, wanted), 900, int((clock.wall() + 900) * 1000)).to_bytes()
+            record = ClaimRecord(
+                sealed(SALT, wanted), 900, int((clock.wall() + 900) * 1000)
+            ).to_bytes()
             placed = session.enqueue(
                 hold, wanted, EPHEMERAL_LIMIT, record, timeout=None, ephemeral=True
             )

@@ -13,7 +13,7 @@ from tenure.engines.contract import Attach as StoreAttach
 from tenure.engines.contract import Engine, Enqueued
 from tenure.engines.memory import MemoryEngine
 from tenure.model import EPHEMERAL_LIMIT
-from tenure.server.dflockd.claims import Record, sealed
+from tenure.server.dflockd.claims import ClaimRecord, sealed
 from tenure.server.dflockd.listener import Deaf
 from tenure.server.native import NativeListener
 from tenure.testing import VirtualClock
@@ -137,11 +137,11 @@ async def test_a_lock_of_an_older_server_is_kept_and_sealed_when_it_is_renewed(
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    record = Record(sealed("0123456789abcdef", "job"), 33, 1_700_000_000_000)
-    assert Record.of(record.to_bytes(), "job") == record
-    assert Record.of(b"dflockd 0123456789abcdef 33 1700000000000", "job") == record
+    record = ClaimRecord(sealed("0123456789abcdef", "job"), 33, 1_700_000_000_000)
+    assert ClaimRecord.of(record.to_bytes(), "job") == record
+    assert ClaimRecord.of(b"dflockd 0123456789abcdef 33 1700000000000", "job") == record
     for data in (b"", b"dflockd", b"dflockd2 0123456789abcdef 33 1700000000000", b"10.0.0.7:80"):
-        assert Record.of(data, "job") is None
+        assert ClaimRecord.of(data, "job") is None
 
 
 def test_a_seal_is_of_one_token_for_one_key() -> None:

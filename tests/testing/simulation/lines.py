@@ -31,7 +31,7 @@ from tenure.server.limits import Limits
 from tenure.server.listener import Door, Greeting
 from tenure.testing.faults import FaultyEngine, Way
 from tenure.testing.history import Revokes
-from tenure.testing.simulation.plan import Plan, Step
+from tenure.testing.simulation.plan import Plan, PlanStep
 from tenure.testing.simulation.process import Incarnation
 from tenure.testing.simulation.world import World
 from tests.testing.simulation.served import End, Line, ServedWorld
@@ -226,7 +226,7 @@ def plain(plan: Plan) -> Plan:
     )
 
 
-def _plain(step: Step) -> Step:
+def _plain(step: PlanStep) -> PlanStep:
     kind = step.kind
     if kind in {"lock", "try", "close"}:
         return step

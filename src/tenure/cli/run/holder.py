@@ -35,12 +35,12 @@ import termios
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol
+from typing import Literal, NoReturn
 
 import click
 
 import tenure
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure.cli.look import describe_program, program
 from tenure.cli.mistakes import Mistake, Status, after_signal
 from tenure.cli.output import duration, safe
@@ -133,13 +133,6 @@ def _unstopped() -> Iterator[None]:
 WANTS_TERMINAL = (signal.SIGTTIN, signal.SIGTTOU)
 
 
-class _Command(Protocol):
-    @property
-    def group(self) -> int | None: ...
-
-    def signal(self, number: int) -> None: ...
-
-
 class JobControl:
     """The command's place in the shell's job.
 
@@ -148,7 +141,7 @@ class JobControl:
         command: the command, once it is started.
     """
 
-    command: _Command
+    command: GuardedCommand
 
     def __init__(self) -> None:
         self._terminal = Terminal()

@@ -1,9 +1,9 @@
 """Accounts: the usage of each identity on this server, against its quotas and its share.
 
-Each counted limit of the server (`Quotas` names them) is a `Pool`. A single account has all of the
-pool reserved. With several accounts, half of the pool is reserved in equal parts, and the other
-half is first come, first served. So an account always gets its reserved part. Usage without an
-account is taken from the shared half.
+Each counted limit of the server (`Quotas` names them) is an `AccountPool`. A single account has all
+of the pool reserved. With several accounts, half of the pool is reserved in equal parts, and the
+other half is first come, first served. So an account always gets its reserved part. Usage without
+an account is taken from the shared half.
 
 Rules:
 
@@ -158,7 +158,7 @@ def _inside(der: bytes, place: tuple[int, int]) -> tuple[int, int]:
 _QUOTAS = fields(Quotas)
 
 
-class Pool:
+class AccountPool:
     """One limit of the server, divided among accounts.
 
     Attributes:
@@ -203,7 +203,7 @@ class Share:
 
     __slots__ = ("_identity", "_pool", "assured", "quota", "used")
 
-    def __init__(self, pool: Pool, identity: str) -> None:
+    def __init__(self, pool: AccountPool, identity: str) -> None:
         self._pool = pool
         self._identity = identity
         self.used = 0
@@ -294,7 +294,9 @@ class _Unowned(Share):
 
     __slots__ = ("_changed",)
 
-    def __init__(self, pool: Pool, identity: str, changed: Callable[[Pool], None]) -> None:
+    def __init__(
+        self, pool: AccountPool, identity: str, changed: Callable[[AccountPool], None]
+    ) -> None:
         super().__init__(pool, identity)
         self._changed = changed
 
@@ -332,8 +334,8 @@ class Account:
     def __init__(
         self,
         identity: str,
-        pools: dict[str, Pool],
-        share: Callable[[Pool, str], Share] = Share,
+        pools: dict[str, AccountPool],
+        share: Callable[[AccountPool, str], Share] = Share,
     ) -> None:
         self.identity = identity
         self.permissions = EVERYTHING
@@ -360,7 +362,9 @@ class Accounts:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.pools = {each.name: Pool(each.name, getattr(limits, each.name)) for each in _QUOTAS}
+        self.pools = {
+            each.name: AccountPool(each.name, getattr(limits, each.name)) for each in _QUOTAS
+        }
         self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
         self._parts = 1
         self.unowned = Account("", self.pools, partial(_Unowned, changed=self._settle))
@@ -405,7 +409,7 @@ class Accounts:
         for pool in self.pools.values():
             self._settle(pool)
 
-    def _settle(self, pool: Pool) -> None:
+    def _settle(self, pool: AccountPool) -> None:
         """Compute the parts of a pool."""
         before = pool.reserved
         pool.divide(self._parts)

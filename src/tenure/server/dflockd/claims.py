@@ -1,7 +1,7 @@
 """Keys, their claims, and the sessions that hold these claims in the store.
 
-A *claim* is one request in a key's queue. The request's data is a `Record` of its lease and its
-deadline, so that another server can take it over. Any client can read that data, and a token
+A *claim* is one request in a key's queue. The request's data is a `ClaimRecord` of its lease and
+its deadline, so that another server can take it over. Any client can read that data, and a token
 suffices for a release. So the record contains the token's *seal*, from which the token cannot be
 derived.
 
@@ -96,7 +96,7 @@ def sealed(salt: str, name: str) -> str:
     return hashlib.blake2b(text, digest_size=16, person=b"tenure dflockd").hexdigest()
 
 
-class Record(NamedTuple):
+class ClaimRecord(NamedTuple):
     """The data of a request.
 
     Attributes:
@@ -116,7 +116,7 @@ class Record(NamedTuple):
         return b"dflockd2 %b %d %d" % (self.seal.encode(), self.lease, self.until)
 
     @classmethod
-    def of(cls, data: bytes, name: str) -> Record | None:
+    def of(cls, data: bytes, name: str) -> ClaimRecord | None:
         """Read the data of a request for the key `name`; ``None`` if no server wrote it.
 
         Servers before 0.2 wrote the salt itself. It is sealed here, and with the next renewal in

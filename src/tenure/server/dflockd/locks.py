@@ -41,9 +41,9 @@ from tenure.server.dflockd.claims import (
     REQUESTED,
     WAITING,
     Claim,
+    ClaimRecord,
     Holder,
     Key,
-    Record,
     sealed,
 )
 from tenure.server.dflockd.options import DflockdOptions
@@ -186,7 +186,7 @@ class Locks:
         claim = Claim(key, holder, request_id, lease, seal, salt)
         wall = self._wall
         until = int((wall() + lease) * 1000)
-        record = f"dflockd2 {seal} {lease} {until}".encode()  # a `Record`, faster
+        record = f"dflockd2 {seal} {lease} {until}".encode()  # a `ClaimRecord`, faster
         mutex = key.limit == 1
         try:
             answer = holder.session.enqueue(
@@ -365,7 +365,7 @@ class Locks:
             SessionExpired, LeaseReleased: the store has ended it.
         """
         until = int((self._wall() + lease) * 1000)
-        data = Record(claim.seal, lease, until).to_bytes()
+        data = ClaimRecord(claim.seal, lease, until).to_bytes()
         answer = claim.holder.session.alter(claim.request_id, count=None, data=data)
         claim.lease = lease
         # Until its client gets the reply, a lease may be prolonged, but not shortened.

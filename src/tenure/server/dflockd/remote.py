@@ -52,7 +52,15 @@ from tenure.errors import (
     TenureError,
 )
 from tenure.model import Recovered, RequestDescription, SemaphoreDescription, SessionDescription
-from tenure.server.dflockd.claims import HELD, Claim, Holder, Record, key_of, sealed, stored_name
+from tenure.server.dflockd.claims import (
+    HELD,
+    Claim,
+    ClaimRecord,
+    Holder,
+    key_of,
+    sealed,
+    stored_name,
+)
 from tenure.server.dflockd.locks import Locks, Work
 from tenure.server.reads import Reader, pages_of_semaphores, pages_of_sessions
 from tenure.wire.lines import ERROR, OK, fence_of, is_key
@@ -177,7 +185,7 @@ async def _take_over(
     for request in holder.found:
         holder.last_id = max(holder.last_id, request.request_id)
         name = key_of(request.name)
-        record = None if name is None else Record.of(request.data, name)
+        record = None if name is None else ClaimRecord.of(request.data, name)
         if request.granted and name and record is not None:
             described = semaphores.get(request.name)
             if described is None:  # it is newer than the list
@@ -227,7 +235,7 @@ def _keep(
     holder: Holder,
     name: str,
     request: Recovered,
-    record: Record,
+    record: ClaimRecord,
     semaphore: SemaphoreDescription,
 ) -> Claim:
     """Keep a claim that was taken over: its token stays valid for the rest of its lease."""
@@ -309,7 +317,7 @@ class RemoteTokens:
         holder = await attached(lease)
         if holder is not None and await _answered(holder, owner.order_id, lease):
             owner = await self._find(reader, name, token)
-            record = None if owner is None else Record.of(owner.data, name)
+            record = None if owner is None else ClaimRecord.of(owner.data, name)
             return ERROR if record is None or record.lease < lease else b"ok %d\n" % lease
         await self._orphans.take_over()
         return ERROR if self._locks.find(name, token) is None else b""
@@ -328,7 +336,7 @@ class RemoteTokens:
         except (NodeNotFound, SemaphoreNotFound):
             return None
         owner = next((each for each in described.owners if each.order_id == fence), None)
-        record = None if owner is None else Record.of(owner.data, name)
+        record = None if owner is None else ClaimRecord.of(owner.data, name)
         if owner is None or record is None:
             return None
         if not hmac.compare_digest(record.seal, sealed(token[16:], name)):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.config import Config
@@ -27,7 +27,7 @@ from tenure.server.auth import ANONYMOUS, Identity, Verdict, peer_of
 from tenure.server.auth.authenticator import UNKNOWN_PEER
 from tenure.server.context import Context, explain, foreign
 from tenure.server.limits import LimitReached
-from tenure.server.listener import Greeting
+from tenure.server.listener import Greeting, Listener
 
 HEAD_BYTES: Final = 16 * 1024
 """Longest first line and headers of a request."""
@@ -37,22 +37,6 @@ BODY_BYTES: Final = 64 * 1024
 
 _MOST_UNREAD = 64 * 1024  # bytes that wait for a turn before the connection is read no more
 _REQUEST = 0.001  # seconds that a request takes after it was parsed
-
-
-class HttpHome(Protocol):
-    """Listener of a connection.
-
-    Attributes:
-        context: the server's context.
-    """
-
-    context: Context
-
-    def joined(self, connection: HttpServerConnection) -> None:
-        """Add a connection."""
-
-    def left(self, connection: HttpServerConnection) -> None:
-        """Remove a connection."""
 
 
 class _Log:
@@ -88,19 +72,23 @@ class HttpServerConnection(H11Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self, home: HttpHome, greeting: Greeting, config: Config, state: ServerState
+        self,
+        listener: Listener[HttpServerConnection],
+        greeting: Greeting,
+        config: Config,
+        state: ServerState,
     ) -> None:
         super().__init__(config, state, {"connection": self})
         self.peer = greeting.peer
         self.shown = UNKNOWN_PEER
         self.identity = ANONYMOUS
         self.gone: asyncio.Future[None] = self.loop.create_future()
-        self.logger = cast("logging.Logger", _Log(home.context, greeting.peer))
-        self._home = home
-        self._context = home.context
+        self.logger = cast("logging.Logger", _Log(listener.context, greeting.peer))
+        self._listener = listener
+        self._context = listener.context
         self._greeting = greeting
         self._traffic = greeting.traffic
-        self._now = home.context.clock.now
+        self._now = listener.context.clock.now
         self._is_in = False
         self._is_fresh = True  # nothing was parsed
         self._pending = bytearray()  # received, and not parsed
@@ -137,7 +125,7 @@ class HttpServerConnection(H11Protocol):
         super().connection_made(_CountedTransport(made, self._traffic))  # type: ignore[arg-type]
         self.shown = peer_of(transport)
         self._greeting.displaced = lambda _: self.cut_off()
-        self._home.joined(self)
+        self._listener.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop what has not been carried out."""
@@ -146,7 +134,7 @@ class HttpServerConnection(H11Protocol):
         self._greeting.over()
         self._share.close()
         self._pending.clear()
-        self._home.left(self)
+        self._listener.left(self)
         self.gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:

@@ -184,9 +184,9 @@ class HttpListener(Listener[HttpServerConnection]):
 
 
 def _connected(
-    home: HttpListener, config: Config, state: ServerState, greeting: Greeting
+    listener: HttpListener, config: Config, state: ServerState, greeting: Greeting
 ) -> HttpServerConnection:
-    return HttpServerConnection(home, greeting, config, state)
+    return HttpServerConnection(listener, greeting, config, state)
 
 
 def _refusal(error: LimitReached) -> bytes:

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tenure.testing.simulation.plan import Plan, Step, draw
+from tenure.testing.simulation.plan import Plan, PlanStep, draw
 from tenure.testing.simulation.world import Outcome, run
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
                 yield _with_tasks(plan, number, tuple(tasks))
 
 
-def _with_tasks(plan: Plan, number: int, tasks: tuple[tuple[Step, ...], ...]) -> Plan:
+def _with_tasks(plan: Plan, number: int, tasks: tuple[tuple[PlanStep, ...], ...]) -> Plan:
     processes = list(plan.processes)
     processes[number] = replace(processes[number], tasks=tasks)
     return replace(plan, processes=tuple(processes))

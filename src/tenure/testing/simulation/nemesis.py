@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from tenure._client.internals import client_core
+from tenure._client.client import client_core
 from tenure._client.semaphore import name_of_key
 from tenure.engines.contract import Engine, EngineSession
 from tenure.errors import SemaphoreNotFound

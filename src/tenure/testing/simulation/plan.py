@@ -75,7 +75,7 @@ LONG_HOLDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One step of a task.
 
     Attributes:
@@ -119,7 +119,7 @@ class ProcessPlan:
     wall: float
     delay: tuple[float, float]
     seed: int
-    tasks: tuple[tuple[Step, ...], ...]
+    tasks: tuple[tuple[PlanStep, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Plan:
         return "\n".join(lines + [f"  {fault}" for fault in self.faults])
 
 
-def _line(step: Step) -> str:
+def _line(step: PlanStep) -> str:
     within = "" if step.timeout is None else f" within {step.timeout:.3g} s"
     count = f" {step.count}" if step.kind in {"acquire", "share", "take"} else ""
     return f"{step.kind}{count} {step.name}{within}, hold {step.hold:.3g} s"
@@ -218,13 +218,13 @@ _KINDS: tuple[Kind, ...] = (
 )
 
 
-def _step(random: Random) -> Step:
+def _step(random: Random) -> PlanStep:
     kind = random.choice(_KINDS)
     pause = random.uniform(0.0, 0.2)
     if kind in {"create", "update", "delete", "read"}:
-        return Step(kind, random.choice(("config", "other")), pause=pause)
+        return PlanStep(kind, random.choice(("config", "other")), pause=pause)
     if kind == "close":
-        return Step("close", "", pause=pause)
+        return PlanStep("close", "", pause=pause)
     name, count = random.choice(("a", "a", "b")), 1
     if kind == "campaign":
         name = "leader"
@@ -234,7 +234,7 @@ def _step(random: Random) -> Step:
     hold = random.choice((0.0, random.uniform(0.0, 0.1), random.uniform(0.0, 0.5)))
     if random.random() < LONG_HOLDS:
         hold = random.uniform(2.0, 7.0)  # longer than a lease stays valid without a proof
-    return Step(kind, name, hold, timeout, count, random.random() < 0.7, pause)
+    return PlanStep(kind, name, hold, timeout, count, random.random() < 0.7, pause)
 
 
 def _with_limits(random: Random, process: ProcessPlan) -> ProcessPlan:
@@ -243,7 +243,7 @@ def _with_limits(random: Random, process: ProcessPlan) -> ProcessPlan:
     return replace(process, tasks=(*process.tasks, steps))
 
 
-def _limit_step(random: Random) -> Step:
+def _limit_step(random: Random) -> PlanStep:
     kind: Kind = random.choice(("all", "all", "any", "share", "share", "take"))
     name = "rate"
     count = random.choice((1, 1, PER_KEY))
@@ -255,7 +255,7 @@ def _limit_step(random: Random) -> Step:
         count = random.randint(1, RATE_BURST)
     timeout = None if random.random() < 0.6 else random.choice((0.0, 0.05, 0.5, 2.0))
     hold = random.choice((0.0, random.uniform(0.0, 0.1), random.uniform(0.0, 0.5)))
-    return Step(kind, name, hold, timeout, count, pause=random.uniform(0.0, 0.5))
+    return PlanStep(kind, name, hold, timeout, count, pause=random.uniform(0.0, 0.5))
 
 
 def _resize(random: Random) -> Fault:

@@ -50,8 +50,8 @@ from tenure.testing.simulation.plan import (
     RATE_LIMIT,
     RATE_PERIOD,
     SHARED_LIMIT,
+    PlanStep,
     ProcessPlan,
-    Step,
 )
 from tenure.testing.simulation.scheduler import LocalClock, ProcessLoop, Scheduler
 
@@ -237,7 +237,7 @@ class Incarnation:
         self.done = True
         self.world.look_whether_done()
 
-    async def _go_through(self, number: int, steps: deque[Step]) -> None:
+    async def _go_through(self, number: int, steps: deque[PlanStep]) -> None:
         while steps:
             step = steps.popleft()
             if step.pause:
@@ -256,7 +256,7 @@ class Incarnation:
                 self.world.complain(self.label, what)
             self.doing[number] = None
 
-    def _recorded(self, number: int, primitive: Primitive, step: Step, **known: Any) -> Request:
+    def _recorded(self, number: int, primitive: Primitive, step: PlanStep, **known: Any) -> Request:
         """Record that a task is about to make a request."""
         timeout = step.timeout
         if timeout is not None:
@@ -317,11 +317,11 @@ class Incarnation:
     ) -> None:
         with contextlib.suppress(*expected(found.name)), recording as request:
             request.queued(found.order_id)
-            await self._hold_ticket(ticket, request, Step("ticket", found.name, hold=0.2))
+            await self._hold_ticket(ticket, request, PlanStep("ticket", found.name, hold=0.2))
 
     # Steps
 
-    async def _step(self, number: int, step: Step) -> None:
+    async def _step(self, number: int, step: PlanStep) -> None:
         session = await self.session()
         if step.kind == "close":
             self.journal.leaves()
@@ -354,7 +354,7 @@ class Incarnation:
         else:
             await self._call(session.semaphore(step.name), step)
 
-    async def _queue(self, number: int, session: Session, step: Step) -> None:
+    async def _queue(self, number: int, session: Session, step: PlanStep) -> None:
         if step.name == "pool":
             semaphore, count = session.semaphore(step.name), step.count
             await _ensure(semaphore)
@@ -364,7 +364,7 @@ class Incarnation:
         with self._recorded(number, semaphore, for_ever, count=count, limit=LIMIT) as request:
             await self._hold_ticket(await semaphore.enqueue(count), request, step)
 
-    async def _hold_several(self, session: Session, step: Step) -> None:
+    async def _hold_several(self, session: Session, step: PlanStep) -> None:
         """Hold several mutexes, or one of them."""
         assert self.client is not None
         mutexes, timeout = map(session.mutex, step.name), step.timeout
@@ -377,7 +377,7 @@ class Incarnation:
                 await asyncio.sleep(step.hold)
                 request.sample()
 
-    async def _share(self, session: Session, step: Step) -> None:
+    async def _share(self, session: Session, step: PlanStep) -> None:
         """Hold tokens of a key, and record the queue of all."""
         shared = session.semaphore("shared", limit=SHARED_LIMIT, per_key=PER_KEY)
         async with self.journal.share(
@@ -392,7 +392,7 @@ class Incarnation:
             both.sample()
             await self.journal.describe(shared)
 
-    async def _take(self, step: Step) -> None:
+    async def _take(self, step: PlanStep) -> None:
         """Take tokens of a rate, and refund one if there are several."""
         assert self.client is not None
         rate = self.client.rate("rate", limit=RATE_LIMIT, per=RATE_PERIOD, burst=RATE_BURST)
@@ -400,7 +400,7 @@ class Incarnation:
         if step.count > 1:
             await take.refund(1)
 
-    async def _hold_ticket(self, ticket: Ticket[Any], request: Request, step: Step) -> None:
+    async def _hold_ticket(self, ticket: Ticket[Any], request: Request, step: PlanStep) -> None:
         async with ticket:
             try:
                 lease = await ticket.wait(step.timeout)
@@ -413,7 +413,7 @@ class Incarnation:
             request.granted(lease)
             await self._keep_while_held(request, lease, step)
 
-    async def _hold(self, request: Request, acquiring: Once[AnyLease], step: Step) -> None:
+    async def _hold(self, request: Request, acquiring: Once[AnyLease], step: PlanStep) -> None:
         """Hold a lease in its block, whose body is cancelled on a loss, or without a block."""
         if not step.enter:
             await self._hold_without_block(request, await acquiring, step)
@@ -426,7 +426,9 @@ class Incarnation:
                 else:
                     await asyncio.sleep(step.hold)
 
-    async def _hold_without_block(self, request: Request, lease: Lease | None, step: Step) -> None:
+    async def _hold_without_block(
+        self, request: Request, lease: Lease | None, step: PlanStep
+    ) -> None:
         if lease is None:
             request.gone("refused")
             return
@@ -439,7 +441,7 @@ class Incarnation:
             raise
         await lease.release()
 
-    async def _keep_while_held(self, request: Request, lease: Lease, step: Step) -> None:
+    async def _keep_while_held(self, request: Request, lease: Lease, step: PlanStep) -> None:
         """Hold a lease without cancellation on a loss, then record that it will be released."""
         try:
             async with asyncio.timeout(step.hold):
@@ -449,7 +451,7 @@ class Incarnation:
             if request.sample():
                 request.leaves()
 
-    async def _call(self, semaphore: Semaphore, step: Step) -> None:
+    async def _call(self, semaphore: Semaphore, step: PlanStep) -> None:
         """Make one call on a semaphore's data."""
         data = self.world.new_data()
         if step.kind == "create":
