@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 import tenure
-from tenure.cli.look import count, describe_program, held, request_json, semaphore_json
+from tenure.cli.look import count, describe_program, held, semaphore_json
 from tenure.cli.options import (
     complete,
     json_option,
@@ -25,7 +25,7 @@ from tenure.cli.options import (
 )
 from tenure.cli.output import duration, print_json, safe, say
 from tenure.cli.store import NoStoreYet, open_store
-from tenure.shown import kind
+from tenure.shown import kind, request_json, session_json
 
 MOST = 10
 """Holders and waiters of one semaphore that are shown; with ``--json`` all are shown."""
@@ -225,7 +225,7 @@ def graph_json(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "semaphores": [semaphore_json(each) for each in graph.semaphores],
         "tasks": [task_json(each) for each in graph.tasks],
-        "sessions": [dataclasses.asdict(each) for each in graph.sessions],
+        "sessions": [session_json(each) for each in graph.sessions],
         "roots": [request_json(each) for each in graph.roots],
         "deadlocks": [[task_json(task) for task in tasks] for tasks in graph.deadlocks],
         "complete": graph.complete,
