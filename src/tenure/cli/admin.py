@@ -11,7 +11,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import count, describe_program, program, remark
+from tenure.cli.look import count, describe_program, no_request, program, remark
 from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.nodes import SESSION_COLUMNS, session_row
 from tenure.cli.options import (
@@ -139,12 +139,7 @@ def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
             requests = {each.order_id: each for each in (*described.owners, *described.waiters)}
             if order_id <= LARGEST and await client.evict(node, name, order_id):
                 return requests.get(order_id)
-            there = ", ".join(map(str, list(requests)[:5]))
-            raise Mistake(
-                Status.REFUSED,
-                f"{name!r} on {node} has no owner or waiter {order_id}; "
-                + (f"there are: {there}" if there else "it has no holder and no waiter"),
-            )
+            raise no_request(described, node, order_id)
 
     gone = run_async(work())
     if as_json:

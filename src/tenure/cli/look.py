@@ -24,6 +24,7 @@ import click
 import tenure
 from tenure import shown
 from tenure._client.watch import Watch
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import (
     complete,
     json_option,
@@ -392,6 +393,16 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
     ]
     known = [at for at in range(len(columns)) if any(row[at] for row in rows)]
     table([columns[at] for at in known], [[row[at] for at in known] for row in rows])
+
+
+def no_request(each: Semaphore, node: str, order_id: int) -> Mistake:
+    """Return the error for a token that no request of the semaphore has."""
+    there = ", ".join(str(request.order_id) for request in (*each.owners, *each.waiters)[:5])
+    return Mistake(
+        Status.REFUSED,
+        f"{each.name!r} on {node} has no owner or waiter {order_id}; "
+        + (f"there are: {there}" if there else "it has no holder and no waiter"),
+    )
 
 
 # A semaphore in words

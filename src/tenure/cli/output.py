@@ -53,6 +53,7 @@ class Column:
         right: whether it is aligned to the right.
         text: whether it may be shortened.
         keep: whether it is never omitted.
+        rank: columns of a higher rank are omitted before others.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Column:
     right: bool = False
     text: bool = False
     keep: bool = False
+    rank: int = 0
 
 
 def is_terminal() -> bool:
@@ -132,7 +134,7 @@ def _drawn_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> No
 def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict[int, int]:
     """Return the columns that fit, and the width of each.
 
-    Optional columns are omitted from the right; texts are shortened.
+    Optional columns are omitted, by rank and from the right; texts are shortened.
     """
     widths = {
         at: min(width, max(NARROWEST, len(column.title))) if column.text else width
@@ -142,7 +144,7 @@ def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict
     def spare() -> int:
         return room - sum(widths.values()) - GAP * (len(widths) - 1)
 
-    for at in reversed(range(len(columns))):
+    for at in sorted(widths, key=lambda at: (columns[at].rank, at), reverse=True):
         if spare() < 0 and not columns[at].keep:
             del widths[at]
     for at, width in widths.items():
