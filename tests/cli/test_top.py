@@ -349,7 +349,7 @@ def test_once_is_one_table(tenure: Tenure) -> None:
     lines = tenure.inside("top", "--once").stdout.strip().splitlines()
     assert len(lines) == 3
     assert re.search(
-        r"^[\d:]{8}  1 node, 2 sessions, 1 semaphore, 1 owner, 1 waiting \(longest \d\.\d s\)$",
+        r"^[\d:]{8}  1 owner, 1 waiting \(longest .+ s\); 1 semaphore, 2 sessions, 1 node$",
         lines[0],
     )
     assert lines[1].split()[4:] == [
@@ -413,8 +413,8 @@ def test_a_mistake_gets_one_line_and_a_code(
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (80, "Name Held Waiting Longest Since Host Program"),
-        (120, "Name Kind Held Waiting Longest New/s Since Host Program Process Data"),
+        (80, "Name Held Waiting Since Host Program"),
+        (120, "Name Kind Held Waiting Longest New/s Since Host Program Process"),
         (200, "Name Kind Held Waiting Longest New/s Since Host Program Process Data"),
     ],
 )
@@ -435,10 +435,17 @@ def test_the_host_and_the_program_of_the_owner_are_shown_on_any_terminal(
     assert lines[2].split() == shown.split()
     assert "worker-7" in lines[3]
     assert "backup.py" in lines[3]
-    assert lines[1] == (
-        "1 node, 1 session, 1 semaphore, 1 owner, 12 waiting (longest 12 min 13 s), 0.5 new/s"
-        if width > 80
-        else "1 node, 1 session, 1 semaphore, 1 owner, 12 waiting (longest 12 min 13 s), 0.5 …"
+    totals = "1 owner, 12 waiting (longest 12 min 13 s), 0.5 new/s; 1 semaphore, 1 session, 1 node"
+    assert lines[1] == (totals if width > 80 else totals[:79] + "…")
+
+
+def test_the_totals_are_those_of_the_nodes_shown() -> None:
+    view = after(SEVERAL, "n")
+    assert render(SEVERAL, view, 100, 20)[1].plain == (
+        "/billing: 1 owner, 5 waiting, 0.5 new/s; 1 semaphore, 1 session"
+    )
+    assert render(SEVERAL, after(SEVERAL), 100, 20)[1].plain == (
+        "6 owners, 6 waiting, 2.5 new/s; 3 semaphores, 2 sessions, 2 nodes"
     )
 
 

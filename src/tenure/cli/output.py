@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GAP",
-    "NARROWEST",
     "Column",
     "data_json",
     "duration",
@@ -41,8 +40,6 @@ __all__ = [
 
 GAP = 2
 _SHORTEST_TOKEN = 4
-NARROWEST = 10
-"""Number of characters that a shortened column must keep to be readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +51,7 @@ class Column:
         text: whether it may be shortened.
         keep: whether it is never omitted.
         rank: columns of a higher rank are omitted before others.
+        least: number of characters that it must keep to be readable when it is shortened.
     """
 
     title: str
@@ -62,6 +60,7 @@ class Column:
     text: bool = False
     keep: bool = False
     rank: int = 0
+    least: int = 10
 
 
 def is_terminal() -> bool:
@@ -137,7 +136,7 @@ def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict
     Optional columns are omitted, by rank and from the right; texts are shortened.
     """
     widths = {
-        at: min(width, max(NARROWEST, len(column.title))) if column.text else width
+        at: min(width, max(column.least, len(column.title))) if column.text else width
         for at, (column, width) in enumerate(zip(columns, natural, strict=True))
     }
 

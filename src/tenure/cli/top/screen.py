@@ -55,7 +55,7 @@ COLUMNS = (
     Column("New/s", right=True, rank=1),
     Column("Since", right=True),
     Column("Host", text=True),
-    Column("Program", text=True),
+    Column("Program", text=True, least=16),
     Column("Process", right=True, rank=3),
     Column("Data", style="cyan", text=True, rank=4),
 )
@@ -67,7 +67,7 @@ REQUESTS = (
     Column("Since", right=True, keep=True),
     Column("Process", right=True, keep=True),
     Column("Host", text=True),
-    Column("Program", text=True),
+    Column("Program", text=True, least=16),
     Column("Data", style="cyan", text=True),
     Column("Timeout", right=True),
     Column("Session", right=True),
@@ -124,15 +124,18 @@ def totals(snapshot: Snapshot, view: View) -> str:
     owners = sum(len(row.semaphore.owners) for row in rows)
     longest = max((row.longest for row in rows if row.longest is not None), default=None)
     rates = [row.rate for row in rows if row.rate is not None]
-    facts = [
-        view.node or _several(len(snapshot.nodes), "node"),
-        _several(sessions, "session"),
-        _several(len(rows), "semaphore"),
+    changing = [
         _several(owners, "owner"),
         f"{waiting:,} waiting" + ("" if longest is None else f" (longest {duration(longest)})"),
         f"{sum(rates):.1f} new/s" if rates else "",
     ]
-    return ", ".join(filter(None, facts))
+    lasting = [
+        _several(len(rows), "semaphore"),
+        _several(sessions, "session"),
+        "" if view.node else _several(len(snapshot.nodes), "node"),
+    ]
+    about = "; ".join(", ".join(filter(None, facts)) for facts in (changing, lasting))
+    return f"{view.node}: {about}" if view.node else about
 
 
 def _several(number: int, what: str) -> str:
