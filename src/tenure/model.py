@@ -298,11 +298,11 @@ class WaitGraph:
 
         Example::
 
-            graph = await client.waits("invoices")
-            chain = graph.chain(ticket.fencing_token)
-            print(f"place {len(chain.waiters)} of {len(graph.waiters)}")
-            for root in chain.roots:
-                print(root.program, root.pid, root.host)
+            async with client.mutex("invoices").lock() as lease:
+                graph = await client.waits("invoices")
+            if chain := graph.chain(lease.fencing_token):
+                for root in chain.roots:
+                    print(root.program, root.pid, root.host)
 
         Args:
             order_id: the order id of the request, which is its fencing token.
