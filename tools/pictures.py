@@ -46,7 +46,7 @@ STYLE = """\
 @media (prefers-color-scheme: dark) { .ground { fill: #0d1117 } text { fill: #e6edf3 } }
 """
 
-COLUMNS, LINES = 110, 12
+COLUMNS, LINES = 120, 12
 PROGRAMS = (
     "run --lock nightly --data db-1 -- sleep 600",
     "run --lock nightly --data db-2 -- sleep 600",

@@ -6,7 +6,7 @@ Times are seconds; data is bytes. The rules for names and numbers are in `tenure
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal
 
@@ -289,6 +289,70 @@ class WaitGraph:
             for owner in semaphore.owners
             if self.task(semaphore.name, owner.order_id) is None
         )
+
+    def chain(self, order_id: int) -> WaitGraph | None:
+        """Return the part of the graph that explains one request of the name.
+
+        For a waiter, it has the waiters ahead of it, the holders, what their tasks wait for, and so
+        on. For a holder, it has what the tasks inside its block wait for. So its `roots` are the
+        holders that this request waits for.
+
+        Example::
+
+            async with client.mutex("invoices").lock() as lease:
+                graph = await client.waits("invoices")
+            if chain := graph.chain(lease.fencing_token):
+                for root in chain.roots:
+                    print(root.program, root.pid, root.host)
+
+        Args:
+            order_id: the order id of the request, which is its fencing token.
+
+        Returns:
+            A graph whose first semaphore has a waiter as the last of its waiters, or a holder as
+            its only request. The requests behind it are left out, also if a task of a deadlock
+            waits for one of them. ``None`` if the name has no such request.
+        """
+        waiters = tuple(each for each in self.waiters if each.order_id <= order_id)
+        owners: tuple[RequestDescription, ...] = self.holders
+        if not any(each.order_id == order_id for each in waiters):
+            owners, waiters = tuple(each for each in owners if each.order_id == order_id), ()
+            if not owners:
+                return None
+        tasks = self._tasks_of([(self.name, each.order_id) for each in (*owners, *waiters)])
+        names = {task.name for task in tasks}
+        first = replace(self.semaphores[0], owners=owners, waiters=waiters)
+        semaphores = (first, *(each for each in self.semaphores[1:] if each.name in names))
+        sessions = {each.session_id for queue in semaphores for each in _queue(queue)}
+        return replace(
+            self,
+            semaphores=semaphores,
+            tasks=tuple(each for each in self.tasks if each in tasks),
+            sessions=tuple(each for each in self.sessions if each.id in sessions),
+            deadlocks=tuple(each for each in self.deadlocks if not tasks.isdisjoint(each)),
+        )
+
+    def _tasks_of(self, left: list[tuple[str, int]]) -> set[BlockedTask]:
+        """Return the tasks of these requests, those of the requests ahead of theirs, and so on."""
+        inside: dict[tuple[str, int], list[BlockedTask]] = {}
+        for task in self.tasks:
+            for request in task.requests:
+                inside.setdefault(request, []).append(task)
+        queues = {each.name: list(_queue(each)) for each in self.semaphores}
+        found: set[BlockedTask] = set()
+        while left:
+            for task in inside.pop(left.pop(), ()):
+                found.add(task)
+                left += [
+                    (task.name, each.order_id)
+                    for each in queues.get(task.name, ())
+                    if each.order_id < task.order_id
+                ]
+        return found
+
+
+def _queue(semaphore: SemaphoreDescription) -> tuple[RequestDescription, ...]:
+    return (*semaphore.owners, *semaphore.waiters)
 
 
 @dataclass(frozen=True, slots=True)

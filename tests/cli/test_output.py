@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,12 @@ NATURAL = [20, 6, 7, 40]
 )
 def test_a_table_is_fitted(room: int, widths: dict[int, int]) -> None:
     assert fitted(COLUMNS, NATURAL, room) == widths
+
+
+def test_columns_of_a_high_rank_are_omitted_first() -> None:
+    columns = [replace(each, rank=rank) for each, rank in zip(COLUMNS, [0, 0, 2, 1], strict=True)]
+    assert list(fitted(columns, NATURAL, 38)) == [0, 1, 3]
+    assert list(fitted(columns, NATURAL, 20)) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,8 @@ def test_data_is_shown_as_far_as_there_is_room() -> None:
 def test_data_in_json_is_text_or_base64() -> None:
     assert data_json("żółw".encode()) == {"data": "żółw", "data_base64": None}
     assert data_json(b"\xff") == {"data": None, "data_base64": "/w=="}
+    assert data_json(b"abc", 2) == {"data": "ab", "data_base64": None, "data_bytes": 3}
+    assert data_json(b"\xffbc", 1) == {"data": None, "data_base64": "/w==", "data_bytes": 3}
 
 
 @pytest.mark.parametrize(

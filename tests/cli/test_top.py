@@ -35,7 +35,7 @@ from tenure.cli.top.view import (
     settled,
 )
 from tenure.cli.why import lines_of
-from tests.cli.programs import Tenure, eventually
+from tests.cli.programs import HOST, Tenure, eventually
 
 PAGE = 5
 NASTY = "\x1b[2J\x9b1m\u202e\n"
@@ -91,22 +91,22 @@ def test_the_order_goes_round_and_turns() -> None:
 
 def test_the_cursor_stays_on_what_it_is_on() -> None:
     view = after(SEVERAL, "down")
-    assert view.selected == ("/default", "b")
+    assert view.cursor.selected == ("/default", "b")
     view = settled(replace(view, sort="held"), SEVERAL, PAGE)  # it comes first now
-    assert (view.selected, view.index) == (("/default", "b"), 0)
+    assert (view.cursor.selected, view.cursor.index) == (("/default", "b"), 0)
     gone = snapshot_of(*(row for row in SEVERAL.rows if row.semaphore.name != "b"))
     view = settled(view, gone, PAGE)
-    assert (view.selected, view.index) == (("/default", "c"), 0)
-    assert settled(view, snapshot_of(), PAGE).selected is None
+    assert (view.cursor.selected, view.cursor.index) == (("/default", "c"), 0)
+    assert settled(view, snapshot_of(), PAGE).cursor.selected is None
 
 
 def test_a_cursor_that_was_not_moved_stays_at_the_top() -> None:
     view = settled(View(), SEVERAL, PAGE)
-    assert (view.selected, view.index) == (None, 0)
-    assert settled(replace(view, reverse=True), SEVERAL, PAGE).index == 0
+    assert (view.cursor.selected, view.cursor.index) == (None, 0)
+    assert settled(replace(view, reverse=True), SEVERAL, PAGE).cursor.index == 0
     assert after(SEVERAL, "enter", view=view).inside == ("/billing", "a")
     for key in ("s", "r", "n"):
-        assert after(SEVERAL, "down", key).selected is None
+        assert after(SEVERAL, "down", key).cursor.selected is None
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_cursor_that_was_not_moved_stays_at_the_top() -> None:
     ],
 )
 def test_the_rows_scroll_with_the_cursor(keys: list[str], index: int, first: int) -> None:
-    view = after(MANY, *keys)
-    assert (view.index, view.first, view.selected) == (
+    cursor = after(MANY, *keys).cursor
+    assert (cursor.index, cursor.first, cursor.selected) == (
         index,
         first,
         ("/default", f"s{index:03}"),
@@ -144,35 +144,78 @@ def test_nodes_are_gone_through_and_a_dropped_one_is_left() -> None:
 def test_one_is_looked_into_and_left() -> None:
     view = after(SEVERAL, "down", "enter")
     assert view.inside == ("/default", "b")
-    assert after(SEVERAL, "s", "n", "r", "x", view=view) == view
+    assert after(SEVERAL, "s", "n", "r", "x", "w", view=view) == view
     owners = replace(SEVERAL, inside=semaphore("b", held=9))
-    assert after(owners, "end", view=view).first == 4
+    assert after(owners, "end", view=view).request.first == 4
     for key in ("escape", "backspace"):
         left = after(SEVERAL, key, view=view)
-        assert (left.inside, left.selected) == (None, ("/default", "b"))
+        assert (left.inside, left.cursor.selected) == (None, ("/default", "b"))
     assert after(view=view, snapshot=SEVERAL).quit is False
     assert after(SEVERAL, "q", view=view).quit
     assert after(snapshot_of(), "enter").inside is None
 
 
+WAITERS = tuple(request(at) for at in range(1, 9))
+QUEUE = replace(semaphore("b", held=1), waiters=WAITERS)
+GRAPH = WaitGraph("/default", "b", (QUEUE,))
+EXPLAINED = replace(SEVERAL, inside=QUEUE, graph=GRAPH)
+
+
 def test_the_reason_is_looked_at_and_left() -> None:
-    waiters = tuple(request(at) for at in range(1, 9))
-    queue = replace(semaphore("b", held=1), waiters=waiters)
-    graph = WaitGraph("/default", "b", (queue,))
-    explained = replace(SEVERAL, graph=graph)
     view = after(SEVERAL, "down", "w")
-    assert (view.inside, view.why) == (("/default", "b"), True)
-    assert after(SEVERAL, "end", view=view).first == 0
-    assert after(explained, "end", view=view).first == len(list(lines_of(graph))) - PAGE
-    assert not after(SEVERAL, "w", view=view).why
-    assert after(SEVERAL, "enter", "w").why
-    left = after(SEVERAL, "escape", view=view)
-    assert (left.inside, left.why) == (None, False)
-    lines = [line.plain for line in render(explained, view, 100, 20)]
+    assert (view.inside, view.explained) == (None, (("/default", "b"), None))
+    assert after(SEVERAL, "end", view=view).line == 0
+    assert after(EXPLAINED, "end", view=view).line == len(list(lines_of(GRAPH))) - PAGE
+    for key in ("escape", "backspace", "w"):
+        left = after(SEVERAL, key, view=view)
+        assert (left.inside, left.explained) == (None, None)
+        assert left.cursor.selected == ("/default", "b")
+    lines = [line.plain for line in render(EXPLAINED, view, 100, 20)]
     assert lines[0] == "b  on /default: why its waiters wait"
     assert lines[2] == "b  semaphore on /default, 1 of 10, 8 waiting"
     assert lines[3].startswith("1. waits for 1.0 s: worker")
+    assert "scroll" in lines[-1]
     assert "no holder" in render(SEVERAL, view, 100, 20)[1].plain
+    assert "no holder" not in render(SEVERAL, view, 100, 20, note="not up to date")[1].plain
+    other = replace(EXPLAINED, graph=replace(GRAPH, name="c"))  # of the screen before
+    assert "waits" not in render(other, view, 100, 20)[2].plain
+
+
+def test_a_request_is_selected_and_followed() -> None:
+    view = after(EXPLAINED, view=after(SEVERAL, "down", "enter"))
+    assert view.request.selected is None
+    view = after(EXPLAINED, "down", "j", "k", "down", view=view)
+    assert (view.request.selected, view.request.index) == (2, 2)
+    shorter = replace(EXPLAINED, inside=replace(QUEUE, waiters=WAITERS[1:]))
+    view = settled(view, shorter, PAGE)
+    assert (view.request.selected, view.request.index) == (2, 1)
+    view = settled(view, replace(shorter, inside=None), PAGE)  # not read
+    assert view.request.selected == 2
+    gone = replace(EXPLAINED, inside=replace(QUEUE, waiters=WAITERS[2:]))
+    assert settled(view, gone, PAGE).request.selected == 3
+    lines = render(EXPLAINED, settled(view, EXPLAINED, PAGE), 100, 20)
+    (reversed_line,) = [line for line in lines[:-1] if "reverse" in str(line.spans)]
+    assert reversed_line.plain.split()[:2] == ["waits", "2"]
+    assert "select" in lines[-1].plain
+
+
+def test_a_request_is_explained_and_left_with_the_cursor_where_it_was() -> None:
+    inside = after(EXPLAINED, *8 * ["down"], view=after(SEVERAL, "down", "enter"))
+    assert (inside.request.index, inside.request.first) == (8, 4)
+    view = after(EXPLAINED, "w", view=inside)
+    assert view.explained == (("/default", "b"), 8)
+    lines = [line.plain for line in render(EXPLAINED, view, 100, 20)]
+    assert lines[0] == "b  on /default: request 8"
+    assert "place 8 of 8" in lines[3]
+    assert after(EXPLAINED, "end", view=view).line > 0
+    for key in ("escape", "backspace", "w"):
+        assert after(EXPLAINED, "down", key, view=view).request == inside.request
+    assert after(EXPLAINED, "escape", "escape", view=view).inside is None
+    holder = after(EXPLAINED, "home", "w", view=inside)
+    lines = [line.plain for line in render(EXPLAINED, holder, 100, 20)]
+    assert lines[3].startswith("held for 1.0 s by worker")
+    gone = replace(EXPLAINED, graph=replace(GRAPH, semaphores=(semaphore("b"),)))
+    assert render(gone, view, 100, 20)[3].plain == "request 8 has left the queue"
 
 
 def test_keys_come_whole_or_in_pieces() -> None:
@@ -286,26 +329,37 @@ async def test_the_longest_wait_is_read_unless_there_are_too_many(
             (row,) = (await observer.read()).rows
             assert row.longest is not None
             assert row.longest >= 0
-            graph = (await observer.read(row.key, why=True)).graph
-            assert graph is not None
-            assert len(graph.waiters) == 1
+            explained = await observer.read(None, row.key)
+            assert explained.graph is not None
+            assert explained.inside is explained.graph.semaphores[0]
+            assert len(explained.graph.waiters) == 1
             monkeypatch.setattr("tenure.cli.top.view.MOST_WAITERS", 0)
             (row,) = (await observer.read()).rows
             assert (row.longest, row.semaphore.waiting) == (None, 1)
-        assert (await observer.read(row.key, why=True)).graph is None
+        assert (await observer.read(row.key, row.key)).graph is None
 
 
 # Without a terminal
 
 
 def test_once_is_one_table(tenure: Tenure) -> None:
-    tenure.hold()
+    holder = tenure.hold()
     tenure.start("run", "--lock", "nightly", "--", "true")
     eventually(lambda: tenure.waiting() == 1)
     lines = tenure.inside("top", "--once").stdout.strip().splitlines()
     assert len(lines) == 3
-    assert "LONGEST" in lines[1]
-    assert re.search(r" \d+\.\d s$", lines[2])
+    assert re.search(
+        r"^[\d:]{8}  1 owner, 1 waiting \(longest .+ s\); 1 semaphore, 2 sessions, 1 node$",
+        lines[0],
+    )
+    assert lines[1].split()[4:] == [
+        "WAITING",
+        "LONGEST",
+        *"NEW/S SINCE HOST PROGRAM PROCESS DATA".split(),
+    ]
+    assert re.search(
+        rf" 1 +\d\.\d s +\d\.\d s  {HOST} +tenure run sh +{holder.process.pid}$", lines[2]
+    )
     (node,) = tenure.json("top", "--once")["nodes"]
     assert 0 <= node["semaphores"][0]["longest_wait"] < 60
 
@@ -356,17 +410,54 @@ def test_a_mistake_gets_one_line_and_a_code(
     assert done.stderr.count("\n") == 1
 
 
-def test_the_host_of_the_owner_is_shown_on_a_terminal_of_80_columns() -> None:
-    owner = request(1795367972252788, host="db-1", program="backup.py", since=79.0)
-    held = replace(semaphore("nightly", held=1), owners=(owner,))
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "Name Held Waiting Since Host Program"),
+        (120, "Name Kind Held Waiting Longest New/s Since Host Program Process"),
+        (200, "Name Kind Held Waiting Longest New/s Since Host Program Process Data"),
+    ],
+)
+def test_the_host_and_the_program_of_the_owner_are_shown_on_any_terminal(
+    width: int, shown: str
+) -> None:
+    owner = request(
+        1795367972252788,
+        host="worker-7.example.org",
+        program="backup.py",
+        since=792.0,
+        session_description="tenure run backup.sh",
+    )
+    waiter = request(1795367972252789, since=733.0)
+    held = SemaphoreDescription("nightly-backup", b"x" * 70, 4, 3, False, (owner,), (waiter,), 12)
     alone = snapshot_of(Row("/default", held, 0.5))
-    lines = [line.plain for line in render(alone, settled(View(), alone, PAGE), 80, 10)]
-    (titles,) = [line for line in lines if line.startswith("Name")]
-    assert "Host" in titles
-    assert "Node" not in titles
-    (row,) = [line for line in lines if line.startswith("nightly")]
-    assert "pid 4711 b" in row
-    assert "db-1" in row
+    lines = [line.plain for line in render(alone, settled(View(), alone, PAGE), width, 10)]
+    assert lines[2].split() == shown.split()
+    assert "worker-7" in lines[3]
+    assert "backup.py" in lines[3]
+    totals = "1 owner, 12 waiting (longest 12 min 13 s), 0.5 new/s; 1 semaphore, 1 session, 1 node"
+    assert lines[1] == (totals if width > 80 else totals[:79] + "…")
+
+
+def test_the_totals_are_those_of_the_nodes_shown() -> None:
+    view = after(SEVERAL, "n")
+    assert render(SEVERAL, view, 100, 20)[1].plain == (
+        "/billing: 1 owner, 5 waiting, 0.5 new/s; 1 semaphore, 1 session"
+    )
+    assert render(SEVERAL, after(SEVERAL), 100, 20)[1].plain == (
+        "6 owners, 6 waiting, 2.5 new/s; 3 semaphores, 2 sessions, 2 nodes"
+    )
+
+
+def test_a_client_without_a_program_is_shown_by_its_description_or_session() -> None:
+    for facts, shown in (
+        ({"program": "a.py", "session_description": "worker"}, "a.py (worker)"),
+        ({"program": "a.py", "session_description": "run a.py"}, "a.py (run a.py)"),
+        ({"session_description": "from 10.0.0.7"}, "from 10.0.0.7"),
+        ({"session_description": None}, "session 1"),
+    ):
+        described = replace(semaphore("a", held=1), owners=(request(1, **facts),))
+        assert cells_of(Row("/default", described))[9] == shown
 
 
 def test_long_tokens_are_shortened_to_what_tells_them_apart() -> None:

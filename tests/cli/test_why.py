@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -72,15 +73,68 @@ def test_a_chain_leads_to_the_holder_at_the_root(tenure: Tenure, start: Start) -
     ]
     assert len(graph["sessions"]) == 3
     assert (graph["deadlocks"], graph["complete"]) == ([], True)
-    assert tenure("deadlocks").stdout == "no deadlock\n"
+    done = tenure("deadlocks")
+    assert (done.returncode, done.stdout) == (0, "no deadlock\n")
+
+
+def test_one_waiter_or_holder_is_explained_by_its_token(tenure: Tenure, start: Start) -> None:
+    root = tenure.hold(name="b")
+    middle = start("ab")
+    middle.say()
+    waiters = []
+    for number in range(1, 4):
+        waiters.append(tenure.start("run", "--lock", "a", "--", "true").process.pid)
+        eventually(lambda number=number: tenure.waiting("a") == number)  # type: ignore[misc]
+    eventually(lambda: tenure.json("why", "a")["tasks"])
+    described = tenure.json("describe", "a")
+    holder = described["owners"][0]["order_id"]
+    second = described["waiters"][1]["order_id"]
+
+    seen = tenure("why", "a", "--token", str(second)).stdout
+    assert re.fullmatch(
+        "a  mutex on /default, held, 3 waiting\n"
+        rf"waits for \S+ s, place 2 of 3: .*pid {waiters[1]} on {HOST}.* \(token {second}\)\n"
+        r"  session \d+: attached, .+\n"
+        r"ahead of it, 1 waiting:\n"
+        rf"1\. waits for \S+ s: .*pid {waiters[0]} on {HOST}.* \(token \d+\)\n"
+        rf"held for .+ by .*pid {middle.process.pid} on {HOST} \(token {holder}\)\n"
+        r"  session \d+: attached, .+\n"
+        r"  task Thread-\d+ \(take\) waits for .+ s for b\n"
+        rf"    held for .+ by .*pid {root.process.pid} on {HOST}.* \(token \d+\)\n"
+        r"      session \d+: attached, .+\n"
+        r"      no wait of it is known\n",
+        seen,
+    ), seen
+    seen = tenure("why", "a", "--token", str(holder)).stdout
+    assert re.fullmatch(
+        r"a  mutex on /default, held, 3 waiting\nheld for .+\n  session .+\n"
+        r"  task .+ waits for .+ s for b\n    held for .+\n      session .+\n"
+        r"      no wait of it is known\n",
+        seen,
+    ), seen
+
+    chain = tenure.json("why", "a", "--token", str(second))
+    assert (chain["order_id"], chain["place"]) == (second, 2)
+    assert [each["pid"] for each in chain["semaphores"][0]["waiters"]] == waiters[:2]
+    assert chain["semaphores"][0]["waiting"] == 3
+    assert [each["pid"] for each in chain["roots"]] == [root.process.pid]
+    chain = tenure.json("why", "a", "--token", str(holder))
+    assert (chain["order_id"], chain["place"]) == (holder, None)
+    assert chain["semaphores"][0]["waiters"] == []
+    assert [each["name"] for each in chain["semaphores"]] == ["a", "b"]
+    done = tenure.inside("why", "a", "--token", "7")
+    assert (done.returncode, done.stdout) == (73, "")
+    assert f"'a' on /default has no owner or waiter 7; there are: {holder}, " in done.stderr
 
 
 def test_a_deadlock_is_listed_until_it_ends(tenure: Tenure, start: Start) -> None:
     one, two = start("ab"), start("ba")
     one.say()
     two.say()
-    eventually(lambda: tenure.json("deadlocks")["deadlocks"])
-    (deadlock,) = tenure.json("deadlocks", "/default")["deadlocks"]
+    eventually(lambda: tenure.inside("deadlocks").returncode == 72)
+    done = tenure.inside("deadlocks", "/default", "--json")
+    assert done.returncode == 72
+    (deadlock,) = json.loads(done.stdout)["deadlocks"]
     assert deadlock["node"] == "/default"
     assert {each["pid"] for each in deadlock["tasks"]} == {one.process.pid, two.process.pid}
     lines = tenure("deadlocks").stdout.splitlines()
@@ -135,3 +189,9 @@ def test_mistakes_are_named(tenure: Tenure) -> None:
     assert done.returncode == 73
     assert "there is no node /missing" in done.stderr
     assert tenure.inside("deadlocks", "/default").stdout == "no deadlock on /default\n"
+    done = tenure.inside("why", "gpu", "--token", "7")
+    assert done.returncode == 73
+    assert "no owner or waiter 7; it has no holder and no waiter" in done.stderr
+    done = tenure.inside("why", "gpu", "--token", "none")
+    assert done.returncode == 78
+    assert "'none' is not a whole number, one or more" in done.stderr

@@ -823,6 +823,89 @@ async def test_a_graph_leads_from_the_waiters_to_the_holders_at_the_root(world: 
     assert graph.deadlocks == ()
 
 
+async def test_a_chain_is_the_part_of_the_graph_that_explains_one_request(world: World) -> None:
+    async with (
+        sessions(world, *5 * ["wait"]) as (one, two, three, four, last),
+        world.client() as client,
+        last.mutex("c").lock() as c,
+        four.mutex("d").lock(),
+    ):
+        pool = client.semaphore("pool")
+        await pool.create(2)
+
+        async def work(session: Session, name: str) -> None:
+            async with session.semaphore("pool").acquire():
+                await take(session, name)
+
+        async with running(work(one, "c"), work(two, "d")):
+            await asyncio.sleep(1)
+            async with three.semaphore("pool").enqueue(), four.semaphore("pool").enqueue():
+                await asyncio.sleep(3)
+                graph = await client.waits("pool")
+    assert {each.name for each in graph.semaphores} == {"pool", "c", "d"}
+    first, second = graph.waiters
+    holder = next(each for each in graph.holders if each.session_id == one.id)
+
+    chain = graph.chain(first.order_id)
+    assert chain is not None
+    assert (chain.waiters, chain.holders, chain.roots) == ((first,), graph.holders, graph.roots)
+    assert chain.semaphores[0].waiting == 2
+    assert four.id in {each.id for each in chain.sessions}  # of d
+    assert graph.chain(second.order_id) == graph
+
+    chain = graph.chain(holder.order_id)
+    assert chain is not None
+    assert (chain.waiters, chain.holders) == ((), (holder,))
+    assert [each.order_id for each in chain.roots] == [c.fencing_token]
+    assert [each.name for each in chain.semaphores] == ["pool", "c"]
+    assert [(each.name, each.session_id) for each in chain.tasks] == [("c", one.id)]
+    assert {each.id for each in chain.sessions} == {one.id, last.id}
+    assert graph.chain(c.fencing_token) is None
+    assert WaitGraph("/default", "a", ()).chain(1) is None
+
+
+async def test_a_chain_has_the_deadlock_that_its_request_waits_for(world: World) -> None:
+    async with (
+        sessions(world, *3 * ["wait"]) as (one, two, three),
+        world.client() as client,
+        running(take(one, "a", "b"), take(two, "b", "a"), take(three, "b")),
+    ):
+        await asyncio.sleep(3)
+        graph = await client.waits("b")
+    (deadlock,) = graph.deadlocks
+    for each in (*graph.holders, *graph.waiters):
+        chain = graph.chain(each.order_id)
+        assert chain is not None
+        assert (chain.deadlocks, chain.roots) == ((deadlock,), ())
+        assert set(chain.tasks) == set(deadlock)
+
+
+async def test_a_chain_has_what_the_owner_of_a_ticket_ahead_waits_for(world: World) -> None:
+    async def parked(session: Session) -> None:
+        async with session.mutex("a").enqueue():
+            await asyncio.sleep(0.1)
+            await take(session, "b")
+
+    async with (
+        sessions(world, *4 * ["wait"]) as (one, two, three, four),
+        world.client() as client,
+        one.mutex("a").lock(),
+        two.mutex("b").lock() as b,
+        running(parked(three)),
+    ):
+        await asyncio.sleep(1)
+        async with running(take(four, "a")):
+            await asyncio.sleep(3)
+            graph = await client.waits("a")
+    (owner,) = graph.holders
+    behind = graph.chain(graph.waiters[1].order_id)
+    assert behind is not None
+    assert [each.order_id for each in behind.roots] == [owner.order_id, b.fencing_token]
+    holding = graph.chain(owner.order_id)
+    assert holding is not None
+    assert (holding.roots, holding.tasks) == ((owner,), ())
+
+
 async def test_a_graph_is_bounded_and_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

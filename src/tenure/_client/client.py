@@ -176,6 +176,7 @@ class Nodes:
         The graph has the holders and the waiters of the name, what their tasks wait for in turn,
         and so on, and whether their sessions live. A task is known to wait if it is inside the
         block of a lease or ticket, or waits for several tokens, and has waited for about a second.
+        `WaitGraph.chain` returns the part of the graph that explains one request.
 
         Example::
 

@@ -298,6 +298,7 @@ class ClientCalls(Primitives):
         The graph has the holders and the waiters of the name, what their threads wait for in turn,
         and so on, and whether their sessions live. A thread is known to wait if it is inside the
         block of a lease or ticket, or waits for several tokens, and has waited for about a second.
+        `WaitGraph.chain` returns the part of the graph that explains one request.
 
         Example::
 

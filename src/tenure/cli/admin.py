@@ -6,13 +6,12 @@ The commands report what they have ended, so that a wrong number is noticed at o
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import count, describe_program, program, remark, request_json
+from tenure.cli.look import count, describe_program, no_request, program, remark
 from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.nodes import SESSION_COLUMNS, session_row
 from tenure.cli.options import (
@@ -26,6 +25,7 @@ from tenure.cli.options import (
 )
 from tenure.cli.output import Column, duration, print_json, safe, say, shown_data, table
 from tenure.cli.store import NoStoreYet, open_store
+from tenure.shown import request_json, session_json
 
 LARGEST = 2**63 - 1
 """The greatest number that any store gives to a session or a request."""
@@ -60,7 +60,7 @@ def list_sessions(node: str | None, *, as_json: bool) -> None:
     except NoStoreYet:
         sessions = []
     if as_json:
-        print_json({"sessions": [dataclasses.asdict(each) for each in sessions]})
+        print_json({"sessions": [session_json(each) for each in sessions]})
     elif sessions:
         columns = [Column("Node", text=True, keep=True), *SESSION_COLUMNS]
         table(columns, [[each.node, *session_row(each)] for each in sessions])
@@ -95,7 +95,7 @@ def end_session(node: str, number: int, *, as_json: bool) -> None:
 
     ended = run_async(work())
     if as_json:
-        described = None if ended is None else dataclasses.asdict(ended)
+        described = None if ended is None else session_json(ended)
         print_json({"ended": True, "node": node, "session_id": number, "session": described})
         return
     about = ""
@@ -139,12 +139,7 @@ def evict(name: str, order_id: int, node: str, *, as_json: bool) -> None:
             requests = {each.order_id: each for each in (*described.owners, *described.waiters)}
             if order_id <= LARGEST and await client.evict(node, name, order_id):
                 return requests.get(order_id)
-            there = ", ".join(map(str, list(requests)[:5]))
-            raise Mistake(
-                Status.REFUSED,
-                f"{name!r} on {node} has no owner or waiter {order_id}; "
-                + (f"there are: {there}" if there else "it has no holder and no waiter"),
-            )
+            raise no_request(described, node, order_id)
 
     gone = run_async(work())
     if as_json:

@@ -22,7 +22,9 @@ from typing import Any
 import click
 
 import tenure
+from tenure import shown
 from tenure._client.watch import Watch
+from tenure.cli.mistakes import Mistake, Status
 from tenure.cli.options import (
     complete,
     json_option,
@@ -34,7 +36,6 @@ from tenure.cli.options import (
 )
 from tenure.cli.output import (
     Column,
-    data_json,
     duration,
     is_terminal,
     print_json,
@@ -46,7 +47,7 @@ from tenure.cli.output import (
 )
 from tenure.cli.store import NoStoreYet, open_store, shown_url
 from tenure.core.rules import EXACT
-from tenure.shown import kind
+from tenure.shown import kind, request_json
 
 OWNERS = 3
 """Number of owners shown in a line; with ``--json`` all are shown."""
@@ -394,6 +395,16 @@ def _show_requests(title: str, requests: Sequence[Request], *, since: str, style
     table([columns[at] for at in known], [[row[at] for at in known] for row in rows])
 
 
+def no_request(each: Semaphore, node: str, order_id: int) -> Mistake:
+    """Return the error for a token that no request of the semaphore has."""
+    there = ", ".join(str(request.order_id) for request in (*each.owners, *each.waiters)[:5])
+    return Mistake(
+        Status.REFUSED,
+        f"{each.name!r} on {node} has no owner or waiter {order_id}; "
+        + (f"there are: {there}" if there else "it has no holder and no waiter"),
+    )
+
+
 # A semaphore in words
 
 
@@ -453,47 +464,15 @@ def _description(each: Request | Session | tenure.LastRun) -> str:
 # The same for scripts
 
 
-def _number(value: int) -> int | None:
-    """Return a count or limit; ``None`` (null) if JSON readers cannot represent it."""
-    return None if value > EXACT else value
-
-
-def request_json(each: Request) -> dict[str, Any]:
-    """Return a request in JSON; null means unknown, but as the count it means all tokens."""
-    return {
-        "order_id": each.order_id,
-        "count": _number(each.count),
-        **data_json(each.data),
-        "since": each.since,
-        "timeout": each.timeout,
-        "remaining": each.remaining,
-        "session_id": each.session_id,
-        "session_description": each.session_description,
-        "pid": each.pid,
-        "host": each.host,
-        "program": each.program,
-    }
-
-
 def semaphore_json(each: Semaphore) -> dict[str, Any]:
-    """Return a semaphore in JSON; a null limit means no limit."""
+    """Return a semaphore in JSON, with its owners and waiters."""
     return {
-        "name": each.name,
-        "kind": "semaphore" if not each.ephemeral else kind(each),
-        "limit": _number(each.limit),
-        "held": _number(each.held),
-        "waiting": each.waiting,
-        "ephemeral": each.ephemeral,
-        **data_json(each.data),
+        **shown.semaphore_json(each, "semaphore" if not each.ephemeral else kind(each)),
         "owners": [request_json(request) for request in each.owners],
         "waiters": [request_json(waiter) for waiter in each.waiters],
     }
 
 
 def node_json(node: tenure.NodeDescription, there: Sequence[Semaphore]) -> dict[str, Any]:
-    """Return a node in JSON."""
-    return {
-        "path": node.path,
-        "sessions": node.sessions,
-        "semaphores": [semaphore_json(each) for each in there],
-    }
+    """Return a node in JSON, with its semaphores."""
+    return shown.node_json(node, [semaphore_json(each) for each in there])

@@ -53,7 +53,7 @@ def _lines(whole: click.Group) -> Iterator[str]:
     yield ".SH COMMANDS"
     yield from _commands(whole, context)
     yield ".SH EXIT STATUS"
-    yield from _definitions([("0", "done"), *table(run=True)])
+    yield from _definitions([("0", "done"), *table()])
     yield ".PP"
     yield _text("The exit code of a command under 'tenure run' is passed on.")
     yield ".SH ENVIRONMENT"

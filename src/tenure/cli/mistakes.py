@@ -40,6 +40,7 @@ class Status(IntEnum):
 
     DONE = 0
     DEFECT = 70
+    DEADLOCK = 72
     REFUSED = 73
     STORE = 74
     BUSY = 75
@@ -53,6 +54,7 @@ class Status(IntEnum):
 
 _MEANING = {
     Status.DEFECT: "a defect in tenure",
+    Status.DEADLOCK: "tenure deadlocks has found a deadlock",
     Status.REFUSED: "the named object does not exist, exists already, or is in use",
     Status.STORE: "the store cannot be reached or used",
     Status.BUSY: "not free, with --timeout 0 or --wait 0",
@@ -70,13 +72,8 @@ def after_signal(number: int) -> int:
     return 128 + number
 
 
-def table(*, run: bool) -> list[tuple[str, str]]:
-    """Codes and meanings, for help texts.
-
-    Args:
-        run: whether to include those of commands that run another program.
-    """
-    only_run = {
+_OF_RUN = frozenset(
+    {
         Status.BUSY,
         Status.TIMED_OUT,
         Status.NOT_DUE,
@@ -84,7 +81,19 @@ def table(*, run: bool) -> list[tuple[str, str]]:
         Status.NOT_EXECUTABLE,
         Status.NOT_FOUND,
     }
-    rows = [(str(int(each)), _MEANING[each]) for each in _MEANING if run or each not in only_run]
+)
+_OF_OTHERS = frozenset({Status.DEADLOCK})
+
+
+def table(*, run: bool = True, others: bool = True) -> list[tuple[str, str]]:
+    """Codes and meanings, for help texts.
+
+    Args:
+        run: whether to include those of commands that run another program.
+        others: whether to include those of the other commands.
+    """
+    left_out = (frozenset() if run else _OF_RUN) | (frozenset() if others else _OF_OTHERS)
+    rows = [(str(int(each)), _MEANING[each]) for each in _MEANING if each not in left_out]
     rows.append(("128+n", "ended by signal n"))
     return rows
 

@@ -14,6 +14,7 @@ from tenure.cli.look import program, remark
 from tenure.cli.options import a_duration, complete, json_option, run_async, url_option
 from tenure.cli.output import Column, duration, print_json, safe, say, table
 from tenure.cli.store import open_store
+from tenure.shown import session_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -154,7 +155,7 @@ def describe(path: str, *, as_json: bool) -> None:
     if as_json:
         print_json(
             dataclasses.asdict(described)
-            | {"session_list": [dataclasses.asdict(each) for each in sessions]}
+            | {"session_list": [session_json(each) for each in sessions]}
         )
         return
     say(path, style="bold blue")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GAP",
-    "NARROWEST",
     "Column",
     "data_json",
     "duration",
@@ -41,8 +40,6 @@ __all__ = [
 
 GAP = 2
 _SHORTEST_TOKEN = 4
-NARROWEST = 10
-"""Number of characters that a shortened column must keep to be readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,8 @@ class Column:
         right: whether it is aligned to the right.
         text: whether it may be shortened.
         keep: whether it is never omitted.
+        rank: columns of a higher rank are omitted before others.
+        least: number of characters that it must keep to be readable when it is shortened.
     """
 
     title: str
@@ -60,6 +59,8 @@ class Column:
     right: bool = False
     text: bool = False
     keep: bool = False
+    rank: int = 0
+    least: int = 10
 
 
 def is_terminal() -> bool:
@@ -132,17 +133,17 @@ def _drawn_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> No
 def fitted(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict[int, int]:
     """Return the columns that fit, and the width of each.
 
-    Optional columns are omitted from the right; texts are shortened.
+    Optional columns are omitted, by rank and from the right; texts are shortened.
     """
     widths = {
-        at: min(width, max(NARROWEST, len(column.title))) if column.text else width
+        at: min(width, max(column.least, len(column.title))) if column.text else width
         for at, (column, width) in enumerate(zip(columns, natural, strict=True))
     }
 
     def spare() -> int:
         return room - sum(widths.values()) - GAP * (len(widths) - 1)
 
-    for at in reversed(range(len(columns))):
+    for at in sorted(widths, key=lambda at: (columns[at].rank, at), reverse=True):
         if spare() < 0 and not columns[at].keep:
             del widths[at]
     for at, width in widths.items():

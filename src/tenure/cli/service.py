@@ -10,7 +10,7 @@ import click
 
 import tenure
 from tenure.cli.app import CommandGroup
-from tenure.cli.look import program, request_json, show_states
+from tenure.cli.look import program, show_states
 from tenure.cli.mistakes import Mistake, Status, after_signal
 from tenure.cli.options import (
     a_duration,
@@ -36,6 +36,7 @@ from tenure.cli.run.command import DEFAULT_WINDOW, check_executable
 from tenure.cli.store import open_store
 from tenure.core import rules
 from tenure.recipes import ServiceRegistry
+from tenure.shown import request_json
 
 
 @click.group(cls=CommandGroup)

@@ -14,8 +14,10 @@ from typing import Any
 import click
 
 import tenure
-from tenure.cli.look import count, describe_program, held, request_json, semaphore_json
+from tenure.cli.look import count, describe_program, held, no_request, semaphore_json
+from tenure.cli.mistakes import Status
 from tenure.cli.options import (
+    a_count,
     complete,
     json_option,
     name_argument,
@@ -25,7 +27,7 @@ from tenure.cli.options import (
 )
 from tenure.cli.output import duration, print_json, safe, say
 from tenure.cli.store import NoStoreYet, open_store
-from tenure.shown import kind
+from tenure.shown import kind, request_json, session_json
 
 MOST = 10
 """Holders and waiters of one semaphore that are shown; with ``--json`` all are shown."""
@@ -36,24 +38,38 @@ Graph = tenure.WaitGraph
 
 @click.command()
 @name_argument
+@click.option(
+    "--token",
+    "order_id",
+    metavar="N",
+    type=a_count,
+    help="One waiter or holder, by its fencing token.",
+)
 @node_option
 @json_option
 @url_option
-def why(name: str, node: str, *, as_json: bool) -> None:
+def why(name: str, order_id: int | None, node: str, *, as_json: bool) -> None:
     """Show why the waiters of NAME wait.
 
     NAME is a mutex, a semaphore or an election. Each holder is shown with its session: attached or
     not, how long it has been silent, and when it expires unless it is renewed. Below it stands what
     its task waits for in turn, with the holders of that.
 
+    With --token, one waiter is explained, with its place and the waiters ahead of it, or one
+    holder, with what its task waits for. 'tenure describe NAME' shows the tokens.
+
     A task is known to wait if it is inside the block of a lease, or waits for several tokens, and
     has waited for about a second.
+
+    Exits with 73 when the name or the token does not exist.
     """
     graph = run_async(_waits(name, node))
+    if order_id is not None and graph.chain(order_id) is None:
+        raise no_request(graph.semaphores[0], node, order_id)
     if as_json:
-        print_json(graph_json(graph))
+        print_json(graph_json(graph) if order_id is None else chain_json(graph, order_id))
     else:
-        for line, style in lines_of(graph):
+        for line, style in lines_of(graph, order_id):
             say(line, style=style)
 
 
@@ -66,17 +82,20 @@ async def _waits(name: str, node: str) -> Graph:
 @click.argument("node", required=False, metavar="[NODE]", shell_complete=complete("nodes"))
 @json_option
 @url_option
-def deadlocks(node: str | None, *, as_json: bool) -> None:
+def deadlocks(node: str | None, *, as_json: bool) -> int:
     """List deadlocks: tasks that wait for each other.
 
     Of all nodes, or of NODE. None of the tasks of a deadlock can be granted what it waits for, even
     if all other programs release everything. A task is known to wait if it is inside the block of a
     lease, and has waited for about a second.
+
+    Exits with 0 when there is no deadlock, else with 72.
     """
     try:
         found = run_async(_deadlocks(node))
     except NoStoreYet:
         found = {}
+    status = Status.DEADLOCK if any(found.values()) else Status.DONE
     if as_json:
         print_json(
             {
@@ -87,14 +106,15 @@ def deadlocks(node: str | None, *, as_json: bool) -> None:
                 ]
             }
         )
-        return
+        return status
     for path, several in found.items():
         for tasks in several:
             say(f"deadlock on {path}", style="bold red")
             for task in tasks:
                 say(f"  {shown_task(task, tasks)}")
-    if not any(found.values()):
+    if status is Status.DONE:
         say(f"no deadlock{'' if node is None else f' on {node}'}")
+    return status
 
 
 async def _deadlocks(only: str | None) -> dict[str, Sequence[tuple[Task, ...]]]:
@@ -130,18 +150,38 @@ def _program(task: Task) -> str:
 # The tree
 
 
-def lines_of(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a graph, each with its style."""
-    first = graph.semaphores[0]
-    waiting = len(first.waiters)
-    queue = f"{held(first)}, {waiting or 'none'} waiting"
-    yield f"{safe(first.name)}  {kind(first)} on {graph.node}, {queue}", "bold blue"
-    for number, each in enumerate(first.waiters[:MOST], start=1):
+def lines_of(graph: Graph, order_id: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a graph, each with its style.
+
+    Args:
+        graph: the graph.
+        order_id: the only request of the name to explain; ``None`` for all waiters.
+    """
+    part = graph if order_id is None else graph.chain(order_id)
+    whole, waiting = graph.semaphores[0], len(graph.waiters)
+    queue = f"{held(whole)}, {waiting or 'none'} waiting"
+    yield f"{safe(whole.name)}  {kind(whole)} on {graph.node}, {queue}", "bold blue"
+    if part is None:
+        yield f"request {order_id} has left the queue", ""
+        return
+    first, waiters, seen = part.semaphores[0], part.waiters, {whole.name}
+    if order_id is not None and waiters:
+        *ahead, request = waiters
+        place = f"place {len(waiters)} of {waiting}"
+        yield f"waits{_since(request)}, {place}: {_request(request)}", "bold yellow"
+        yield f"  {_session(request, graph.session(request.session_id))}", ""
+        if ahead:
+            yield f"ahead of it, {len(ahead)} waiting:", ""
+        waiters = tuple(ahead)
+    for number, each in enumerate(waiters[:MOST], start=1):
         yield f"{number}. waits{_since(each)}: {_request(each)}", "yellow"
-    if waiting > MOST:
-        yield f"and {waiting - MOST} more", "yellow"
-    yield from _holders(graph, first, 0, {first.name})
-    for tasks in graph.deadlocks:
+        task = graph.task(whole.name, each.order_id)
+        if task is not None and task.name != whole.name:  # a ticket
+            yield from _awaited(graph, task, 1, seen)
+    if len(waiters) > MOST:
+        yield f"and {len(waiters) - MOST} more", "yellow"
+    yield from _holders(graph, first, 0, seen)
+    for tasks in part.deadlocks:
         yield "deadlock: none of these tasks can be granted what it waits for", "bold red"
         for task in tasks:
             yield f"  {shown_task(task, tasks)}", "red"
@@ -225,8 +265,16 @@ def graph_json(graph: Graph) -> dict[str, Any]:
         "name": graph.name,
         "semaphores": [semaphore_json(each) for each in graph.semaphores],
         "tasks": [task_json(each) for each in graph.tasks],
-        "sessions": [dataclasses.asdict(each) for each in graph.sessions],
+        "sessions": [session_json(each) for each in graph.sessions],
         "roots": [request_json(each) for each in graph.roots],
         "deadlocks": [[task_json(task) for task in tasks] for tasks in graph.deadlocks],
         "complete": graph.complete,
     }
+
+
+def chain_json(graph: Graph, order_id: int) -> dict[str, Any]:
+    """Return in JSON the part of a graph that explains one request of the name."""
+    chain = graph.chain(order_id)
+    assert chain is not None
+    place = len(chain.waiters) or None
+    return {**graph_json(chain), "order_id": order_id, "place": place}

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tenure import shown
 from tenure.console import reading
 from tenure.console.openapi import description
 from tenure.console.record import Span, StoreEvent
@@ -28,15 +29,10 @@ from tenure.console.views import MOST_TASKS, PageRequest, chosen_node, kind_of, 
 from tenure.console.waits import NodeWaits, WaitParty
 from tenure.core import refusals
 from tenure.core.deadlocks import shows_waits, unsupported
-from tenure.core.rules import EXACT, check_name
+from tenure.core.rules import check_name
 from tenure.errors import InvalidArgument, TenureError
-from tenure.model import (
-    NodeDescription,
-    RequestDescription,
-    SemaphoreDescription,
-    SessionDescription,
-)
-from tenure.shown import data_json
+from tenure.model import RequestDescription, SemaphoreDescription
+from tenure.shown import node_json, session_json
 
 PREFIX = "/api/v1"
 LONGEST_DATA = 4096
@@ -56,66 +52,14 @@ def error_response(
 # Values
 
 
-def node_json(each: NodeDescription) -> Json:
-    """Return a node."""
-    return {"path": each.path, "sessions": each.sessions, "semaphores": each.semaphores}
-
-
-def _number(value: int) -> int | None:
-    """Return a count or limit; ``None`` (null) if JSON readers cannot represent it."""
-    return None if value > EXACT else value
-
-
-def _data(data: bytes) -> Json:
-    """Return data, of which a long one is cut."""
-    if len(data) <= LONGEST_DATA:
-        return {**data_json(data), "data_bytes": len(data)}
-    return {**data_json(data[:LONGEST_DATA]), "data_bytes": len(data)}
-
-
 def semaphore_json(each: SemaphoreDescription) -> Json:
-    """Return a semaphore without its requests; a null limit means no limit."""
-    return {
-        "name": each.name,
-        "kind": kind_of(each),
-        "limit": _number(each.limit),
-        "held": _number(each.held),
-        "waiting": each.waiting,
-        "ephemeral": each.ephemeral,
-        **_data(each.data),
-    }
+    """Return a semaphore without its requests, and with at most `LONGEST_DATA` bytes of data."""
+    return shown.semaphore_json(each, kind_of(each), LONGEST_DATA)
 
 
 def request_json(each: RequestDescription) -> Json:
-    """Return a request; null means unknown, but as the count it means all tokens."""
-    return {
-        "order_id": each.order_id,
-        "count": _number(each.count),
-        **_data(each.data),
-        "since": each.since,
-        "timeout": each.timeout,
-        "remaining": each.remaining,
-        "session_id": each.session_id,
-        "session_description": each.session_description,
-        "pid": each.pid,
-        "host": each.host,
-        "program": each.program,
-    }
-
-
-def session_json(each: SessionDescription) -> Json:
-    """Return a session; null means unknown."""
-    return {
-        "id": each.id,
-        "node": each.node,
-        "description": each.description,
-        "recovery_window": each.recovery_window,
-        "attached": each.attached,
-        "silent_for": each.silent_for,
-        "pid": each.pid,
-        "host": each.host,
-        "program": each.program,
-    }
+    """Return a request with at most `LONGEST_DATA` bytes of data."""
+    return shown.request_json(each, LONGEST_DATA)
 
 
 def event_json(each: StoreEvent, wall: float) -> Json:
@@ -232,7 +176,7 @@ async def get_nodes(request: PageRequest) -> Json:
     page = await reading.describe_nodes(
         request.visitor.engine, after=request.text("after"), most=request.page_size()
     )
-    return _page("nodes", [node_json(each) for each in page.items], page)
+    return _page("nodes", [node_json(each, each.semaphores) for each in page.items], page)
 
 
 async def get_semaphores(request: PageRequest) -> Json:

@@ -27,7 +27,7 @@ DEFAULT_WINDOW = 30.0
 class _WithStatusTable(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
-            formatter.write_dl([("0-255", "the command's own, passed on"), *table(run=True)])
+            formatter.write_dl([("0-255", "the command's own, passed on"), *table(others=False)])
         super().format_epilog(ctx, formatter)
 
 

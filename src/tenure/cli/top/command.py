@@ -16,8 +16,8 @@ from tenure.cli.mistakes import Status, after_signal
 from tenure.cli.options import a_count, a_duration, complete, json_option, run_async, url_option
 from tenure.cli.output import is_terminal, print_json_line, say, table
 from tenure.cli.store import open_store
-from tenure.cli.top.screen import COLUMNS, cells_of, page_of, render
-from tenure.cli.top.view import Observer, Snapshot, View, chosen, pressed, settled
+from tenure.cli.top.screen import COLUMNS, cells_of, page_of, render, totals
+from tenure.cli.top.view import Key, Observer, Snapshot, View, chosen, pressed, settled
 
 SHARE = 4
 """Reading takes at most one part in so many of the time."""
@@ -51,7 +51,8 @@ def top(
     prints one table for each reading, and with --json one object on a line.
 
     Longest is the longest wait for a semaphore. The key w shows why its waiters wait, as tenure why
-    does.
+    does. Inside a semaphore, the key w shows it for the selected waiter, and for a holder what its
+    task waits for.
 
     New/s counts owners that the previous reading did not have. It is a lower bound: owners that
     appeared and disappeared between two readings are not counted.
@@ -99,12 +100,12 @@ class Top:
             while self._code is None:
                 self._draw()
                 self._count_down()
-                self._refresh.clear()
                 pause = max(self._interval, SHARE * self._snapshot.took)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0 if self._code is not None else pause):
                         await self._refresh.wait()
                 if self._code is None:
+                    self._refresh.clear()  # a key during the reading sets it again
                     await self._read()
                     self._note = self._note or notes.last
                     notes.last = ""
@@ -118,7 +119,7 @@ class Top:
 
     async def _read(self) -> None:
         try:
-            self._snapshot = await self._observer.read(self._view.inside, why=self._view.why)
+            self._snapshot = await self._observer.read(*_detail(self._view))
             self._note = ""
         except tenure.TenureError as error:
             self._note = f"not up to date: {error}"
@@ -136,8 +137,7 @@ class Top:
         self._view = pressed(before, key, self._snapshot, self._page())
         if self._view.quit:
             self._code = Status.DONE
-        detail = (self._view.inside, self._view.why)
-        if self._code is not None or detail != (before.inside, before.why):
+        if self._code is not None or _detail(self._view) != _detail(before):
             self._refresh.set()  # now, not after the pause
         else:
             self._draw()
@@ -145,6 +145,11 @@ class Top:
     def _end(self, number: int) -> None:
         self._code = after_signal(number)
         self._refresh.set()
+
+
+def _detail(view: View) -> tuple[Key | None, Key | None]:
+    """Return the semaphore to describe, and the one to explain."""
+    return view.inside, None if view.explained is None else view.explained[0]
 
 
 # In a pipe
@@ -175,7 +180,8 @@ async def _print(
 
 
 def _print_table(snapshot: Snapshot) -> None:
-    say(time.strftime("%H:%M:%S", time.localtime(snapshot.wall)))
+    at = time.strftime("%H:%M:%S", time.localtime(snapshot.wall))
+    say(f"{at}  {totals(snapshot, View())}")
     rows = chosen(snapshot, View())
     if rows:
         table(COLUMNS, [cells_of(row) for row in rows])

@@ -34,30 +34,30 @@ from rich.live import Live
 from rich.text import Text
 
 import tenure
-from tenure.cli.look import count, held, owner, program, remark
+from tenure.cli.look import count, held, program, remark
 from tenure.cli.output import GAP, Column, duration, fitted, safe, shortened, shown_data, terminal
-from tenure.cli.top.view import Keyboard, Row, Snapshot, View, chosen
-from tenure.cli.why import lines_of
+from tenure.cli.top.view import Keyboard, Row, Snapshot, View, chosen, explanation
 from tenure.shown import kind
 
 KEYS = "q quit  ↑↓ select  Enter look inside  w why  s sort  r reverse  n node"
-KEYS_INSIDE = "q quit  ↑↓ scroll  w why  Esc back"
+KEYS_INSIDE = "q quit  ↑↓ select  w why this request  Esc back"
+KEYS_WHY = "q quit  ↑↓ scroll  Esc back"
 HEAD, FOOT = 3, 1
 """Lines above the rows (two of summary, one of titles) and below them."""
 
-NAME = Column("Name", style="bold", text=True, keep=True)
 COLUMNS = (
-    NAME,
+    Column("Name", style="bold", text=True, keep=True),
     Column("Node", text=True),
-    Column("Kind"),
+    Column("Kind", rank=2),
     Column("Held", style="green", keep=True),
     Column("Waiting", style="yellow", right=True, keep=True),
-    Column("New/s", right=True),
+    Column("Longest", style="yellow", right=True, rank=1),
+    Column("New/s", right=True, rank=1),
     Column("Since", right=True),
-    Column("Owner", text=True),
     Column("Host", text=True),
-    Column("Longest", style="yellow", right=True),
-    Column("Data", style="cyan", text=True),
+    Column("Program", text=True, least=16),
+    Column("Process", right=True, rank=3),
+    Column("Data", style="cyan", text=True, rank=4),
 )
 NODE = 1
 REQUESTS = (
@@ -67,7 +67,7 @@ REQUESTS = (
     Column("Since", right=True, keep=True),
     Column("Process", right=True, keep=True),
     Column("Host", text=True),
-    Column("Program", text=True),
+    Column("Program", text=True, least=16),
     Column("Data", style="cyan", text=True),
     Column("Timeout", right=True),
     Column("Session", right=True),
@@ -91,11 +91,13 @@ def render(snapshot: Snapshot, view: View, width: int, height: int, note: str = 
         note: an error to show instead of the keys.
     """
     page = page_of(height)
-    if view.inside is None:
-        above = [_title(snapshot), _totals(snapshot, view)]
-        rows = _rows(snapshot, view, width, page)
-    else:
+    if view.explained is not None:
+        above, rows = _explained(snapshot, view, page, failed=bool(note))
+    elif view.inside is not None:
         above, rows = _inside(snapshot, view, width, page)
+    else:
+        above = [_title(snapshot, view), Text(totals(snapshot, view))]
+        rows = _rows(snapshot, view, width, page)
     rows += [Text()] * (page + 1 - len(rows))
     below = Text(safe(note), style="bold red") if note else _keys(view)
     lines = [*[*above, *rows][: max(0, height - FOOT)], below]
@@ -104,25 +106,36 @@ def render(snapshot: Snapshot, view: View, width: int, height: int, note: str = 
     return lines[-height:]
 
 
-def _title(snapshot: Snapshot) -> Text:
-    at = time.strftime("%H:%M:%S", time.localtime(snapshot.wall))
+def _title(snapshot: Snapshot, view: View) -> Text:
     title = Text("tenure top", style="bold blue")
-    title.append(f"  {safe(snapshot.url)}  {at}", style="not bold default")
+    title.append(time.strftime("  %H:%M:%S", time.localtime(snapshot.wall)), "not bold default")
     slow = snapshot.took > 0.25
-    return title.append(f"  (reading took {duration(snapshot.took)})" if slow else "", "yellow")
+    title.append(f"  (reading took {duration(snapshot.took)})" if slow else "", "yellow")
+    way = "ascending" if (view.sort == "name") != view.reverse else "descending"
+    where = f"  by {view.sort}, {way}  {safe(snapshot.url)}"
+    return title.append(where, "not bold default")
 
 
-def _totals(snapshot: Snapshot, view: View) -> Text:
+def totals(snapshot: Snapshot, view: View) -> str:
+    """Return the numbers of the view in one line."""
     rows = [row for row in snapshot.rows if view.node in {None, row.node}]
     sessions = sum(each.sessions or 0 for each in snapshot.nodes if view.node in {None, each.path})
     waiting = sum(row.semaphore.waiting or 0 for row in rows)
     owners = sum(len(row.semaphore.owners) for row in rows)
-    where = view.node or _several(len(snapshot.nodes), "node")
-    way = "ascending" if (view.sort == "name") != view.reverse else "descending"
-    return Text(
-        f"{where}, {_several(sessions, 'session')}, {_several(len(rows), 'semaphore')}, "
-        f"{_several(owners, 'owner')}, {waiting:,} waiting; by {view.sort}, {way}"
-    )
+    longest = max((row.longest for row in rows if row.longest is not None), default=None)
+    rates = [row.rate for row in rows if row.rate is not None]
+    changing = [
+        _several(owners, "owner"),
+        f"{waiting:,} waiting" + ("" if longest is None else f" (longest {duration(longest)})"),
+        f"{sum(rates):.1f} new/s" if rates else "",
+    ]
+    lasting = [
+        _several(len(rows), "semaphore"),
+        _several(sessions, "session"),
+        "" if view.node else _several(len(snapshot.nodes), "node"),
+    ]
+    about = "; ".join(", ".join(filter(None, facts)) for facts in (changing, lasting))
+    return f"{view.node}: {about}" if view.node else about
 
 
 def _several(number: int, what: str) -> str:
@@ -130,7 +143,8 @@ def _several(number: int, what: str) -> str:
 
 
 def _keys(view: View) -> Text:
-    return Text(KEYS if view.inside is None else KEYS_INSIDE, style="reverse")
+    keys = KEYS if view.inside is None else KEYS_INSIDE
+    return Text(keys if view.explained is None else KEYS_WHY, style="reverse")
 
 
 # The list
@@ -140,13 +154,14 @@ def _rows(snapshot: Snapshot, view: View, width: int, page: int) -> list[Text]:
     rows = chosen(snapshot, view)
     if not rows:
         return [Text(), Text("nothing is held, awaited or stored", style="dim")]
-    shown = [cells_of(row) for row in rows[view.first : view.first + page]]
+    cursor = view.cursor
+    shown = [cells_of(row) for row in rows[cursor.first : cursor.first + page]]
     columns = list(COLUMNS)
     if len(snapshot.nodes) == 1:  # the node's name would take the space of the owners' hosts
         del columns[NODE]
         for cells in shown:
             del cells[NODE]
-    return _table(columns, shown, width, view.index - view.first)
+    return _table(columns, shown, width, cursor.index - cursor.first)
 
 
 def cells_of(row: Row) -> list[str]:
@@ -160,13 +175,21 @@ def cells_of(row: Row) -> list[str]:
         kind(each),
         held(each),
         "" if each.waiting is None else str(each.waiting or "-"),
+        duration(row.longest),
         "" if row.rate is None else f"{row.rate:.1f}" if row.rate else "-",
         duration(first.since) if first else "",
-        owner(first) + more if first else "",
         safe(first.host or "") if first else "",
-        duration(row.longest),
+        _program(first) + more if first else "",
+        str(first.pid) if first and first.pid is not None else "",
         shown_data(first.data if first and first.data else each.data, 40),
     ]
+
+
+def _program(owner: tenure.RequestDescription) -> str:
+    name, about = program(owner), remark(owner)
+    if name and about:
+        return f"{name} ({about})"
+    return name or about or f"session {owner.session_id}"
 
 
 # One semaphore
@@ -176,10 +199,6 @@ def _inside(snapshot: Snapshot, view: View, width: int, page: int) -> tuple[list
     assert view.inside is not None
     node, name = view.inside
     title = Text(safe(name), style="bold blue")
-    if view.why and snapshot.graph is not None:
-        title.append(f"  on {safe(node)}: why its waiters wait", style="not bold default")
-        lines = list(lines_of(snapshot.graph))[view.first : view.first + page]
-        return [title, Text()], [Text(line, style=style) for line, style in lines]
     each = snapshot.inside
     if each is None:
         title.append(f"  on {safe(node)}", style="not bold default")
@@ -192,11 +211,12 @@ def _inside(snapshot: Snapshot, view: View, width: int, page: int) -> tuple[list
     begin = f", tokens {common}…" if common else ""
     about = Text(f"{held(each)}, {len(each.waiters) or 'no'} waiting{begin}{data}")
     rows = zip(requests, tokens, strict=True)
+    cursor = view.request
     shown = [
         _request(role, request, token)
-        for (role, request), token in list(rows)[view.first : view.first + page]
+        for (role, request), token in list(rows)[cursor.first : cursor.first + page]
     ]
-    return [title, about], _table(REQUESTS, shown, width, None)
+    return [title, about], _table(REQUESTS, shown, width, cursor.index - cursor.first)
 
 
 def _request(role: str, each: tenure.RequestDescription, token: str) -> list[str]:
@@ -213,6 +233,25 @@ def _request(role: str, each: tenure.RequestDescription, token: str) -> list[str
         str(each.session_id),
         remark(each),
     ]
+
+
+# The reason of a wait
+
+
+def _explained(
+    snapshot: Snapshot, view: View, page: int, *, failed: bool
+) -> tuple[list[Text], list[Text]]:
+    assert view.explained is not None
+    (node, name), order_id = view.explained
+    title = Text(safe(name), style="bold blue")
+    what = "why its waiters wait" if order_id is None else f"request {order_id}"
+    title.append(f"  on {safe(node)}: {what}", style="not bold default")
+    lines = explanation(snapshot, view)
+    if not lines:
+        missing = "" if failed else "it has no holder and no waiter"
+        return [title, Text(missing, style="dim")], [Text()]
+    shown = lines[view.line : view.line + page]
+    return [title, Text()], [Text(line, style=style) for line, style in shown]
 
 
 # Tables

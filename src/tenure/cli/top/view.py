@@ -12,7 +12,7 @@ readings are not counted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ class Snapshot:
         nodes: the nodes.
         rows: the semaphores of the nodes, by node and name.
         inside: the semaphore shown in detail, with its waiters, if it exists.
-        graph: the reason why its waiters wait, if that is shown.
+        graph: the waits for the semaphore that is explained, if it exists.
     """
 
     url: str
@@ -90,24 +90,25 @@ class Observer:
         self._nodes: Sequence[tenure.NodeDescription] = ()
         self._rows: Sequence[Row] = ()
 
-    async def read(self, inside: Key | None = None, *, why: bool = False) -> Snapshot:
+    async def read(self, inside: Key | None = None, explained: Key | None = None) -> Snapshot:
         """Read the store.
 
         Args:
             inside: the only semaphore to read, with its waiters; the others are as last read.
-            why: whether to read the reason why these wait, instead of the semaphore alone.
+            explained: the same, with the reason why these wait.
         """
         client, clock = self._client, self._client.clock
         began, wall = clock.now(), clock.wall()
         described = graph = None
-        if inside is None:
-            await self._read_all(began)
-        elif why:
+        if explained is not None:
             with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
-                graph = await client.waits(inside[1], inside[0])
-        else:
+                graph = await client.waits(explained[1], explained[0])
+                described = graph.semaphores[0]
+        elif inside is not None:
             with contextlib.suppress(tenure.NodeNotFound, tenure.SemaphoreNotFound):
                 described = await client.describe_semaphore(inside[1], inside[0])
+        else:
+            await self._read_all(began)
         took = clock.now() - began
         return Snapshot(client.url, wall, took, self._nodes, self._rows, described, graph)
 
@@ -150,30 +151,61 @@ SORTS = ("name", "held", "waiting", "age", "rate")
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """Position in a list.
+
+    Attributes:
+        selected: the identity of the row to which the cursor was moved, and which it follows;
+            ``None``: the cursor was not moved, and stays at the top.
+        index: the position of the cursor.
+        first: the first row on the screen.
+    """
+
+    selected: Hashable = None
+    index: int = 0
+    first: int = 0
+
+    def settled(self, rows: Sequence[Hashable], page: int) -> Cursor:
+        """Return the cursor on a row that exists, among the `page` rows shown."""
+        if self.selected is None:
+            return replace(self.moved(rows, 0, page), selected=None)
+        index = rows.index(self.selected) if self.selected in rows else self.index
+        return self.moved(rows, index, page)
+
+    def moved(self, rows: Sequence[Hashable], index: int, page: int) -> Cursor:
+        """Return the cursor at another position, or at the end that is nearest to it."""
+        index = max(0, min(index, len(rows) - 1))
+        page = max(1, page)
+        first = max(min(self.first, index), index - page + 1)
+        first = max(0, min(first, len(rows) - page))
+        return Cursor(rows[index] if rows else None, index, first)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
-    """State of the view: order, filter, cursor and scroll position.
+    """State of the view: order, filter, and the screens above the list.
 
     Attributes:
         sort: one of `SORTS`; descending, except for names.
         reverse: whether the order is reversed.
         node: the only node to show; ``None`` for all.
-        selected: the row to which the cursor was moved, and which it follows; ``None``: the cursor
-            was not moved, and stays at the top.
-        index: the position of the cursor.
-        first: the first row on the screen.
-        inside: the semaphore shown in detail; then `first` counts owners and waiters.
-        why: whether the detail is the reason why its waiters wait; then `first` counts lines.
+        cursor: the cursor in the list of semaphores, whose rows are keys.
+        inside: the semaphore shown in detail.
+        request: the cursor in its queue, whose rows are order ids.
+        explained: the semaphore and the order id whose wait is explained, above the other screens;
+            order id ``None``: all waiters.
+        line: the first line of the explanation on the screen.
         quit: whether the program ends.
     """
 
     sort: str = "name"
     reverse: bool = False
     node: str | None = None
-    selected: Key | None = None
-    index: int = 0
-    first: int = 0
+    cursor: Cursor = Cursor()
     inside: Key | None = None
-    why: bool = False
+    request: Cursor = Cursor()
+    explained: tuple[Key, int | None] | None = None
+    line: int = 0
     quit: bool = False
 
 
@@ -202,30 +234,36 @@ def chosen(snapshot: Snapshot, view: View) -> list[Row]:
     return rows
 
 
+def queue(snapshot: Snapshot) -> list[int]:
+    """Return the order ids of the semaphore shown in detail: its owners, then its waiters."""
+    there = snapshot.inside
+    return [] if there is None else [each.order_id for each in (*there.owners, *there.waiters)]
+
+
+def explanation(snapshot: Snapshot, view: View) -> list[tuple[str, str]]:
+    """Return the lines that explain a wait, each with its style; none if they were not read."""
+    graph, explained = snapshot.graph, view.explained
+    if graph is None or explained is None or (graph.node, graph.name) != explained[0]:
+        return []
+    return list(lines_of(graph, explained[1]))
+
+
 def settled(view: View, snapshot: Snapshot, page: int) -> View:
     """Return the view with its cursor on a row that exists, among the `page` rows shown."""
+    if view.explained is not None:
+        count = len(explanation(snapshot, view))
+        return replace(view, line=max(0, min(view.line, count - page)))
     if view.inside is not None:
-        there, graph = snapshot.inside, snapshot.graph
-        if view.why:
-            count = 0 if graph is None else len(list(lines_of(graph)))
-        else:
-            count = 0 if there is None else len(there.owners) + len(there.waiters)
-        return replace(view, first=max(0, min(view.first, count - page)))
+        if snapshot.inside is None:  # not read yet, or it has no request now
+            return view
+        return replace(view, request=view.request.settled(queue(snapshot), page))
     if view.node is not None and view.node not in {each.path for each in snapshot.nodes}:
         view = replace(view, node=None)
-    rows = chosen(snapshot, view)
-    if view.selected is None:
-        return replace(_moved(view, rows, 0, page), selected=None)
-    index = next((at for at, row in enumerate(rows) if row.key == view.selected), view.index)
-    return _moved(view, rows, index, page)
+    return replace(view, cursor=view.cursor.settled(_keys(snapshot, view), page))
 
 
-def _moved(view: View, rows: Sequence[Row], index: int, page: int) -> View:
-    index = max(0, min(index, len(rows) - 1))
-    page = max(1, page)
-    first = max(min(view.first, index), index - page + 1)
-    first = max(0, min(first, len(rows) - page))
-    return replace(view, selected=rows[index].key if rows else None, index=index, first=first)
+def _keys(snapshot: Snapshot, view: View) -> list[Key]:
+    return [row.key for row in chosen(snapshot, view)]
 
 
 def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
@@ -233,21 +271,25 @@ def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
     if key == "q":
         return replace(view, quit=True)
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
-    steps |= {"home": -(10**9), "end": 10**9}
+    step = (steps | {"home": -(10**9), "end": 10**9}).get(key)
+    if view.explained is not None:
+        if key in {"escape", "backspace", "w"}:
+            return settled(replace(view, explained=None), snapshot, page)
+        return settled(replace(view, line=view.line + (step or 0)), snapshot, page)
     if view.inside is not None:
-        if key in {"escape", "backspace"}:
-            return settled(replace(view, inside=None, why=False, first=0), snapshot, page)
-        if key == "w":
-            return replace(view, why=not view.why, first=0)
-        return settled(replace(view, first=view.first + steps.get(key, 0)), snapshot, page)
-    rows = chosen(snapshot, view)
-    if key in steps:
-        return _moved(view, rows, view.index + steps[key], page)
-    top = replace(view, selected=None, index=0, first=0)
+        return _pressed_inside(view, key, step, snapshot, page)
+    keys = _keys(snapshot, view)
+    if step is not None:
+        return replace(view, cursor=view.cursor.moved(keys, view.cursor.index + step, page))
+    top = replace(view, cursor=Cursor())
     match key:
-        case "enter" | "w" if rows:
-            here = rows[min(view.index, len(rows) - 1)].key
-            return replace(view, selected=here, inside=here, why=key == "w", first=0)
+        case "enter" | "w" if keys:
+            cursor = view.cursor.moved(keys, view.cursor.index, page)
+            here = keys[cursor.index]
+            view = replace(view, cursor=cursor, line=0)
+            if key == "w":
+                return replace(view, explained=(here, None))
+            return replace(view, inside=here, request=Cursor())
         case "s":
             following = SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)]
             return settled(replace(top, sort=following), snapshot, page)
@@ -259,6 +301,20 @@ def pressed(view: View, key: str, snapshot: Snapshot, page: int) -> View:
             return settled(replace(top, node=nodes[(at + 1) % len(nodes)]), snapshot, page)
         case "escape" | "backspace":
             return settled(replace(view, node=None), snapshot, page)
+    return view
+
+
+def _pressed_inside(view: View, key: str, step: int | None, snapshot: Snapshot, page: int) -> View:
+    assert view.inside is not None
+    if key in {"escape", "backspace"}:
+        return settled(replace(view, inside=None), snapshot, page)
+    requests = queue(snapshot)
+    cursor = view.request.moved(requests, view.request.index + (step or 0), page)
+    if step is not None:
+        return replace(view, request=cursor)
+    if key == "w" and requests:
+        here = requests[cursor.index]
+        return replace(view, request=cursor, explained=(view.inside, here), line=0)
     return view
 
 
