@@ -12,20 +12,35 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession, Pages
+from tenure.engines.redis.pages import RedisPages
 from tenure.errors import EngineUnavailable, NodeNotFound, SemaphoreNotFound
 from tenure.model import NodeConfig, SemaphoreDescription
 from tenure.server.dflockd.listener import Deaf
 from tenure.server.reads import session_by_id
 from tenure.testing.faults import FaultyEngine, Way
 from tests.engines.postgresql.servers import a_schema
+from tests.engines.redis.servers import a_namespace
+from tests.server.served import served
 
 
-@pytest.fixture(params=["memory", "sqlite", "memory behind a way", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+KINDS = ["memory", "sqlite", "memory behind a way", "postgresql", "redis", "redis, large", "native"]
+
+
+@pytest.fixture(params=KINDS)
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
     """An engine that is not open."""
-    if request.param == "postgresql":
-        with a_schema() as of_it:
+    if request.param == "redis, large":  # as if its nodes had many names
+        monkeypatch.setattr(RedisPages, "few", 0)
+    behind = {"postgresql": a_schema, "redis": a_namespace, "redis, large": a_namespace}
+    if request.param in behind:
+        with behind[request.param]() as of_it:
             yield connect_engine(of_it, SystemClock())
+        return
+    if request.param == "native":
+        with served("memory://") as server:
+            yield connect_engine(server.address, SystemClock())
         return
     url = f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else "memory://"
     engine: Engine = connect_engine(url, SystemClock())
@@ -168,7 +183,7 @@ async def test_pages_have_nothing_of_a_session_that_is_over(store: Engine) -> No
         assert [each.session_id for each in found.owners] == [living.id]
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("store", ["sqlite", "postgresql", "redis", "native"], indirect=True)
 async def test_an_engine_that_is_closed_has_no_pages(store: Engine) -> None:
     with pytest.raises(EngineUnavailable):
         pages_of(store.inner if isinstance(store, FaultyEngine) else store)
