@@ -126,6 +126,24 @@ async def test_semaphores_come_in_pages_by_name(store: Engine) -> None:
             await pages.semaphores("/none", owners=False, waiters=False, after="", most=3)
 
 
+async def test_names_come_in_pages(store: Engine) -> None:
+    async with opened(store) as engine:
+        session = await attached(engine)
+        names = sorted(["a", "B", "\u00e9", "zz", "z*[?]", "\U0001f512"])
+        for name in names[::2]:
+            await session.create_semaphore(name, 2, b"", exist_ok=False)
+        for hold, name in enumerate(names[1::2], start=1):
+            await enqueue(session, hold, name)
+        pages, found = pages_of(engine), [""]
+        while page := await pages.names("/default", after=found[-1], most=4):
+            assert len(page) <= 4
+            found += page
+        assert found[1:] == names
+        assert not await pages.names("/default", after="\U0010ffff", most=4)
+        with pytest.raises(NodeNotFound):
+            await pages.names("/none", after="", most=3)
+
+
 async def test_a_long_queue_fills_its_page(store: Engine) -> None:
     async with opened(store) as engine:
         sessions = [await attached(engine) for _ in range(10)]

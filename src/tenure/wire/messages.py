@@ -69,7 +69,7 @@ RATES = "rates"
 """The feature of servers that answer `Rate`."""
 
 PAGES = "pages"
-"""The feature of servers that answer `ReadSessions`, `ReadSemaphores` and `ReadRequests`."""
+"""The feature of servers that answer `ReadSessions` and the three messages after it."""
 
 FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME, RESIZE, RATES, PAGES})
 """Features of this code that were added to this protocol version later."""
@@ -461,6 +461,14 @@ class ReadRequests(RequestMessage, array_like=True, tag=34, frozen=True):
     most: Number
 
 
+class ReadNames(RequestMessage, array_like=True, tag=35, frozen=True):
+    """`Pages.names`. Answered by `NamesListed`. It belongs to the feature `PAGES`."""
+
+    path: str
+    after: str
+    most: Number
+
+
 PRICES: Final = dict.fromkeys(
     (
         Describe,
@@ -469,6 +477,7 @@ PRICES: Final = dict.fromkeys(
         ListNodes,
         ListSemaphores,
         ListSessions,
+        ReadNames,
         ReadRequests,
         ReadSemaphores,
         ReadSessions,
@@ -513,6 +522,7 @@ ClientMessage: TypeAlias = (
     | ReadSessions
     | ReadSemaphores
     | ReadRequests
+    | ReadNames
 )
 
 
@@ -737,6 +747,12 @@ class RequestsListed(AnswerMessage, array_like=True, tag=22, frozen=True):
     more: bool = False
 
 
+class NamesListed(AnswerMessage, array_like=True, tag=23, frozen=True):
+    """The answer to `ReadNames`."""
+
+    names: list[str]
+
+
 ServerMessage: TypeAlias = (
     Welcome
     | Pong
@@ -753,6 +769,7 @@ ServerMessage: TypeAlias = (
     | StoreTime
     | RateDecided
     | RequestsListed
+    | NamesListed
     | Granted
     | Removed
     | Changed

@@ -74,6 +74,11 @@ class NativePages:
         )
         return found
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted."""
+        found: list[str] = await self._read(wire.ReadNames, plain_path(path), after, most)
+        return found
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

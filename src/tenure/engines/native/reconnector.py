@@ -426,6 +426,7 @@ def dispatch(
         wire.SemaphoreDescribed: lambda each: succeed(each.rid, each.semaphore.model()),
         wire.NodeDescribed: lambda each: succeed(each.rid, each.node.model()),
         wire.NodesListed: lambda each: part(each.rid, each.paths, more=each.more),
+        wire.NamesListed: lambda each: succeed(each.rid, each.names),
         wire.SemaphoresListed: semaphores_listed,
         wire.SessionsListed: sessions_listed,
         wire.RequestsListed: requests_listed,

@@ -297,7 +297,7 @@ class RedisEngine(CommandEngine[RedisSession]):
         """Describe a node."""
         rules.check_path(path)
         _, config, sessions = await self.command(path, "describe_node", path)
-        semaphores = len(await self._pages.names(path))
+        semaphores = len(await self._pages.all_names(path))
         return NodeDescription(path, config_from(config), sessions, semaphores)
 
     def pages(self) -> RedisPages:

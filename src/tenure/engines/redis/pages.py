@@ -20,7 +20,7 @@ from tenure.model import RequestDescription, SemaphoreDescription
 _KEPT = 10.0
 """Seconds for which further pages use the names that were read for an earlier one."""
 
-_MOST = 500
+_MOST = 100
 """Largest number of semaphores that a script describes."""
 
 
@@ -38,7 +38,7 @@ class RedisPages(CommandPages):
         super().__init__(engine)
         self._kept: dict[str, tuple[float, list[str]]] = {}  # names by node, and when they were read
 
-    async def names(self, path: str) -> list[str]:
+    async def all_names(self, path: str) -> list[str]:
         """Return the names of a node's semaphores, sorted."""
         names: set[bytes] = set()
         cursor: str | bytes = "0"
@@ -57,9 +57,14 @@ class RedisPages(CommandPages):
         if after and path in self._kept:
             _, names = self._kept[path]
         else:
-            names = await self.names(path)
+            names = await self.all_names(path)
             self._kept[path] = at, names
         return names[bisect_right(names, after) :]
+
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted."""
+        rules.check_path(path)
+        return (await self._names_after(path, after))[:most]
 
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int

@@ -86,12 +86,14 @@ from tenure.wire.messages import (
     ListNodes,
     ListSemaphores,
     ListSessions,
+    NamesListed,
     NodeDescribed,
     NodesListed,
     Ping,
     Pong,
     Rate,
     RateDecided,
+    ReadNames,
     ReadRequests,
     ReadSemaphores,
     ReadSessions,
@@ -214,6 +216,7 @@ COMMANDS = frozenset(_COMMANDS)
 
 
 _PART = 256 * 1024  # bytes after which a list continues in another message
+_NAMES = 1_000  # names in a message, of up to 1 KiB each
 
 
 async def _list_nodes(
@@ -297,6 +300,16 @@ async def _read_sessions(
         yield SessionsListed(message.rid, list(map(session_info, part)), more)
 
 
+async def _read_names(
+    engine: Engine, message: ReadNames, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader.turn():
+        found = await _pages(engine).names(
+            message.path, after=message.after, most=min(message.most, _NAMES)
+        )
+    yield NamesListed(message.rid, list(found))
+
+
 async def _read_semaphores(
     engine: Engine, message: ReadSemaphores, most: int, reader: Reader
 ) -> AsyncGenerator[Struct, None]:
@@ -334,6 +347,7 @@ READS: dict[type[Struct], Callable[[Engine, Any, int, Reader], AsyncGenerator[St
     ListNodes: _list_nodes,
     ListSemaphores: _list_semaphores,
     ListSessions: _list_sessions,
+    ReadNames: _read_names,
     ReadRequests: _read_requests,
     ReadSemaphores: _read_semaphores,
     ReadSessions: _read_sessions,
