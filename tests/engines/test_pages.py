@@ -22,7 +22,6 @@ from tests.engines.postgresql.servers import a_schema
 from tests.engines.redis.servers import a_namespace
 from tests.server.served import served
 
-
 KINDS = ["memory", "sqlite", "memory behind a way", "postgresql", "redis", "redis, large", "native"]
 
 

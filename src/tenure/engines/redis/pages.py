@@ -1,8 +1,8 @@
 """Lists in pages. No script reads more than a page, or a few thousand keys.
 
-The store has no sorted list of names, which would cost every acquire a write. So the names of a node
-are read in steps, from its sessions if they are few, else with ``SCAN``, and are sorted here. They
-are kept for the further pages of a list.
+The store has no sorted list of names, which would cost every acquire a write. So the names of a
+node are read in steps, from its sessions if they are few, else with ``SCAN``, and are sorted here.
+They are kept for the further pages of a list.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ class RedisPages(CommandPages):
     """Lists of one namespace in pages.
 
     Attributes:
-        few: the number of sessions and lasting semaphores up to which a node is small. Its names are
-            read at once, even if the database has many keys of other programs.
+        few: the number of sessions and lasting semaphores up to which a node is small. Its names
+            are read at once, even if the database has many keys of other programs.
     """
 
     few = 1_000
 
     def __init__(self, engine: CommandEngine[Any]) -> None:
         super().__init__(engine)
-        self._kept: dict[str, tuple[float, list[str]]] = {}  # names by node, and when they were read
+        self._kept: dict[
+            str, tuple[float, list[str]]
+        ] = {}  # names by node, and when they were read
 
     async def all_names(self, path: str) -> list[str]:
         """Return the names of a node's semaphores, sorted."""

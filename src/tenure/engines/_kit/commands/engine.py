@@ -65,7 +65,7 @@ class CommandPages:
         return self._engine.values.sessions(path, found)
 
     async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
-        """Return the next names of a node's semaphores; it reads the semaphores without requests."""
+        """Return the next names of a node's semaphores, sorted."""
         page = await self.semaphores(path, owners=False, waiters=False, after=after, most=most)
         return [each.name for each in page]
 

@@ -37,7 +37,12 @@ if what == 'alter_node' then
   return {'ok'}
 end
 expire()
-local ids = call('SMEMBERS', P .. 'S:' .. path)
+local ids
+if what == 'list_sessions' and ARGV[4] == '1' then -- a look for one session reads no others
+  local following = int(ARGV[3] + 1)
+  ids = call('HGET', P .. 's:' .. following, 'n') == path and {following}
+end
+ids = ids or call('SMEMBERS', P .. 'S:' .. path)
 if what == 'describe_node' then
   return {'ok', config, #ids}
 elseif what == 'list_sessions' then

@@ -36,7 +36,7 @@ if cursor == '0' then
 end
 local start = P .. 'm:' .. path .. ':'
 local pattern = string.gsub(start, '([*?%[%]\\])', '\\%1') .. '*'
-local following, keys = unpack(call('SCAN', cursor, 'MATCH', pattern, 'COUNT', '4000'))
+local following, keys = unpack(call('SCAN', cursor, 'MATCH', pattern, 'COUNT', '2000'))
 for at, key in ipairs(keys) do
   keys[at] = string.sub(key, #start + 1)
 end
