@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenure.core import refusals, rules
 from tenure.engines._kit.commands.engine import CommandEngine, CommandPages
@@ -24,6 +24,23 @@ _MOST = 100
 """Largest number of semaphores that a script describes."""
 
 
+_LONG, _REST = 0.03, 10.0
+"""Seconds of a long reading of names, and the multiple of it for which first pages use them."""
+
+
+class _Names(NamedTuple):
+    """Names of a node, sorted.
+
+    Attributes:
+        read_at: when their reading began.
+        good_for: seconds for which a first page uses them.
+    """
+
+    read_at: float
+    good_for: float
+    names: list[str]
+
+
 class RedisPages(CommandPages):
     """Lists of one namespace in pages.
 
@@ -36,9 +53,7 @@ class RedisPages(CommandPages):
 
     def __init__(self, engine: CommandEngine[Any]) -> None:
         super().__init__(engine)
-        self._kept: dict[
-            str, tuple[float, list[str]]
-        ] = {}  # names by node, and when they were read
+        self._kept: dict[str, _Names] = {}  # by node
 
     async def all_names(self, path: str) -> list[str]:
         """Return the names of a node's semaphores, sorted."""
@@ -51,17 +66,19 @@ class RedisPages(CommandPages):
                 return sorted(name.decode() for name in names)
 
     async def _names_after(self, path: str, after: str) -> list[str]:
-        """Return the names behind a name; they are new if it is empty."""
-        at = self._engine.clock.now()
-        for node, (read_at, _) in list(self._kept.items()):
-            if at - read_at > _KEPT:
+        """Return the names behind a name."""
+        now = self._engine.clock.now
+        began = now()
+        for node, kept in list(self._kept.items()):
+            if began - kept.read_at > _KEPT:
                 del self._kept[node]
-        if after and path in self._kept:
-            _, names = self._kept[path]
-        else:
-            names = await self.all_names(path)
-            self._kept[path] = at, names
-        return names[bisect_right(names, after) :]
+        kept = self._kept.get(path)
+        if kept is None or not (after or began - kept.read_at < kept.good_for):
+            found = await self.all_names(path)
+            took = now() - began
+            kept = _Names(began, _REST * took if took > _LONG else 0.0, found)
+            self._kept[path] = kept
+        return kept.names[bisect_right(kept.names, after) :]
 
     async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
         """Return the next names of a node's semaphores, sorted."""
