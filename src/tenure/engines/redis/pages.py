@@ -69,8 +69,8 @@ class RedisPages(CommandPages):
         """Return the names behind a name."""
         now = self._engine.clock.now
         began = now()
-        for node, kept in list(self._kept.items()):
-            if began - kept.read_at > _KEPT:
+        for node, former in list(self._kept.items()):
+            if began - former.read_at > _KEPT:
                 del self._kept[node]
         kept = self._kept.get(path)
         if kept is None or not (after or began - kept.read_at < kept.good_for):
