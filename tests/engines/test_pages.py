@@ -12,20 +12,34 @@ import pytest
 from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Attach, Engine, EngineSession, Pages
+from tenure.engines.redis.pages import RedisPages
 from tenure.errors import EngineUnavailable, NodeNotFound, SemaphoreNotFound
 from tenure.model import NodeConfig, SemaphoreDescription
 from tenure.server.dflockd.listener import Deaf
 from tenure.server.reads import session_by_id
 from tenure.testing.faults import FaultyEngine, Way
 from tests.engines.postgresql.servers import a_schema
+from tests.engines.redis.servers import a_namespace
+from tests.server.served import served
+
+KINDS = ["memory", "sqlite", "memory behind a way", "postgresql", "redis", "redis, large", "native"]
 
 
-@pytest.fixture(params=["memory", "sqlite", "memory behind a way", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+@pytest.fixture(params=KINDS)
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
     """An engine that is not open."""
-    if request.param == "postgresql":
-        with a_schema() as of_it:
+    if request.param == "redis, large":  # as if its nodes had many names
+        monkeypatch.setattr(RedisPages, "few", 0)
+    behind = {"postgresql": a_schema, "redis": a_namespace, "redis, large": a_namespace}
+    if request.param in behind:
+        with behind[request.param]() as of_it:
             yield connect_engine(of_it, SystemClock())
+        return
+    if request.param == "native":
+        with served("memory://") as server:
+            yield connect_engine(server.address, SystemClock())
         return
     url = f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else "memory://"
     engine: Engine = connect_engine(url, SystemClock())
@@ -111,6 +125,24 @@ async def test_semaphores_come_in_pages_by_name(store: Engine) -> None:
             await pages.semaphores("/none", owners=False, waiters=False, after="", most=3)
 
 
+async def test_names_come_in_pages(store: Engine) -> None:
+    async with opened(store) as engine:
+        session = await attached(engine)
+        names = sorted(["a", "B", "\u00e9", "zz", "z*[?]", "\U0001f512"])
+        for name in names[::2]:
+            await session.create_semaphore(name, 2, b"", exist_ok=False)
+        for hold, name in enumerate(names[1::2], start=1):
+            await enqueue(session, hold, name)
+        pages, found = pages_of(engine), [""]
+        while page := await pages.names("/default", after=found[-1], most=4):
+            assert len(page) <= 4
+            found += page
+        assert found[1:] == names
+        assert not await pages.names("/default", after="\U0010ffff", most=4)
+        with pytest.raises(NodeNotFound):
+            await pages.names("/none", after="", most=3)
+
+
 async def test_a_long_queue_fills_its_page(store: Engine) -> None:
     async with opened(store) as engine:
         sessions = [await attached(engine) for _ in range(10)]
@@ -168,7 +200,7 @@ async def test_pages_have_nothing_of_a_session_that_is_over(store: Engine) -> No
         assert [each.session_id for each in found.owners] == [living.id]
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("store", ["sqlite", "postgresql", "redis", "native"], indirect=True)
 async def test_an_engine_that_is_closed_has_no_pages(store: Engine) -> None:
     with pytest.raises(EngineUnavailable):
         pages_of(store.inner if isinstance(store, FaultyEngine) else store)

@@ -142,6 +142,22 @@ async def semaphores(
         )
         return _page_of(found, fits, name, after, most)
 
+    if wanted:
+
+        async def read_names(after: str, most: int) -> tuple[Sequence[str], bool]:
+            names = await answered(engine, what, pages.names(node, after=after, most=most))
+            return names, bool(names)
+
+        return await _described(
+            engine,
+            node,
+            await _searched(
+                *(engine, read_names, lambda each: each != WAITS and wanted in each.casefold()),
+                *(str, after, most),
+                search=True,
+            ),
+        )
+
     async def read(after: str, most: int) -> tuple[Sequence[SemaphoreDescription], bool]:
         page = await answered(
             engine,
@@ -150,7 +166,28 @@ async def semaphores(
         )
         return page, bool(page)
 
-    return await _searched(engine, read, fits, name, after, most, search=bool(wanted))
+    return await _searched(engine, read, fits, name, after, most, search=False)
+
+
+async def _described(
+    engine: Engine, node: str, names: Page[str, str]
+) -> Page[SemaphoreDescription, str]:
+    """Describe the semaphores of a page, without those that have just been deleted."""
+
+    async def describe(name: str) -> SemaphoreDescription | None:
+        try:
+            return await describe_semaphore(engine, node, name)
+        except SemaphoreNotFound:
+            return None
+
+    items = []
+    # With `return_exceptions`, none of the reads is left behind when another one fails.
+    for found in await asyncio.gather(*map(describe, names.items), return_exceptions=True):
+        if isinstance(found, BaseException):
+            raise found
+        if found is not None:
+            items.append(found)
+    return Page(items, names.following, names.examined)
 
 
 async def sessions(

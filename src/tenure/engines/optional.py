@@ -77,6 +77,19 @@ class Pages(Protocol):
         """
         ...
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted; none at the end of the list.
+
+        Args:
+            path: the node.
+            after: the last name of the previous page; empty for the first page.
+            most: the number of names on a page, which may have fewer.
+
+        Raises:
+            NodeNotFound: there is no such node.
+        """
+        ...
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

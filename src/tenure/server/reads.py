@@ -37,7 +37,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from tenure.engines.contract import Engine
+from tenure.engines.contract import Engine, Pages
 from tenure.errors import AuthenticationFailed, SessionExpired, TenureError
 from tenure.model import RequestDescription, SemaphoreDescription, SessionDescription
 from tenure.server.admission import Source
@@ -450,6 +450,38 @@ async def pages_of_semaphores(
             return
         yield page
         after = page[-1].name
+
+
+async def sessions_page(
+    pages: Pages, node: str, reader: Reader, after: int, most: int
+) -> list[SessionDescription]:
+    """Return a page of sessions, read in slices. Raises errors of the store."""
+    page: list[SessionDescription] = []
+    while len(page) < most:
+        size = min(SLICE, most - len(page))
+        async with reader.turn():
+            part = await pages.sessions(node, after=after, most=size)
+        page += part
+        if len(part) < size:
+            break
+        after = part[-1].id
+    return page
+
+
+async def requests_page(
+    pages: Pages, node: str, name: str, reader: Reader, *, waiters: bool, after: int, most: int
+) -> list[RequestDescription]:
+    """Return a page of a queue, read in slices. Raises errors of the store."""
+    page: list[RequestDescription] = []
+    while len(page) < most:
+        size = min(SLICE, most - len(page))
+        async with reader.turn():
+            part = await pages.requests(node, name, waiters=waiters, after=after, most=size)
+        page += part
+        if len(part) < size:
+            break
+        after = part[-1].order_id
+    return page
 
 
 async def _parts(found: Sequence[T], reader: Reader) -> AsyncGenerator[Sequence[T], None]:

@@ -816,6 +816,12 @@ class _FaultyPages:
         )
         return found
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        found: Sequence[str] = await self._operate(
+            partial(self._inner.names, path, after=after, most=most)
+        )
+        return found
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

@@ -45,6 +45,7 @@ from tenure.wire.values import (
     Found,
     NodeInfo,
     Number,
+    RequestInfo,
     SemaphoreInfo,
     SessionInfo,
 )
@@ -67,7 +68,10 @@ RESIZE = "resize"
 RATES = "rates"
 """The feature of servers that answer `Rate`."""
 
-FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME, RESIZE, RATES})
+PAGES = "pages"
+"""The feature of servers that answer `ReadSessions` and the three messages after it."""
+
+FEATURES: frozenset[str] = frozenset({DESCRIBE, STORE_TIME, RESIZE, RATES, PAGES})
 """Features of this code that were added to this protocol version later."""
 
 GREETING_BYTES = 16 * 1024
@@ -405,12 +409,6 @@ class Describe(RequestMessage, array_like=True, tag=29, frozen=True):
     waiters: bool
 
 
-PRICES: Final = dict.fromkeys(
-    (Describe, DescribeNode, DescribeSemaphore, ListNodes, ListSemaphores, ListSessions), READ_PRICE
-)
-"""The number of unanswered requests that a request counts for, by its type; all others are one."""
-
-
 class ReadStoreTime(RequestMessage, array_like=True, tag=30, frozen=True):
     """`Engine.store_time`. Answered by `StoreTime`. It belongs to the feature `STORE_TIME`."""
 
@@ -433,6 +431,60 @@ class Rate(RequestMessage, array_like=True, tag=31, frozen=True):
     count: Number
     longest_wait: Number | None
     at: Number
+
+
+class ReadSessions(RequestMessage, array_like=True, tag=32, frozen=True):
+    """`Pages.sessions`. Answered by `SessionsListed`. It belongs to the feature `PAGES`."""
+
+    path: str
+    after: Number
+    most: Number
+
+
+class ReadSemaphores(RequestMessage, array_like=True, tag=33, frozen=True):
+    """`Pages.semaphores`. Answered by `SemaphoresListed`. It belongs to the feature `PAGES`."""
+
+    path: str
+    owners: bool
+    waiters: bool
+    after: str
+    most: Number
+
+
+class ReadRequests(RequestMessage, array_like=True, tag=34, frozen=True):
+    """`Pages.requests`. Answered by `RequestsListed`. It belongs to the feature `PAGES`."""
+
+    path: str
+    name: str
+    waiters: bool
+    after: Number
+    most: Number
+
+
+class ReadNames(RequestMessage, array_like=True, tag=35, frozen=True):
+    """`Pages.names`. Answered by `NamesListed`. It belongs to the feature `PAGES`."""
+
+    path: str
+    after: str
+    most: Number
+
+
+PRICES: Final = dict.fromkeys(
+    (
+        Describe,
+        DescribeNode,
+        DescribeSemaphore,
+        ListNodes,
+        ListSemaphores,
+        ListSessions,
+        ReadNames,
+        ReadRequests,
+        ReadSemaphores,
+        ReadSessions,
+    ),
+    READ_PRICE,
+)
+"""The number of unanswered requests that a request counts for, by its type; all others are one."""
 
 
 ClientMessage: TypeAlias = (
@@ -467,6 +519,10 @@ ClientMessage: TypeAlias = (
     | Describe
     | ReadStoreTime
     | Rate
+    | ReadSessions
+    | ReadSemaphores
+    | ReadRequests
+    | ReadNames
 )
 
 
@@ -684,6 +740,19 @@ class RateDecided(AnswerMessage, array_like=True, tag=21, frozen=True):
     free: Number
 
 
+class RequestsListed(AnswerMessage, array_like=True, tag=22, frozen=True):
+    """The answer to `ReadRequests`, or a part of it: with `more`, the next part follows."""
+
+    requests: list[RequestInfo]
+    more: bool = False
+
+
+class NamesListed(AnswerMessage, array_like=True, tag=23, frozen=True):
+    """The answer to `ReadNames`."""
+
+    names: list[str]
+
+
 ServerMessage: TypeAlias = (
     Welcome
     | Pong
@@ -699,6 +768,8 @@ ServerMessage: TypeAlias = (
     | SessionsListed
     | StoreTime
     | RateDecided
+    | RequestsListed
+    | NamesListed
     | Granted
     | Removed
     | Changed

@@ -98,6 +98,12 @@ class MemoryPages:
             ids = nsmallest(most, (each for each in node.sessions if each > after))
             return [session(node.sessions[each], path, now) for each in ids]
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted."""
+        with self._command() as (store, _):
+            names = store.node(path).semaphores
+            return nsmallest(most, (each for each in names if each > after))
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ from tenure.model import (
     Capabilities,
     NodeConfig,
     NodeDescription,
+    RequestDescription,
     SemaphoreDescription,
     SessionDescription,
 )
@@ -54,6 +55,48 @@ _CLOSING = 5.0
 
 class _OlderServer(Exception):
     """Error: the server lacks a feature. It never leaves this module."""
+
+
+class NativePages:
+    """Lists in pages, read by the server (`Pages`).
+
+    Args:
+        read: sends a message of the feature `PAGES`, and returns its answer.
+    """
+
+    def __init__(self, read: Callable[..., Awaitable[Any]]) -> None:
+        self._read = read
+
+    async def sessions(self, path: str, *, after: int, most: int) -> Sequence[SessionDescription]:
+        """Return the next sessions of a node, by id."""
+        found: list[SessionDescription] = await self._read(
+            wire.ReadSessions, plain_path(path), after, most
+        )
+        return found
+
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted."""
+        found: list[str] = await self._read(wire.ReadNames, plain_path(path), after, most)
+        return found
+
+    async def semaphores(
+        self, path: str, *, owners: bool, waiters: bool, after: str, most: int
+    ) -> Sequence[SemaphoreDescription]:
+        """Return the next semaphores of a node, by name."""
+        found: list[SemaphoreDescription] = await self._read(
+            wire.ReadSemaphores, plain_path(path), bool(owners), bool(waiters), after, most
+        )
+        return found
+
+    async def requests(
+        self, path: str, name: str, *, waiters: bool, after: int, most: int
+    ) -> Sequence[RequestDescription]:
+        """Return the next owners or waiters of a semaphore, by order id."""
+        path = plain_path(path)
+        found: list[RequestDescription] = await self._read(
+            wire.ReadRequests, path, plain_name(name, path), bool(waiters), after, most
+        )
+        return found
 
 
 class NativeEngine(EngineDefaults):
@@ -249,6 +292,21 @@ class NativeEngine(EngineDefaults):
         """Describe the sessions of a node, sorted by id."""
         found: list[SessionDescription] = await self._call(wire.ListSessions, plain_path(path))
         return found
+
+    def pages(self) -> NativePages | None:
+        """Return the lists of the store in pages, unless the server is known to have none."""
+        connection = self._opened().connection
+        if connection is not None and wire.PAGES not in connection.welcome.features:
+            return None
+        return NativePages(self._read_page)
+
+    async def _read_page(self, kind: Callable[..., Struct], *fields: object) -> Any:
+        try:
+            return await self._call(kind, *fields, feature=wire.PAGES)
+        except _OlderServer:
+            raise EngineError(
+                f"the server at {self.url} has no pages of lists: upgrade it"
+            ) from None
 
     async def end_session(self, path: str, session_id: int) -> bool:
         """End a session; return false if it did not exist."""

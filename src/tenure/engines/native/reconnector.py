@@ -401,6 +401,9 @@ def dispatch(
     def sessions_listed(answer: wire.SessionsListed) -> None:
         part(answer.rid, [each.model() for each in answer.sessions], more=answer.more)
 
+    def requests_listed(answer: wire.RequestsListed) -> None:
+        part(answer.rid, [each.model() for each in answer.requests], more=answer.more)
+
     def rate_decided(answer: wire.RateDecided) -> None:
         rule = RateRule(answer.limit, answer.per, answer.burst)
         decided = RateAnswer(rule, answer.granted, answer.wait, answer.at, answer.free)
@@ -423,8 +426,10 @@ def dispatch(
         wire.SemaphoreDescribed: lambda each: succeed(each.rid, each.semaphore.model()),
         wire.NodeDescribed: lambda each: succeed(each.rid, each.node.model()),
         wire.NodesListed: lambda each: part(each.rid, each.paths, more=each.more),
+        wire.NamesListed: lambda each: succeed(each.rid, each.names),
         wire.SemaphoresListed: semaphores_listed,
         wire.SessionsListed: sessions_listed,
+        wire.RequestsListed: requests_listed,
         wire.StoreTime: lambda each: succeed(each.rid, each.seconds),
         wire.RateDecided: rate_decided,
         wire.Granted: deliver,

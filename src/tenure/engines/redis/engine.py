@@ -15,6 +15,7 @@ from tenure.clock import Clock
 from tenure.core import rules
 from tenure.engines._kit.commands.engine import CommandEngine, TakenOver, new_token
 from tenure.engines._kit.commands.pipeline import WAITING
+from tenure.engines._kit.commands.replies import config_from
 from tenure.engines._kit.commands.session import SessionParameters
 from tenure.engines._kit.heartbeat import HeartbeatThread
 from tenure.engines._kit.watchers import LocalWatches
@@ -35,14 +36,14 @@ from tenure.engines.redis.connecting import Server, moved_to
 from tenure.engines.redis.connection import RedisConnection
 from tenure.engines.redis.lua import SCRIPTS, Script
 from tenure.engines.redis.namespace import NamespaceQuarantine, Witnesses, greet_namespace
+from tenure.engines.redis.pages import RedisPages
 from tenure.engines.redis.reconnector import RedisReconnector
 from tenure.engines.redis.session import ConfirmedSession, RedisSession
 from tenure.engines.redis.url import RedisUrl
 from tenure.errors import InvalidArgument, TenureError
-from tenure.model import (
-    Capabilities,
-)
+from tenure.model import Capabilities, NodeDescription
 
+_READS = frozenset({"names", "page", "queue"})
 _CHANGES = frozenset({"create_node", "alter_node", "drop_node", "end_session", "evict"})
 
 
@@ -206,6 +207,7 @@ class RedisEngine(CommandEngine[RedisSession]):
         self.channel = ""
         self.epoch = ""
         self.quarantine = NamespaceQuarantine(address, clock)
+        self._pages = RedisPages(self)
         self._witnesses = Witnesses(address)
         self._channel = b""
         self._sessions: dict[str, RedisSession] = {}  # by each possible token
@@ -269,6 +271,9 @@ class RedisEngine(CommandEngine[RedisSession]):
             self.reconnector.send(LargeRead(SCRIPTS["describe"], None, words, answered))
             return
         words = tuple(map(_word, args))
+        if command in _READS:
+            self.reconnector.send(LargeRead(SCRIPTS[command], None, words, answered))
+            return
         if command == "rate":
             once = SingleCall if args[2] == "refund" else ScriptCall
             self.reconnector.send(once(SCRIPTS["rate"], None, words, answered))
@@ -287,6 +292,18 @@ class RedisEngine(CommandEngine[RedisSession]):
         """Return the paths of all nodes, sorted."""
         _, paths = await self.command("", "list_nodes", "")
         return sorted(path.decode() for path in paths)
+
+    async def describe_node(self, path: str) -> NodeDescription:
+        """Describe a node."""
+        rules.check_path(path)
+        _, config, sessions = await self.command(path, "describe_node", path)
+        semaphores = len(await self._pages.all_names(path))
+        return NodeDescription(path, config_from(config), sessions, semaphores)
+
+    def pages(self) -> RedisPages:
+        """Return the lists of the store in pages."""
+        self.check_open()
+        return self._pages
 
     async def store_time(self) -> float:
         """Return the store's wall clock, in seconds since the Unix epoch."""

@@ -230,6 +230,11 @@ class SqliteDescriptions:
         with self._store.reading() as tx:
             return _sessions(tx, find(tx, path), path, after, most)
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted."""
+        with self._store.reading() as tx:
+            return _names(tx, find(tx, path), after, most)
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str = "", most: int = ALL
     ) -> Sequence[SemaphoreDescription]:

@@ -377,6 +377,11 @@ class GuardedPages:
         self._check(path, Access.READ)
         return await self._pages.sessions(path, after=after, most=most)
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores."""
+        self._check(path, Access.READ)
+        return await self._pages.names(path, after=after, most=most)
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

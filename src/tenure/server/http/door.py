@@ -69,6 +69,9 @@ class _ShownPages:
         found = await self._pages.sessions(path, after=after, most=most)
         return list(map(without_server, found))
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        return await self._pages.names(path, after=after, most=most)
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

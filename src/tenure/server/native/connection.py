@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from tenure.engines.contract import Engine, RateCall, RateRule, rate_answered
+from tenure.engines.contract import Engine, Pages, RateCall, RateRule, rate_answered
 from tenure.errors import (
     AuthenticationFailed,
     EngineError,
@@ -48,19 +48,24 @@ from tenure.server.reads import (
     pages_of_semaphores,
     pages_of_sessions,
     reader_of,
+    requests_page,
+    sessions_page,
 )
 from tenure.server.sessions.handoff import PendingAttach
 from tenure.server.sessions.operations import (
     SESSION_HANDLERS,
     bytes_of,
+    bytes_of_request,
     check_size,
     described,
+    request_info,
     session_info,
 )
 from tenure.server.sessions.session import ServerSession
 from tenure.wire.errors import to_wire
 from tenure.wire.messages import (
     FEATURES,
+    PAGES,
     READ_PRICE,
     VERSION,
     AlterNode,
@@ -81,15 +86,21 @@ from tenure.wire.messages import (
     ListNodes,
     ListSemaphores,
     ListSessions,
+    NamesListed,
     NodeDescribed,
     NodesListed,
     Ping,
     Pong,
     Rate,
     RateDecided,
+    ReadNames,
+    ReadRequests,
+    ReadSemaphores,
+    ReadSessions,
     ReadStoreTime,
     Renew,
     RenewAside,
+    RequestsListed,
     SemaphoreDescribed,
     SemaphoresListed,
     SessionsListed,
@@ -205,6 +216,7 @@ COMMANDS = frozenset(_COMMANDS)
 
 
 _PART = 256 * 1024  # bytes after which a list continues in another message
+_NAMES = 1_000  # names in a message, of up to 1 KiB each
 
 
 async def _list_nodes(
@@ -249,15 +261,15 @@ async def _list_semaphores(
             for part, _ in _parts(page, bytes_of):
                 if infos is not None:
                     yield SemaphoresListed(message.rid, infos, True)
-                infos = await _described(reader, part, message, most)
+                infos = await _described(reader, part, message.path, most)
     yield SemaphoresListed(message.rid, infos or [], False)
 
 
 async def _described(
-    reader: Reader, found: Sequence[SemaphoreDescription], message: ListSemaphores, most: int
+    reader: Reader, found: Sequence[SemaphoreDescription], path: str, most: int
 ) -> list[SemaphoreInfo]:
     for each in found:
-        check_size(each, message.path, most)
+        check_size(each, path, most)
     return [await described(reader, each) for each in found]
 
 
@@ -273,12 +285,72 @@ async def _describe(
     yield SemaphoreDescribed(message.rid, await described(reader, found))
 
 
+def _pages(engine: Engine) -> Pages:
+    pages = engine.pages()
+    if pages is None:
+        raise Unsupported(f"{engine.url} has no pages of lists")
+    return pages
+
+
+async def _read_sessions(
+    engine: Engine, message: ReadSessions, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    found = await sessions_page(_pages(engine), message.path, reader, message.after, message.most)
+    for part, more in _parts(found, lambda _: 1000):
+        yield SessionsListed(message.rid, list(map(session_info, part)), more)
+
+
+async def _read_names(
+    engine: Engine, message: ReadNames, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader.turn():
+        found = await _pages(engine).names(
+            message.path, after=message.after, most=min(message.most, _NAMES)
+        )
+    yield NamesListed(message.rid, list(found))
+
+
+async def _read_semaphores(
+    engine: Engine, message: ReadSemaphores, most: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    async with reader.turn():
+        found = await _pages(engine).semaphores(
+            message.path,
+            owners=message.owners,
+            waiters=message.waiters,
+            after=message.after,
+            most=min(message.most, SLICE),
+        )
+    for part, more in _parts(found, bytes_of):
+        yield SemaphoresListed(
+            message.rid, await _described(reader, part, message.path, most), more
+        )
+
+
+async def _read_requests(
+    engine: Engine, message: ReadRequests, _: int, reader: Reader
+) -> AsyncGenerator[Struct, None]:
+    found = await requests_page(
+        _pages(engine),
+        *(message.path, message.name, reader),
+        waiters=message.waiters,
+        after=message.after,
+        most=message.most,
+    )
+    for part, more in _parts(found, bytes_of_request):
+        yield RequestsListed(message.rid, list(map(request_info, part)), more)
+
+
 READS: dict[type[Struct], Callable[[Engine, Any, int, Reader], AsyncGenerator[Struct, None]]] = {
     Describe: _describe,
     DescribeNode: _describe_node,
     ListNodes: _list_nodes,
     ListSemaphores: _list_semaphores,
     ListSessions: _list_sessions,
+    ReadNames: _read_names,
+    ReadRequests: _read_requests,
+    ReadSemaphores: _read_semaphores,
+    ReadSessions: _read_sessions,
 }
 """Generators of the parts of the answer to each message.
 
@@ -475,10 +547,11 @@ class NativeServerConnection(NativeServerStream):
         self.stage = ConnectionStage.OPEN
         self._reader.largest = self._limits.message_bytes
         context.log(logging.DEBUG, "connection greeted", peer=self.peer, identity=identity)
+        features = FEATURES if self.engine.pages() is not None else FEATURES - {PAGES}
         self.send(
             Welcome(
                 VERSION,
-                sorted(FEATURES & set(hello.features)),
+                sorted(features & set(hello.features)),
                 HEARTBEAT,
                 Abilities.of(context.engine.capabilities),
                 self._limits.message_bytes,

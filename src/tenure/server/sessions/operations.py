@@ -62,8 +62,8 @@ def semaphore_info(semaphore: SemaphoreDescription) -> SemaphoreInfo:
         semaphore.limit,
         semaphore.held,
         semaphore.ephemeral,
-        list(map(_request_info, semaphore.owners)),
-        list(map(_request_info, semaphore.waiters)),
+        list(map(request_info, semaphore.owners)),
+        list(map(request_info, semaphore.waiters)),
         semaphore.waiting,
     )
 
@@ -79,13 +79,13 @@ async def described(reader: Reader, semaphore: SemaphoreDescription) -> Semaphor
         semaphore.limit,
         semaphore.held,
         semaphore.ephemeral,
-        await converted(reader, owners, _request_info),
-        await converted(reader, waiters, _request_info),
+        await converted(reader, owners, request_info),
+        await converted(reader, waiters, request_info),
         semaphore.waiting,
     )
 
 
-def _request_info(request: RequestDescription) -> RequestInfo:
+def request_info(request: RequestDescription) -> RequestInfo:
     """Return the description of a request in a queue."""
     return RequestInfo.of(without_server(request))
 
@@ -93,10 +93,10 @@ def _request_info(request: RequestDescription) -> RequestInfo:
 def bytes_of(semaphore: SemaphoreDescription) -> int:
     """Estimate the bytes of a semaphore's description in a message."""
     requests = (*semaphore.owners, *semaphore.waiters)
-    return 1200 + len(semaphore.data) + sum(map(_bytes_of_request, requests))
+    return 1200 + len(semaphore.data) + sum(map(bytes_of_request, requests))
 
 
-def _bytes_of_request(request: RequestDescription) -> int:
+def bytes_of_request(request: RequestDescription) -> int:
     return 100 + len(request.data) + len(request.session_description or "")
 
 

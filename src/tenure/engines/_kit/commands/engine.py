@@ -64,6 +64,11 @@ class CommandPages:
         _, found = await self._engine.command(path, "list_sessions", path, after, most)
         return self._engine.values.sessions(path, found)
 
+    async def names(self, path: str, *, after: str, most: int) -> Sequence[str]:
+        """Return the next names of a node's semaphores, sorted."""
+        page = await self.semaphores(path, owners=False, waiters=False, after=after, most=most)
+        return [each.name for each in page]
+
     async def semaphores(
         self, path: str, *, owners: bool, waiters: bool, after: str, most: int
     ) -> Sequence[SemaphoreDescription]:

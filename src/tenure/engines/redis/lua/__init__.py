@@ -16,6 +16,9 @@ script                purpose
 ``look.lua``          read the state of some requests, in case a push was lost
 ``position.lua``      read the position of one request in its queue, after what is due has expired
 ``describe.lua``      describe semaphores with their requests
+``names.lua``         list some names of semaphores
+``page.lua``          describe semaphores, as many as fit on a page
+``queue.lua``         describe a part of a queue
 ``watch.lua``         have changes published
 ``tick.lua``          expire what is due, and grant what fits
 ``leave.lua``         end or detach a session

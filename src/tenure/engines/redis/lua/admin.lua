@@ -1,12 +1,12 @@
 -- What administrators do. ARGV: what, node, ...
 --   create_node, node, configuration, a number of the caller's
 --   alter_node, node, the former configuration, the new one
---   describe_node, node / list_nodes, "" / list_sessions, node / store_time, ""
+--   describe_node, node / list_nodes, "" / store_time, ""
+--   list_sessions, node; and for a part of them, an id and how many sessions behind it
 --   drop_node, node, force
 --   end_session, node, session
 --   evict, node, semaphore, order id
 --#include parts/sessions.lua
---#include parts/descriptions.lua
 local what, path = ARGV[1], ARGV[2]
 local nodes = P .. 'nodes'
 if what == 'list_nodes' then
@@ -37,12 +37,32 @@ if what == 'alter_node' then
   return {'ok'}
 end
 expire()
-local ids = call('SMEMBERS', P .. 'S:' .. path)
+local ids
+if what == 'list_sessions' and ARGV[4] == '1' then -- a look for one session reads no others
+  local following = int(ARGV[3] + 1)
+  ids = call('HGET', P .. 's:' .. following, 'n') == path and {following}
+end
+ids = ids or call('SMEMBERS', P .. 'S:' .. path)
 if what == 'describe_node' then
-  return {'ok', config, #ids, call('SCARD', P .. 'M:' .. path) + #ephemeral_names(path)}
+  return {'ok', config, #ids}
 elseif what == 'list_sessions' then
-  local found = {}
-  for _, id in ipairs(ids) do
+  local found, most = {}, tonumber(ARGV[4] or math.huge)
+  if ARGV[3] then
+    local after, numbers = tonumber(ARGV[3]), {}
+    for _, id in ipairs(ids) do
+      local number = tonumber(id)
+      if number > after then
+        numbers[#numbers + 1] = number
+      end
+    end
+    table.sort(numbers)
+    ids = numbers
+  end
+  for _, each in ipairs(ids) do
+    local id = int(each)
+    if #found == most then
+      break
+    end
     local description, window, attached, till =
       unpack(call('HMGET', P .. 's:' .. id, 'd', 'w', 't', 'u'))
     if description then

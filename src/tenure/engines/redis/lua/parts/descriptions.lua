@@ -26,13 +26,39 @@ local function ephemeral_names(path)
   return names
 end
 
--- Everything in a semaphore's queue: {order, record, data, session's description, its end} each.
--- With `owners`, of the owners alone: the cost of a session's description is not paid for waiters.
-local function requests_of(m, owners)
-  local records, data = m.record, {}
+-- The records of a semaphore's owners, by order id. The reading ends with the last of them.
+local function owners_of(m)
   if m.short then
-    data[m.short.order] = m.short.data
-  else
+    return m.record
+  end
+  local found, left, cursor = {}, m.owners, '0'
+  while left > 0 do
+    local fields
+    cursor, fields = unpack(call('HSCAN', m.key, cursor, 'MATCH', '[0-9]*', 'COUNT', '500'))
+    for at = 1, #fields, 2 do
+      local order, record = fields[at], fields[at + 1]
+      if not found[order] and parse(record).granted ~= '0' then
+        found[order] = record
+        left = left - 1
+      end
+    end
+    if cursor == '0' then
+      break
+    end
+  end
+  return found
+end
+
+local function described_request(order, record, data)
+  local description, till = unpack(call('HMGET', P .. 's:' .. parse(record).id, 'd', 'u'))
+  return {order, record, data, description or '', till or '0'}
+end
+
+-- Everything in a semaphore's queue: {order, record, data, session's description, its end} each.
+-- With `owners`, of the owners alone.
+local function requests_of(m, owners)
+  local records, data = owners and owners_of(m) or m.record, {}
+  if not owners and not m.short then
     local fields = call('HGETALL', m.key)
     records = {}
     for at = 1, #fields, 2 do
@@ -45,19 +71,20 @@ local function requests_of(m, owners)
   end
   local found = {}
   for order, record in pairs(records) do
-    local r = parse(record)
-    if not owners or r.granted ~= '0' then
-      local description, till = unpack(call('HMGET', P .. 's:' .. r.id, 'd', 'u'))
-      found[#found + 1] = {order, record, data[order] or '', description or '', till or '0'}
-    end
+    local of_it = (owners or m.short) and data_of(m, order) or data[order] or ''
+    found[#found + 1] = described_request(order, record, of_it)
   end
   return found
 end
 
--- `wanted`: 'all' requests, 'owners', or none.
-local function describe(m, wanted)
+-- `wanted`: 'all' requests, 'owners', or none, but those that are given.
+local function describe(m, wanted, given)
   local data = not m.short and call('HGET', m.key, 'd') or ''
-  local requests = (wanted ~= 'none' or not m.exact) and requests_of(m, wanted ~= 'all') or {}
   local held = m.whole and m.limit or int(m.held)
+  local requests = given
+  if not requests then -- without an exact number of tokens, the owners are counted
+    local needed = wanted ~= 'none' or not (m.exact or m.whole or m.owners == 0)
+    requests = needed and requests_of(m, wanted ~= 'all') or {}
+  end
   return {m.name, data, m.limit, m.lasting and 1 or 0, held, m.waiting, instant, requests}
 end
