@@ -223,6 +223,22 @@ async def test_a_page_follows_the_store_and_keeps_the_focus() -> None:
         )
 
 
+async def test_what_disappears_above_the_focus_does_not_take_it() -> None:
+    """A note without an id, which the page of a free mutex has alone."""
+    async with busy() as (console, browser), visiting(console, browser) as visit:
+        await visit.go("/semaphore?name=free")
+        await visit.live()
+        await visit.text(".note", "A mutex exists in the store only while")
+        link = visit.page.locator("#in-time .windows a").first
+        await link.focus()
+        focused = await link.get_attribute("href")
+        await enqueue(await attached(console.store), 1, "free")
+        await visit.text(".summary", "Held, no waiters")
+        assert await visit.page.locator(".note").count() == 0
+        now = await visit.page.evaluate("document.activeElement.getAttribute('href')")
+        assert now == focused
+
+
 async def test_a_page_can_be_paused() -> None:
     async with busy() as (console, browser), visiting(console, browser) as visit:
         await visit.go("/semaphore?name=nightly")
