@@ -18,6 +18,7 @@ from tenure.console import live
 from tenure.console.live import Hub
 from tenure.console.local import LocalVisitor
 from tenure.errors import EngineUnavailable
+from tenure.testing import VirtualClock
 from tests.console.serving import attached, enqueue, from_here, served
 
 Event = tuple[str, str]
@@ -226,6 +227,33 @@ async def test_a_failure_of_one_page_leaves_the_others() -> None:
     assert b"fine" in good._content
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("loop_factory")
+async def test_pages_of_a_silent_store_say_so_soon_and_recover_soon(clock: VirtualClock) -> None:
+    """However many there are: each rendering waits for its own answer."""
+    answers = asyncio.Event()
+
+    async def renders(_: Any) -> str:
+        try:
+            async with asyncio.timeout(5):
+                await answers.wait()
+        except TimeoutError:
+            raise EngineUnavailable("the store has not answered within 5 s") from None
+        return "the page"
+
+    hub = Hub(clock, lambda visitor: True, logging.getLogger("tests.console"))
+    visitor: Any = LocalVisitor(None, administer=False)  # type: ignore[arg-type]
+    running = asyncio.create_task(hub.run())
+    streams = [hub.stream(number, visitor, renders) for number in range(20)]
+    await asyncio.sleep(15)
+    assert all(each is not None and b"has not answered" in each._content for each in streams)
+    answers.set()
+    await asyncio.sleep(15)
+    assert all(each is not None and b"the page" in each._content for each in streams)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_a_console_that_ends_ends_its_streams() -> None:
