@@ -5,15 +5,19 @@ been closed are kept: a counter never decreases, and a program may open a client
 
 A client's loop changes its recorder, and any thread reads the sums. The lock guards the set of the
 recorders alone.
+
+A forked child begins without counts, because those that it has copied are its parent's. Its own
+clients may report to the same registries and providers.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from weakref import WeakSet
 
-from tenure import fork
 from tenure.telemetry.recorder import Histogram, Labels, Recorder, Series
 from tenure.telemetry.table import NAME, Metric
 
@@ -22,13 +26,17 @@ class Group:
     """The clients that report to one registry or one provider."""
 
     def __init__(self) -> None:
+        self.clear()
+        _groups.add(self)
+
+    def clear(self) -> None:
+        """Forget everything, also the lock, which a thread of a parent process may hold."""
         self._named = False
         self._recorders: dict[Recorder, None] = {}
         self._counts: Counter[Series] = Counter()  # of the recorders that have ended
         self._levels: Counter[Series] = Counter()  # all 0: the gauges that there were
         self._histograms: dict[Series, Histogram] = {}
         self._lock = threading.Lock()
-        self._born = fork.generation
 
     def add(self, recorder: Recorder) -> None:
         """Add the recorder of a client."""
@@ -49,11 +57,6 @@ class Group:
             _add(self._histograms, recorder)
 
     # Reading, from any thread
-
-    @property
-    def ours(self) -> bool:
-        """False in a forked child, where the counts are those of its parent."""
-        return fork.generation == self._born
 
     def labels_of(self, metric: Metric) -> tuple[str, ...]:
         """Return the names of a metric's labels."""
@@ -86,6 +89,18 @@ class Group:
             for recorder in self._recorders:
                 _add(sums, recorder)
         return sums
+
+
+_groups: WeakSet[Group] = WeakSet()
+
+
+def _clear() -> None:
+    for group in list(_groups):
+        group.clear()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  (there is no fork on Windows)
+    os.register_at_fork(after_in_child=_clear)
 
 
 def _add(sums: dict[Series, Histogram], recorder: Recorder) -> None:
