@@ -25,7 +25,15 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.model import NodeConfig
 from tests.console.planting import Planted
-from tests.console.serving import Served, attached, enqueue, observed, served, token_of
+from tests.console.serving import (
+    Served,
+    attached,
+    enqueue,
+    observed,
+    served,
+    token_of,
+    until_streams_end,
+)
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, PROGRAMS)), "")
@@ -245,9 +253,7 @@ async def test_a_page_can_be_paused() -> None:
         await visit.live()
         await visit.page.get_by_role("button", name="Pause").click()
         await visit.text("#liveness", "Paused")
-        async with asyncio.timeout(60):
-            while console.console.hub.streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_streams_end(console)
         await enqueue(await attached(console.store), 1, "nightly")
         assert "3 waiters" in await visit.page.inner_text(".summary")
         await visit.page.get_by_role("button", name="Continue").click()

@@ -19,7 +19,7 @@ from tenure.console.live import Hub
 from tenure.console.local import LocalVisitor
 from tenure.errors import EngineUnavailable
 from tenure.testing import VirtualClock
-from tests.console.serving import attached, enqueue, from_here, served
+from tests.console.serving import attached, enqueue, from_here, served, until_streams_end
 
 Event = tuple[str, str]
 
@@ -141,9 +141,7 @@ async def test_browsers_of_one_visitor_share_the_work() -> None:
                 await until(found, lambda kind, _: kind == "main")
             assert hub.streams == 20
             assert len(hub._topics) == 1
-        async with asyncio.timeout(60):
-            while hub.streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_streams_end(console)
         assert hub._topics == {}
 
 
@@ -202,9 +200,7 @@ async def test_a_browser_that_does_not_read_costs_nothing(monkeypatch: pytest.Mo
                     number += 300
                     await asyncio.sleep(0.05)
             assert hub.streams == 1
-        async with asyncio.timeout(60):
-            while hub.streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_streams_end(console)
 
 
 async def test_a_failure_of_one_page_leaves_the_others() -> None:

@@ -18,7 +18,7 @@ from tenure.server.http.connection import BODY_BYTES, HEAD_BYTES
 from tenure.server.http.options import HttpOptions
 from tenure.server.http.service import HttpService, Receive, Scope, Send
 from tenure.server.limits import Limits
-from tests.server.http.asking import READER, Hosted, ask, called, hosted
+from tests.server.http.asking import READER, Hosted, ask, called, hosted, two_ticks
 from tests.server.http.test_answers import tokens
 
 
@@ -106,7 +106,7 @@ async def test_an_idle_client_that_was_let_in_may_stay() -> None:
     limits = Limits(message_time=0.2, greeting_time=0.2)
     async with hosted(limits=limits) as server, called(server.address) as client:
         await client.ask()
-        await asyncio.sleep(2.5)  # two ticks
+        await two_ticks(server)
         assert (await client.ask()).status == 200
 
 
