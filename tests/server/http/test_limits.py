@@ -374,7 +374,12 @@ async def test_an_end_of_the_service_that_is_cancelled_ends_its_timer(
     async with hosted() as server:
         service = server.http.service
         stopped, stop = asyncio.Event(), service.health.loop.stop
-        monkeypatch.setattr(service.health.loop, "stop", lambda: (stop(), stopped.set()))
+
+        def record() -> None:
+            stop()
+            stopped.set()
+
+        monkeypatch.setattr(service.health.loop, "stop", record)
         closing = asyncio.ensure_future(server.http.aclose())
         running = service._running
         assert running is not None
