@@ -5,7 +5,7 @@ Rules:
 * **Topics.** Browsers of the same visitor that show the same page share a topic. Its content is
   rendered once for all of them, at most once in `INTERVAL` seconds.
 * **Bounded work.** Rendering takes at most one part in `SHARE` of the time. With many topics each
-  is rendered less often. A topic whose store does not answer within `PATIENCE` seconds delays no
+  is rendered less often. A topic whose store does not answer within `DELAY` seconds delays no
   others, and does not count.
 * **Latest only.** A browser that reads slowly gets the latest content, and nothing queues up for
   it. One that has read nothing for `STUCK` seconds leaves its topic, and is disconnected when it
@@ -32,7 +32,9 @@ from tenure.errors import TenureError
 
 INTERVAL = 1.0
 SHARE = 4
-PATIENCE = 0.25
+DELAY = 0.25
+"""Seconds for which the rendering of one topic delays the next."""
+
 STUCK = 15.0
 QUIET = 15.0
 """Seconds after which an unchanged stream gets a comment, which shows a broken connection."""
@@ -225,7 +227,7 @@ class Hub:
             return False
         visitor = next(iter(topic.streams)).visitor
         topic.rendering = renderings.create_task(self._render(topic, visitor))
-        done, _ = await asyncio.wait({topic.rendering}, timeout=PATIENCE)
+        done, _ = await asyncio.wait({topic.rendering}, timeout=DELAY)
         return bool(done)
 
     async def _render(self, topic: Topic, visitor: Visitor) -> None:
