@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
 from tenure.clock import SystemClock
@@ -114,6 +115,20 @@ class GuardDoor:
 
 
 class Server(uvicorn.Server):
+    """A server in the loop of the test.
+
+    Attributes:
+        listens: set once it accepts connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -172,8 +187,7 @@ async def served(
             serving = asyncio.create_task(server.serve([sock]))
             try:
                 async with asyncio.timeout(60):
-                    while not server.started:  # noqa: ASYNC110  it has no event
-                        await asyncio.sleep(0.01)
+                    await server.listens.wait()
                 async with httpx.AsyncClient(base_url=url, timeout=60) as browser:
                     yield Served(url, browser, door, store, console)
             finally:
@@ -206,9 +220,29 @@ async def enqueue(
 
 async def observed(console: Served) -> None:
     """Wait until the observer has read the store twice from now on."""
-    record = console.console.observer.record
-    wanted = record.rounds + 2
-    async with asyncio.timeout(60):
-        while record.rounds < wanted:
-            console.console.observer.want()
-            await asyncio.sleep(0.01)
+    observer = console.console.observer
+    observer.want()
+    wanted = observer.record.rounds + 2
+    await until(observer.record, "begin", lambda: observer.record.rounds >= wanted)
+
+
+async def until_streams_end(console: Served) -> None:
+    """Wait until no browser has an open stream."""
+    hub = console.console.hub
+    await until(hub, "closed", lambda: not hub.streams)
+
+
+async def until(changed: object, by: str, so: Callable[[], bool]) -> None:
+    """Wait until something is so, which only calls of one method can make so."""
+    is_so, call = asyncio.Event(), getattr(changed, by)
+
+    def record(*args: Any) -> None:
+        call(*args)
+        if so():
+            is_so.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changed, by, record)
+        async with asyncio.timeout(60):
+            if not so():
+                await is_so.wait()

@@ -25,7 +25,15 @@ from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.model import NodeConfig
 from tests.console.planting import Planted
-from tests.console.serving import Served, attached, enqueue, observed, served, token_of
+from tests.console.serving import (
+    Served,
+    attached,
+    enqueue,
+    observed,
+    served,
+    token_of,
+    until_streams_end,
+)
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, PROGRAMS)), "")
@@ -223,15 +231,29 @@ async def test_a_page_follows_the_store_and_keeps_the_focus() -> None:
         )
 
 
+async def test_what_disappears_above_the_focus_does_not_take_it() -> None:
+    """A note without an id, which the page of a free mutex has alone."""
+    async with busy() as (console, browser), visiting(console, browser) as visit:
+        await visit.go("/semaphore?name=free")
+        await visit.live()
+        await visit.text(".note", "A mutex exists in the store only while")
+        link = visit.page.locator("#in-time .windows a").first
+        await link.focus()
+        focused = await link.get_attribute("href")
+        await enqueue(await attached(console.store), 1, "free")
+        await visit.text(".summary", "Held, no waiters")
+        assert await visit.page.locator(".note").count() == 0
+        now = await visit.page.evaluate("document.activeElement.getAttribute('href')")
+        assert now == focused
+
+
 async def test_a_page_can_be_paused() -> None:
     async with busy() as (console, browser), visiting(console, browser) as visit:
         await visit.go("/semaphore?name=nightly")
         await visit.live()
         await visit.page.get_by_role("button", name="Pause").click()
         await visit.text("#liveness", "Paused")
-        async with asyncio.timeout(60):
-            while console.console.hub.streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_streams_end(console)
         await enqueue(await attached(console.store), 1, "nightly")
         assert "3 waiters" in await visit.page.inner_text(".summary")
         await visit.page.get_by_role("button", name="Continue").click()

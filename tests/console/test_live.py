@@ -18,7 +18,8 @@ from tenure.console import live
 from tenure.console.live import Hub
 from tenure.console.local import LocalVisitor
 from tenure.errors import EngineUnavailable
-from tests.console.serving import attached, enqueue, from_here, served
+from tenure.testing import VirtualClock
+from tests.console.serving import attached, enqueue, from_here, served, until_streams_end
 
 Event = tuple[str, str]
 
@@ -140,9 +141,7 @@ async def test_browsers_of_one_visitor_share_the_work() -> None:
                 await until(found, lambda kind, _: kind == "main")
             assert hub.streams == 20
             assert len(hub._topics) == 1
-        async with asyncio.timeout(60):
-            while hub.streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_streams_end(console)
         assert hub._topics == {}
 
 
@@ -201,9 +200,7 @@ async def test_a_browser_that_does_not_read_costs_nothing(monkeypatch: pytest.Mo
                     number += 300
                     await asyncio.sleep(0.05)
             assert hub.streams == 1
-        async with asyncio.timeout(60):
-            while hub.streams:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_streams_end(console)
 
 
 async def test_a_failure_of_one_page_leaves_the_others() -> None:
@@ -226,6 +223,33 @@ async def test_a_failure_of_one_page_leaves_the_others() -> None:
     assert b"fine" in good._content
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("loop_factory")
+async def test_pages_of_a_silent_store_say_so_soon_and_recover_soon(clock: VirtualClock) -> None:
+    """However many there are: each rendering waits for its own answer."""
+    answers = asyncio.Event()
+
+    async def renders(_: Any) -> str:
+        try:
+            async with asyncio.timeout(5):
+                await answers.wait()
+        except TimeoutError:
+            raise EngineUnavailable("the store has not answered within 5 s") from None
+        return "the page"
+
+    hub = Hub(clock, lambda visitor: True, logging.getLogger("tests.console"))
+    visitor: Any = LocalVisitor(None, administer=False)  # type: ignore[arg-type]
+    running = asyncio.create_task(hub.run())
+    streams = [hub.stream(number, visitor, renders) for number in range(20)]
+    await asyncio.sleep(15)
+    assert all(each is not None and b"has not answered" in each._content for each in streams)
+    answers.set()
+    await asyncio.sleep(15)
+    assert all(each is not None and b"the page" in each._content for each in streams)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_a_console_that_ends_ends_its_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tenure.core.deadlocks import (
     DATA_BYTES,
+    MOST_LEASES,
     deadlocks,
     decode,
     encode,
@@ -404,11 +406,41 @@ def test_long_names_are_left_out_last() -> None:
         encode("n" * 1025, 1, [], task="", timeout=False, raises=False),
         encode("\udc80", 1, [], task="", timeout=False, raises=False),
         encode("b", 1, [("", 2)], task="", timeout=False, raises=False),
+        b'{"for":["b",1],"in":[%s1],"more":0,"task":"","timeout":false,"raise":false}'
+        % (b"1," * MOST_LEASES),
         encode("b", 1, [("a", 2)], task="", timeout=False, raises=False) + b" " * DATA_BYTES,
     ],
 )
 def test_other_data_is_no_publication(data: bytes) -> None:
     assert decode(owner_of(data)) is None
+
+
+def test_of_many_leases_the_innermost_are_published() -> None:
+    leases = [("a", at) for at in range(MOST_LEASES + 20)]
+    read = decode(owner_of(encode("b", 999, leases, task="", timeout=False, raises=False)))
+    assert read is not None
+    assert (read.leases, read.left_out) == (tuple(leases[:MOST_LEASES]), 20)
+
+
+def test_a_deadlock_of_a_thousand_tasks_is_found_in_little_time() -> None:
+    """Programs look for deadlocks on their event loops."""
+    most = 1000
+    pool = tuple(RequestDescription(1, at, 1, b"") for at in range(1, most + 2))
+    waiters = tuple(RequestDescription(1, 10_000 + at, 1, b"") for at in range(1, most + 1))
+    last = RequestDescription(1, 20_000, 1, b"")
+    owner = RequestDescription(1, 9_000, 1, b"")
+    queues = {
+        "pool": SemaphoreDescription("pool", b"", most + 1, most + 1, False, pool, (last,)),
+        "m": SemaphoreDescription("m", b"", 1, 1, True, (owner,), waiters),
+    }
+    tasks = [
+        BlockedTask("m", 10_000 + at, (("pool", at),), session_id=1) for at in range(1, most + 1)
+    ]
+    tasks.append(BlockedTask("pool", 20_000, (("m", 9_000), ("pool", most + 1)), session_id=1))
+    began = time.process_time()
+    (found,) = deadlocks(standing(relevant(tasks), queues), queues)
+    assert len(found) == most + 1
+    assert time.process_time() - began < 2
 
 
 def test_the_name_of_a_task_is_text() -> None:

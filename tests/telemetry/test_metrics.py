@@ -425,37 +425,57 @@ async def test_a_sink_that_fails_is_logged_and_breaks_nothing(
     ]
 
 
-def test_a_forked_child_reports_nothing_of_its_parent() -> None:
-    program = """
+FORKED = """
 import asyncio, multiprocessing, tenure
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_text
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as openmetrics_families,
-)
-from prometheus_client.parser import text_string_to_metric_families
+from tenure import telemetry
 from tenure.telemetry import prometheus
 
-registry = CollectorRegistry()
+registry, reader = CollectorRegistry(), InMemoryMetricReader()
+meters = MeterProvider([reader])
 
-def in_the_child():
-    assert b"acquisitions_total{" not in generate_latest(registry)
+def counted():
+    lines = generate_latest(registry).decode().splitlines()
+    scraped = [line for line in lines if line.startswith("tenure_client_acquisitions_total{")]
+    read = [
+        point.value
+        for resource in reader.get_metrics_data().resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == "tenure.client.acquisitions"
+        for point in metric.data.data_points
+    ]
+    assert read == [float(line.split()[-1]) for line in lines if line in scraped], (read, scraped)
+    return sum(read)
 
-async def main():
+async def acquire(times):
     async with tenure.connect("memory://") as client:
         prometheus.instrument(client, registry=registry)
-        async with client.mutex("m").lock():
-            pass
+        telemetry.instrument(client, traces=False, meter_provider=meters)
+        for _ in range(times):
+            async with client.mutex("m").lock():
+                pass
 
-asyncio.run(main())
-assert b"acquisitions_total{" in generate_latest(registry)
+def in_the_child():
+    assert counted() == 0
+    asyncio.run(acquire(2))
+    assert counted() == 2
+
+asyncio.run(acquire(1))
+assert counted() == 1
 child = multiprocessing.get_context("fork").Process(target=in_the_child)
 child.start()
 child.join()
 assert child.exitcode == 0
+assert counted() == 1
 """
+
+
+def test_a_forked_child_reports_its_own_clients_and_nothing_of_its_parent() -> None:
     assert "fork" in multiprocessing.get_all_start_methods()
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

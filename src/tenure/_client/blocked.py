@@ -75,6 +75,8 @@ SHORTEST = 0.1
 MOST_PUBLISHED = 100
 MOST_DESCRIBED = 50
 MOST_READ = 1000
+MOST_DECODED = 1000
+"""Publications that are examined: any program may write any number of them."""
 
 _READ_TIMEOUT = 5.0
 
@@ -406,7 +408,8 @@ async def read_tasks(describe: Describe) -> list[BlockedTask]:
         found = await describe(WAITS)
     except SemaphoreNotFound:
         return []
-    return [task for owner in found.owners if (task := decode(owner)) is not None]
+    owners = found.owners[:MOST_DECODED]
+    return [task for owner in owners if (task := decode(owner)) is not None]
 
 
 async def read_deadlocks(

@@ -5,7 +5,8 @@ Rules:
 * **Topics.** Browsers of the same visitor that show the same page share a topic. Its content is
   rendered once for all of them, at most once in `INTERVAL` seconds.
 * **Bounded work.** Rendering takes at most one part in `SHARE` of the time. With many topics each
-  is rendered less often.
+  is rendered less often. A topic whose store does not answer within `DELAY` seconds delays no
+  others, and does not count.
 * **Latest only.** A browser that reads slowly gets the latest content, and nothing queues up for
   it. One that has read nothing for `STUCK` seconds leaves its topic, and is disconnected when it
   reads again.
@@ -31,6 +32,9 @@ from tenure.errors import TenureError
 
 INTERVAL = 1.0
 SHARE = 4
+DELAY = 0.25
+"""Seconds for which the rendering of one topic delays the next."""
+
 STUCK = 15.0
 QUIET = 15.0
 """Seconds after which an unchanged stream gets a comment, which shows a broken connection."""
@@ -57,11 +61,13 @@ class Topic:
         render: renders its content.
         streams: the streams of its browsers.
         content: the latest event; empty before the first.
+        rendering: the latest rendering.
     """
 
     render: Render
     streams: set[LiveStream] = field(default_factory=set)
     content: bytes = b""
+    rendering: asyncio.Task[None] | None = None
 
 
 class LiveStream:
@@ -197,25 +203,35 @@ class Hub:
 
     async def run(self) -> None:
         """Render topics until it is cancelled."""
-        while True:
-            if not self._topics:
-                self._some.clear()
-            await self._some.wait()
-            began = self._clock.now()
-            for topic in list(self._topics.values()):
-                await self._update(topic)
-            took = self._clock.now() - began
-            await asyncio.sleep(max(INTERVAL, (SHARE - 1) * took))
+        async with asyncio.TaskGroup() as renderings:
+            while True:
+                if not self._topics:
+                    self._some.clear()
+                await self._some.wait()
+                took = 0.0
+                for topic in list(self._topics.values()):
+                    began = self._clock.now()
+                    if await self._update(topic, renderings):
+                        took += self._clock.now() - began
+                await asyncio.sleep(max(INTERVAL, (SHARE - 1) * took))
 
-    async def _update(self, topic: Topic) -> None:
-        """Render a topic, and pass a change to its browsers."""
+    async def _update(self, topic: Topic, renderings: asyncio.TaskGroup) -> bool:
+        """Render a topic; return false if that takes longer, and continues."""
         for stream in list(topic.streams):
             if not self._still_valid(stream.visitor):
                 stream.end(_event("over", ""))
                 topic.streams.discard(stream)
         if not topic.streams:
-            return
+            return True
+        if topic.rendering is not None and not topic.rendering.done():
+            return False
         visitor = next(iter(topic.streams)).visitor
+        topic.rendering = renderings.create_task(self._render(topic, visitor))
+        done, _ = await asyncio.wait({topic.rendering}, timeout=DELAY)
+        return bool(done)
+
+    async def _render(self, topic: Topic, visitor: Visitor) -> None:
+        """Render a topic, and pass a change to its browsers."""
         try:
             content = _event("main", await topic.render(visitor))
         except TenureError as error:
@@ -227,7 +243,6 @@ class Hub:
             topic.content = content
             for stream in topic.streams:
                 stream.put(content)
-        await asyncio.sleep(0)
 
 
 def _event(kind: str, data: str) -> bytes:

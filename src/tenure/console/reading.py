@@ -380,10 +380,16 @@ async def _read_tasks(engine: Engine, node: str) -> tuple[list[BlockedTask], boo
         page = await requests(engine, node, WAITS, waiters=False, most=PUBLICATIONS)
     except SemaphoreNotFound:
         return [], True
-    tasks = [task for owner in page.items if (task := decode(owner)) is not None]
-    chosen = {task.order_id for task in relevant(tasks)}
-    tasks.sort(key=lambda task: task.order_id not in chosen)
+    # Any program may publish much, which takes a while to decode.
+    tasks = await asyncio.to_thread(_decoded, page.items)
     return tasks[:TASKS], page.following is None and len(tasks) <= TASKS
+
+
+def _decoded(owners: Sequence[RequestDescription]) -> list[BlockedTask]:
+    """Return the published waits, first those that may be part of a deadlock."""
+    tasks = [task for owner in owners if (task := decode(owner)) is not None]
+    chosen = {task.order_id for task in relevant(tasks)}
+    return sorted(tasks, key=lambda task: task.order_id not in chosen)
 
 
 async def _read_queue(engine: Engine, node: str, name: str) -> tuple[SemaphoreDescription, bool]:

@@ -50,8 +50,11 @@ WAITS = ":tenure:waits"
 DATA_BYTES = 8192
 """Greatest size of a publication: room for the longest name, escaped, and for many short ones.
 
-Leases that do not fit are counted (`BlockedTask.left_out`).
+Leases that do not fit, or are more than `MOST_LEASES`, are counted (`BlockedTask.left_out`).
 """
+
+MOST_LEASES = 100
+"""Leases in a publication. Many more would fit if their names are short, but take long to read."""
 
 TASK_CHARACTERS = 80
 
@@ -93,7 +96,7 @@ def encode(
     }
     room = DATA_BYTES - len(_json(fields))
     kept: list[tuple[str, int]] = []
-    for lease in leases:
+    for lease in leases[:MOST_LEASES]:
         room -= len(_json(lease)) + 1
         if room < 0:
             break
@@ -121,7 +124,7 @@ def decode(owner: RequestDescription) -> BlockedTask | None:
                 "task": str(task),
                 "timeout": bool(timeout),
                 "raise": bool(raises),
-            }:
+            } if len(leases) <= MOST_LEASES:
                 pass
             case _:
                 return None
@@ -155,18 +158,23 @@ def _lease(value: object) -> tuple[str, int] | None:
             return None
 
 
-def relevant(tasks: Iterable[BlockedTask]) -> list[BlockedTask]:
+def relevant(tasks: Sequence[BlockedTask]) -> list[BlockedTask]:
     """Leave out the tasks that, by the names alone, wait for no other task.
 
     A deadlock needs no description of what they wait for.
     """
-    left = list(tasks)
-    while True:
-        taken = {name for task in left for name, _ in task.leases}
-        kept = [task for task in left if task.name in taken]
-        if len(kept) == len(left):
-            return kept
-        left = kept
+    waiting: dict[str, list[BlockedTask]] = {}
+    taken = Counter[str]()  # by name, the number of tasks inside a lease of it
+    for task in tasks:
+        waiting.setdefault(task.name, []).append(task)
+        taken.update({name for name, _ in task.leases})
+    free = [name for name in waiting if not taken[name]]
+    while free:
+        for task in waiting.pop(free.pop()):
+            inside = {name for name, _ in task.leases}
+            taken.subtract(inside)
+            free += [name for name in inside if not taken[name] and name in waiting]
+    return [task for task in tasks if task.name in waiting]
 
 
 def standing(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
@@ -210,10 +218,11 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
     # The oldest first: most tasks wait behind older ones, and so one pass finds most of them.
     left = sorted(tasks, key=_age)
     known = Counter(request for task in left for request in task.requests)
+    lines = {name: _Line(queues[name], known) for name in {task.name for task in left}}
     while True:
         kept = []
         for task in left:
-            if _can_continue(task, queues[task.name], known):
+            if lines[task.name].can_continue(task, known):
                 known.subtract(task.requests)
             else:
                 kept.append(task)
@@ -222,19 +231,36 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
         left = kept
 
 
+class _Line:
+    """The queue of a semaphore, with those of its requests that may never leave.
+
+    Args:
+        semaphore: the semaphore.
+        known: the requests of blocked tasks.
+    """
+
+    def __init__(
+        self, semaphore: SemaphoreDescription, known: Mapping[tuple[str, int], int]
+    ) -> None:
+        self._limit = semaphore.limit
+        self._known: list[tuple[tuple[str, int], int]] = []  # with their counts
+        self._places: dict[int, tuple[int, int]] = {}  # how many of them are ahead, and the count
+        for each in _queue(semaphore):
+            self._places[each.order_id] = len(self._known), each.count
+            key = semaphore.name, each.order_id
+            if key in known:
+                self._known.append((key, each.count))
+
+    def can_continue(self, task: BlockedTask, known: Mapping[tuple[str, int], int]) -> bool:
+        """Return true if a task is granted once all requests that are not known have left."""
+        ahead, count = self._places[task.order_id]
+        counts = [each for key, each in self._known[:ahead] if known[key]]
+        return fits(sum(counts), self._limit in counts, count, self._limit)
+
+
 def by_request(tasks: Iterable[BlockedTask]) -> dict[tuple[str, int], BlockedTask]:
     """Return tasks by each of their requests."""
     return {request: task for task in tasks for request in task.requests}
-
-
-def _can_continue(
-    task: BlockedTask,
-    semaphore: SemaphoreDescription,
-    known: Mapping[tuple[str, int], int],
-) -> bool:
-    ahead, count = place(task, semaphore)
-    counts = [each.count for each in ahead if known.get((semaphore.name, each.order_id))]
-    return fits(sum(counts), semaphore.limit in counts, count, semaphore.limit)
 
 
 def place(
@@ -270,14 +296,20 @@ def deadlocks(tasks: Iterable[BlockedTask], queues: Queues) -> list[tuple[Blocke
 def _connected(members: Sequence[BlockedTask], queues: Queues) -> list[list[BlockedTask]]:
     """Return the strongly connected parts of the graph of waits among stuck tasks."""
     known = by_request(members)
-    after = {task: waits_for(task, queues[task.name], known) for task in members}
-    reached = {task: _reached(task, after) for task in members}
-    parts: dict[BlockedTask, list[BlockedTask]] = {}
-    for task in members:
-        if task not in parts:
-            part = [other for other in reached[task] if task in reached[other]]
-            parts |= dict.fromkeys(part or [task], part or [task])
-    return list({id(part): part for part in parts.values()}.values())
+    tasks = list(dict.fromkeys(members))
+    number = {task: at for at, task in enumerate(tasks)}
+    after = [[number[each] for each in waits_for(task, queues[task.name], known)] for task in tasks]
+    before: list[list[int]] = [[] for _ in tasks]
+    for at, others in enumerate(after):
+        for other in others:
+            before[other].append(at)
+    parts, left = [], set(number.values())
+    while left:
+        at = min(left)
+        part = {at} | _reached(at, after, left) & _reached(at, before, left)
+        left -= part
+        parts.append([tasks[each] for each in sorted(part)])
+    return parts
 
 
 def waits_for(
@@ -292,25 +324,23 @@ def waits_for(
     """
     found: list[BlockedTask] = []
     ahead, _ = place(task, semaphore)
-    for each in ahead:
+    for each in reversed(ahead):
         other = known.get((semaphore.name, each.order_id))
         if other is not None:
-            if other.order_id == each.order_id:
-                found.clear()
             found.append(other)
-    return found
+            if other.order_id == each.order_id:
+                break
+    return found[::-1]
 
 
-def _reached(
-    task: BlockedTask, after: Mapping[BlockedTask, Sequence[BlockedTask]]
-) -> set[BlockedTask]:
-    found: set[BlockedTask] = set()
-    left = list(after[task])
+def _reached(start: int, after: Sequence[Sequence[int]], among: set[int]) -> set[int]:
+    found: set[int] = set()
+    left = list(after[start])
     while left:
-        other = left.pop()
-        if other not in found:
-            found.add(other)
-            left += after[other]
+        each = left.pop()
+        if each in among and each not in found:
+            found.add(each)
+            left += after[each]
     return found
 
 

@@ -141,8 +141,6 @@ class _Meters(RecorderGroup):
         sums: Callable[[], Mapping[tuple[Metric, Labels], int]],
         _options: CallbackOptions,
     ) -> Iterable[Observation]:
-        if not self.ours:
-            return []
         return [
             self._observation(value, self._attributes(metric, labels))
             for (each, labels), value in sums().items()

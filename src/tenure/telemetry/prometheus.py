@@ -105,8 +105,6 @@ class _Collector:
     def collect(self) -> Iterator[Family]:
         """Yield the metrics with their values."""
         group = self.group
-        if not group.ours:
-            return
         values: dict[Metric, list[tuple[Labels, int | Histogram]]] = {}
         all_sums: tuple[Mapping[Series, int | Histogram], ...] = (
             group.counts(),

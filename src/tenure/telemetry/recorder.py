@@ -15,13 +15,14 @@ a client for each task.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from weakref import WeakSet
 
-from tenure import fork
 from tenure._client.request import HELD, SENT, WAITING
 from tenure.telemetry import table
 from tenure.telemetry.table import BOUNDS, NAME, Metric
@@ -287,16 +288,23 @@ class RecorderGroup:
 
     A client's loop changes its recorder, and any thread reads the sums. The lock guards the set of
     the recorders alone.
+
+    A forked child begins without counts, because those that it has copied are its parent's. Its own
+    clients may report to the same registries and providers.
     """
 
     def __init__(self) -> None:
+        self.clear()
+        _groups.add(self)
+
+    def clear(self) -> None:
+        """Forget everything, also the lock, which a thread of a parent process may hold."""
         self._named = False
         self._recorders: dict[Recorder, None] = {}
         self._counts: Counter[Series] = Counter()  # of the recorders that have ended
         self._levels: Counter[Series] = Counter()  # all 0: the gauges that there were
         self._histograms: dict[Series, Histogram] = {}
         self._lock = threading.Lock()
-        self._born = fork.generation
 
     def add(self, recorder: Recorder) -> None:
         """Add the recorder of a client."""
@@ -317,11 +325,6 @@ class RecorderGroup:
             _add(self._histograms, recorder)
 
     # Reading, from any thread
-
-    @property
-    def ours(self) -> bool:
-        """False in a forked child, where the counts are those of its parent."""
-        return fork.generation == self._born
 
     def labels_of(self, metric: Metric) -> tuple[str, ...]:
         """Return the names of a metric's labels."""
@@ -354,6 +357,18 @@ class RecorderGroup:
             for recorder in self._recorders:
                 _add(sums, recorder)
         return sums
+
+
+_groups: WeakSet[RecorderGroup] = WeakSet()
+
+
+def _clear() -> None:
+    for group in list(_groups):
+        group.clear()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  (there is no fork on Windows)
+    os.register_at_fork(after_in_child=_clear)
 
 
 def _add(sums: dict[Series, Histogram], recorder: Recorder) -> None:

@@ -83,3 +83,41 @@ async def test_what_is_read_after_a_watch_has_begun_is_watched(
         finally:
             await watching.aclose()
             await writing.aclose()
+
+
+async def test_a_read_that_is_cancelled_while_a_watch_begins_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_prefix() as url:
+        engine = connect_engine(url, SystemClock())
+        assert isinstance(engine, EtcdEngine)
+        await engine.open()
+        try:
+            session = await engine.attach(Attach("/default", 30), Recorder())
+            load = WatchCache._load
+            for turns in range(8):
+                await session.create_semaphore(f"s{turns}", 1, b"new", exist_ok=False)
+                may_load = asyncio.Event()
+
+                async def late(self: WatchCache, may_load: asyncio.Event = may_load) -> None:
+                    await may_load.wait()
+                    await load(self)
+
+                monkeypatch.setattr(WatchCache, "_load", late)
+                stop = session.watch(f"s{turns}", data=True, owners=True, changed=lambda: None)
+                one, other = (
+                    asyncio.ensure_future(
+                        session.describe_semaphore(f"s{turns}", owners=True, waiters=False)
+                    )
+                    for _ in range(2)
+                )
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                one.cancel()
+                may_load.set()
+                async with asyncio.timeout(PATIENCE):
+                    assert (await other).data == b"new"
+                assert one.cancelled()
+                stop()
+        finally:
+            await engine.aclose()

@@ -13,6 +13,7 @@ from tenure.clock import SystemClock
 from tenure.engines import connect_engine
 from tenure.engines.contract import Engine
 from tenure.engines.memory.session import MemorySession
+from tenure.events import Renewed
 from tenure.model import DEFAULT_NODE
 from tenure.server.limits import Limits
 from tests.server.talking import serving
@@ -48,13 +49,15 @@ async def test_a_client_that_reads_much_at_once_renews_its_leases(
             tenure.connect(listener.address) as client,
             client.session(recovery_window=6) as session,
             session.mutex("m").lock() as lease,
+            client.events() as events,
         ):
             may_answer = await _held_back(engine, monkeypatch)
             reads = [asyncio.create_task(client.describe_semaphore("m")) for _ in range(300)]
             proven = lease.deadline
-            while lease.deadline < proven + 3:  # renewed, and once more
-                await asyncio.sleep(0.05)
+            async for event in events:
                 lease.check()
+                if isinstance(event, Renewed) and lease.deadline >= proven + 3:
+                    break  # renewed, and once more
             assert not any(each.done() and each.exception() is None for each in reads)
             may_answer.set()
             done = await asyncio.gather(*reads, return_exceptions=True)

@@ -14,6 +14,7 @@ from http.client import HTTPResponse
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.clock import SystemClock
@@ -177,6 +178,24 @@ class Hosted:
 
     async def scrape(self, so: Callable[[Answered], bool] = lambda _: True) -> Answered:
         return await scraped(self.address, so)
+
+
+async def two_ticks(server: Hosted) -> None:
+    """Wait until the deadlines of the only connection were checked twice, a second apart."""
+    (connection,) = server.http.connections
+    ticks, checked, tick = 0, asyncio.Event(), connection.tick
+
+    def count(now: float) -> None:
+        nonlocal ticks
+        tick(now)
+        ticks += 1
+        if ticks == 2:
+            checked.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "tick", count)
+        async with asyncio.timeout(PATIENCE):
+            await checked.wait()
 
 
 @asynccontextmanager

@@ -15,7 +15,16 @@ import pytest
 import tenure
 from tenure.server.auth import Credentials
 from tenure.server.limits import Limits
-from tests.server.http.asking import HOLDER, READER, Answered, Caller, ask, called, hosted
+from tests.server.http.asking import (
+    HOLDER,
+    READER,
+    Answered,
+    Caller,
+    ask,
+    called,
+    hosted,
+    two_ticks,
+)
 from tests.server.http.test_answers import tokens
 
 
@@ -194,7 +203,7 @@ async def test_a_page_that_lives_outlives_a_greeting_and_ends_with_its_token() -
         browser.say(f"GET /live HTTP/1.1\r\nhost: localhost\r\ncookie: {cookie}\r\n\r\n".encode())
         async with asyncio.timeout(60):
             assert (await browser.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        await asyncio.sleep(2.5)  # two ticks
+        await two_ticks(server)
         (connection,) = server.http.connections
         assert connection.identity.name == "reader"
         authenticator.replace(Credentials(tokens()._listed.tokens[1:]))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from tenure.clock import SystemClock
+from tenure.engines import connect_engine
+from tenure.server.auth import Authenticator
+from tenure.server.context import Context
 from tenure.server.http.connection import BODY_BYTES, HEAD_BYTES
+from tenure.server.http.options import HttpOptions
 from tenure.server.http.service import HttpService, Receive, Scope, Send
 from tenure.server.limits import Limits
-from tests.server.http.asking import READER, Hosted, ask, called, hosted
+from tests.server.http.asking import READER, Hosted, ask, called, hosted, two_ticks
 from tests.server.http.test_answers import tokens
 
 
@@ -100,7 +106,7 @@ async def test_an_idle_client_that_was_let_in_may_stay() -> None:
     limits = Limits(message_time=0.2, greeting_time=0.2)
     async with hosted(limits=limits) as server, called(server.address) as client:
         await client.ask()
-        await asyncio.sleep(2.5)  # two ticks
+        await two_ticks(server)
         assert (await client.ask()).status == 200
 
 
@@ -318,13 +324,71 @@ async def test_an_end_that_is_cancelled_leaves_nothing_open() -> None:
         client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await begun.wait()
         closing = asyncio.ensure_future(server.http.aclose())
-        await asyncio.sleep(0.1)
+        while not server.http.service.health.draining:  # noqa: ASYNC110  nothing else says so
+            await asyncio.sleep(0)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
         assert not server.http.connections
         assert not server.http._state.tasks
         assert not server.context.shared.get(HttpService)
+
+
+async def test_a_share_that_is_cancelled_leaves_the_service_to_others_or_ends_it() -> None:
+    engine = connect_engine("memory://", SystemClock())
+    await engine.open()
+    context = Context(engine, Limits(), Authenticator(), logging.getLogger("tenure.server"))
+    begun = asyncio.all_tasks()
+
+    async def shares(number: int) -> list[asyncio.Task[HttpService]]:
+        found = [asyncio.create_task(HttpService.share(context, HttpOptions())) for _ in "ab"]
+        for _ in range(number):  # turns of the loop
+            await asyncio.sleep(0)
+        return found
+
+    for number in range(6):
+        one, other = await shares(number)
+        one.cancel()
+        await asyncio.wait([one])
+        service = await other
+        assert (await service.health.store.read()) is None
+        if not one.cancelled():
+            await service.unshare()
+        await service.unshare()
+        both = await shares(number)
+        for each in both:
+            each.cancel()
+        await asyncio.wait(both)
+        for each in both:
+            if not each.cancelled():
+                await each.result().unshare()
+        assert not context.shared
+        assert asyncio.all_tasks() == begun
+    await context.guard.aclose()
+    await engine.aclose()
+
+
+async def test_an_end_of_the_service_that_is_cancelled_ends_its_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with hosted() as server:
+        service = server.http.service
+        stopped, stop = asyncio.Event(), service.health.loop.stop
+
+        def record() -> None:
+            stop()
+            stopped.set()
+
+        monkeypatch.setattr(service.health.loop, "stop", record)
+        closing = asyncio.ensure_future(server.http.aclose())
+        running = service._running
+        assert running is not None
+        while not running.cancelling():  # noqa: ASYNC110  nothing else says so
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert stopped.is_set()
 
 
 async def test_the_end_waits_for_a_response_in_progress() -> None:

@@ -33,10 +33,11 @@
   const same = (a, b) =>
     a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || "") === (b.id || "");
 
-  const isGone = (node, wanted) =>
-    node.nodeType === Node.ELEMENT_NODE
-      ? Boolean(node.id) && !wanted.has(node.id)
-      : node.nodeType === Node.TEXT_NODE && !node.data.trim();
+  // In front of an element that is found again, all that is not found again is gone, too.
+  const isGone = (node, wanted, found) =>
+    node.id
+      ? !wanted.has(node.id)
+      : Boolean(found) || (node.nodeType === Node.TEXT_NODE && !node.data.trim());
 
   // Makes the children of one element those of another. What is the same stays, with its focus,
   // its selection and its place; rows are found again by their ids.
@@ -46,13 +47,13 @@
     const wanted = new Set(Array.from(fresh.children, (child) => child.id));
     let at = old.firstChild;
     for (const next of [...fresh.childNodes]) {
+      const found = next.id ? known.get(next.id) : null;
       // What is gone is taken out first, because an element that is moved loses the focus.
-      while (at && next.nodeType === Node.ELEMENT_NODE && isGone(at, wanted)) {
+      while (at && next.nodeType === Node.ELEMENT_NODE && isGone(at, wanted, found)) {
         const gone = at;
         at = at.nextSibling;
         gone.remove();
       }
-      const found = next.id ? known.get(next.id) : null;
       if (found && found !== at && found.nodeName === next.nodeName) {
         old.insertBefore(found, at);
         at = found;

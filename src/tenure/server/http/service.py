@@ -110,10 +110,12 @@ class HttpService:
         self._users -= 1
         if not self._users:
             del self._context.shared[HttpService]
-            if self._running is not None:
-                self._running.cancel()
-                await asyncio.wait([self._running])
-            await self.health.aclose()
+            try:
+                if self._running is not None:
+                    self._running.cancel()
+                    await asyncio.wait([self._running])
+            finally:
+                await self.health.aclose()
 
     async def _start(self) -> None:
         """Start the console's background tasks, unless they run."""
