@@ -20,13 +20,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from tenure.background import BackgroundThread
 from tenure.engines.contract import LastWords, Orphan
 from tenure.greenlets import close_descriptor, original
 
-WAITER = Path(__file__).with_name("waiter.py")
+_FOLDER = os.path.dirname(__file__)
+WAITER = os.path.join(_FOLDER, "waiter.py")
 SHELL = "/bin/sh"
 IN_BACKGROUND = '"$0" "$@" &'
 
@@ -231,7 +231,7 @@ def _environment() -> bytes:
     environment = {
         "folder": folder,
         "path": [os.path.join(folder, each) for each in sys.path if isinstance(each, str)],
-        "package": str(WAITER.parent.parent),
+        "package": os.path.dirname(_FOLDER),
     }
     return f"program {json.dumps(environment)}\n".encode()
 
@@ -267,7 +267,7 @@ def _start() -> int:
             SHELL,
             [
                 *(SHELL, "-c", IN_BACKGROUND),
-                *(sys.executable, "-I", "-S", str(WAITER), str(os.getpid()), str(IDLE)),
+                *(sys.executable, "-I", "-S", WAITER, str(os.getpid()), str(IDLE)),
             ],
             os.environ,
             file_actions=[
