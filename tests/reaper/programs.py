@@ -24,7 +24,7 @@ def reapers_of(program: int) -> list[int]:
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = each.read_bytes().split(b"\0")
-            if str(WAITER).encode() in words and words[-3] == str(program).encode():
+            if WAITER.encode() in words and words[-3] == str(program).encode():
                 found.append(int(each.parent.name))
     return found
 

@@ -486,7 +486,7 @@ def test_a_session_that_is_registered_as_the_reaper_leaves_is_ended() -> None:
         print(*waiter.orphans)
         """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(WAITER.parent)],
+        [sys.executable, "-c", textwrap.dedent(program), os.path.dirname(WAITER)],
         capture_output=True,
         text=True,
         timeout=60,
