@@ -110,8 +110,11 @@ class EtcdRequest:
         return self.count == self.limit.tokens
 
     def check_condition(self, limit: KeyValue | None, queue: Sequence[Entry]) -> bool:
-        """Return true if the semaphore is the known one; raise if it does not match the request."""
-        name, known = self.name, self.name.lasting
+        """Return true if the semaphore is that of the last attempt; raise if it does not match.
+
+        Requests of other sessions may have learned of a change since that attempt.
+        """
+        name, known = self.name, self.limit
         name.lasting = None if limit is None else limit_of(limit)
         if self.ephemeral:
             rules.check_kind(True, limit is None, name.path, name.name)

@@ -468,7 +468,7 @@ class EtcdRequests(EtcdAttachment):
                 else:
                     await self._waiting.read(request, report=False)
                 return request
-            if not request.check_condition(limit, queue):
+            if not request.check_condition(limit, queue) or not at_once:
                 continue
             if request.whole or not has_room(queue, request.count, request.limit):
                 if await self._removed_overdue(request, queue):
