@@ -322,12 +322,7 @@ class Hand:
             acquiring = primitive.lock(timeout=timeout, data=self._data(request))
         with request:
             task.set_name(request.label)
-            try:
-                lease = await acquiring
-            except tenure.Deadlock as deadlock:
-                request.deadlocked(deadlock)
-                raise
-            async with lease:
+            async with acquiring as lease:
                 with request.holds(lease):
                     yield request
 

@@ -28,7 +28,7 @@ from tenure._client.blocked import deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions, UnsentRequest
-from tenure._client.scope import entered_scopes
+from tenure._client.scope import entered_scopes, is_inside
 from tenure._client.session_core import Contention, ProbeAnswer, SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
@@ -222,7 +222,7 @@ async def acquire(
             else:
                 request = request or await _obtain_and_send(source, options, site)
                 # Only a task that is inside a block can be in a deadlock with itself at once.
-                request.patient = next(entered_scopes(asyncio.current_task()), None) is None
+                request.patient = not is_inside(asyncio.current_task())
                 try:
                     await settled(request, for_ever=True)
                 except BaseException as error:

@@ -34,7 +34,7 @@ from functools import partial
 from typing import ClassVar, Literal, TypeAlias
 
 from tenure._client.request import HELD, WAITING, Request
-from tenure._client.scope import entered_scopes
+from tenure._client.scope import entered_scopes, is_inside
 from tenure._client.session_life import SessionLife
 from tenure.core.deadlocks import (
     WAITS,
@@ -225,7 +225,7 @@ class Blocked:
         task = asyncio.current_task()
         if task is None or self._refused:
             return
-        if next(entered_scopes(task), None) is None and not _is_large(wait.request):
+        if not is_inside(task) and not _is_large(wait.request):
             return
         self._pending[wait] = task
         if self._timer is None:

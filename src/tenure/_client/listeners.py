@@ -46,7 +46,7 @@ EventKind = Literal[
 """The class of an event, in `tenure.events`."""
 
 SinkEventKind: TypeAlias = EventKind | Literal["Queued", "Renewing", "Sent"]
-"""What a sink may process: an event, or one of three reports that streams do not have.
+"""Kind of a report to a sink: an event's class, or one of three that streams do not have.
 
 * ``Queued``: the store has put the request into a queue.
 * ``Renewing``: a renewal was sent. Its field is by how many seconds it was late.

@@ -92,6 +92,11 @@ class Scope:
                 inner.around = self.around
 
 
+def is_inside(task: asyncio.Task[object] | None) -> bool:
+    """Return true if a task is inside a scope."""
+    return getattr(task, "tenure_scope", None) is not None
+
+
 def entered_scopes(task: asyncio.Task[object] | None) -> Iterator[Scope]:
     """Yield the scopes that a task is inside, innermost first."""
     scope: Scope | None = getattr(task, "tenure_scope", None)

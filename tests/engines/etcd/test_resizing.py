@@ -40,39 +40,6 @@ async def test_more_owners_than_a_transaction_compares_all_stay_owners(url: str)
         await asyncio.gather(*(each.release() for each in leases[3:]))
 
 
-@pytest.mark.parametrize("again", ["resized", "created anew"])
-async def test_requests_of_several_sessions_that_learn_of_a_change_together_all_wait(
-    url: str, again: str
-) -> None:
-    async with (
-        tenure.connect(url) as client,
-        tenure.connect(url) as admin,
-        client.session() as one,
-        client.session() as two,
-    ):
-        theirs = admin.semaphore("pool")
-        await theirs.create(2)
-        for each in (one, two):  # so that both know the limit
-            async with each.semaphore("pool").acquire():
-                pass
-        if again == "resized":
-            await theirs.resize(1)
-        else:
-            await theirs.delete()
-            await theirs.create(1)
-        async with theirs.acquire() as lease:
-            tickets = await asyncio.gather(
-                *(each.semaphore("pool").enqueue() for each in (one, two, one, two))
-            )
-            assert not any(ticket.granted for ticket in tickets)
-            await lease.release()
-
-            async def take_turn(ticket: tenure.Ticket[tenure.Lease]) -> None:
-                await (await ticket.wait(PATIENCE)).release()
-
-            await asyncio.gather(*map(take_turn, tickets))
-
-
 @pytest.mark.parametrize("compared", [1, 100])
 async def test_one_that_becomes_an_owner_just_before_the_change_stays_one(
     url: str, monkeypatch: pytest.MonkeyPatch, compared: int

@@ -35,12 +35,7 @@ async def inside(journal: Journal, mutex: tenure.Mutex) -> AsyncIterator[Request
     assert task is not None
     with journal.request(mutex) as request:
         task.set_name(request.label)
-        try:
-            lease = await mutex.lock()
-        except tenure.Deadlock as deadlock:
-            request.deadlocked(deadlock)
-            raise
-        async with lease:
+        async with mutex.lock() as lease:
             with request.holds(lease):
                 yield request
 

@@ -130,6 +130,10 @@ class Request:
     As a context manager around acquiring and holding, it records how the request ended. Each part
     may also be recorded individually.
 
+    A `Deadlock` is recorded with the requests for which its tasks wait. So the name of each task
+    must be the label of that request: call ``asyncio.current_task().set_name(request.label)``
+    before a wait that may be part of a deadlock.
+
     Attributes:
         label: the label of the request, unique in the history.
         lease: the lease, once `granted` has been called.
@@ -193,12 +197,7 @@ class Request:
         common = None if deadline is None else self._journal.to_common(deadline)
         self._journal.record(Gone(self._journal.now(), self.label, why, common))
 
-    def deadlocked(self, error: Deadlock) -> None:
-        """Record that it was ended with `Deadlock`.
-
-        Each task of the deadlock must have the name of the request for which it waits: tasks call
-        ``asyncio.current_task().set_name(request.label)`` before they wait.
-        """
+    def _deadlocked(self, error: Deadlock) -> None:
         waits = tuple(task.task for task in error.tasks)
         inside = tuple(order_id for task in error.tasks for _, order_id in task.leases)
         self._journal.record(Deadlocked(self._journal.now(), self.label, waits, inside))
@@ -223,6 +222,8 @@ class Request:
         trace: TracebackType | None,
     ) -> None:
         """Record that the request has ended, and the reason."""
+        if self.lease is None and isinstance(error, Deadlock):
+            self._deadlocked(error)
         self.gone(self._why(error))
 
     def _why(self, error: BaseException | None) -> Why:
