@@ -218,11 +218,11 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
     # The oldest first: most tasks wait behind older ones, and so one pass finds most of them.
     left = sorted(tasks, key=_age)
     known = Counter(request for task in left for request in task.requests)
-    lines = {name: _Line(queues[name], known) for name in {task.name for task in left}}
+    blocked = {name: _BlockedQueue(queues[name], known) for name in {task.name for task in left}}
     while True:
         kept = []
         for task in left:
-            if lines[task.name].can_continue(task, known):
+            if blocked[task.name].can_continue(task, known):
                 known.subtract(task.requests)
             else:
                 kept.append(task)
@@ -231,7 +231,7 @@ def stuck(tasks: Iterable[BlockedTask], queues: Queues) -> list[BlockedTask]:
         left = kept
 
 
-class _Line:
+class _BlockedQueue:
     """The queue of a semaphore, with those of its requests that may never leave.
 
     Args:
