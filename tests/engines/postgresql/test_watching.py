@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -10,7 +13,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.engines._kit.commands.pipeline import Statement
-from tenure.engines.contract import Attach
+from tenure.engines.contract import Attach, EngineSession
 from tenure.engines.postgresql.engine import PostgresEngine
 from tenure.engines.postgresql.monitor import PostgresWatches
 from tenure.testing.recorder import Attached, Detached, Recorder
@@ -86,3 +89,112 @@ async def test_a_change_before_another_connection_listens_is_reported(
             [late] = held
             engine.listen(*late)
             await until(changed.is_set)
+
+
+class _Compared:
+    """Counts the comparisons of the counters of a store's queues."""
+
+    def __init__(self, engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        self._engine = engine
+        self._compare = engine._watches.compare
+        monkeypatch.setattr(engine._watches, "compare", self._count)
+
+    def _count(self, *args: Any, **options: Any) -> bool:
+        doubtful = self._compare(*args, **options)
+        self.times += 1
+        return doubtful
+
+    async def again(self, times: int = 3) -> None:
+        """Wait for so many comparisons that begin from now on."""
+        for _ in range(times):
+            before = self.times
+            self._engine._monitor.look_in(0)
+            await until(lambda before=before: self.times > before)  # type: ignore[misc]
+
+
+@dataclass
+class _Watched:
+    """A semaphore "s" whose data and owners are watched by a session of its only program.
+
+    Attributes:
+        schema: of the store.
+        engine: of the program.
+        session: the session.
+        compared: the comparisons of the engine.
+        calls: of the watches since the last one of the tests, "data" or "owners".
+    """
+
+    schema: str
+    engine: PostgresEngine
+    session: EngineSession
+    compared: _Compared
+    calls: list[str]
+
+    async def take(self) -> None:
+        """Become the owner."""
+        answer = self.session.enqueue(1, "s", 1, b"", timeout=None, ephemeral=False)
+        if isinstance(answer, asyncio.Future):
+            await answer
+
+    async def write_unnoticed(self) -> None:
+        """Change the data as if no program had looked at the queue for long."""
+        shared().execute(f"UPDATE {self.schema}.queues SET watched_until = 'epoch'")
+        await self.session.update_semaphore("s", b"unnoticed")
+
+
+@asynccontextmanager
+async def _watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_Watched]:
+    with a_schema() as url:
+        async with an_engine(url, SystemClock()) as engine:
+            assert isinstance(engine, PostgresEngine)
+            session = await engine.attach(Attach("/default", 30), Recorder())
+            await session.create_semaphore("s", 1, b"old", exist_ok=False)
+            compared = _Compared(engine, monkeypatch)
+            calls: list[str] = []
+            session.watch("s", data=True, owners=False, changed=lambda: calls.append("data"))
+            session.watch("s", data=False, owners=True, changed=lambda: calls.append("owners"))
+            await compared.again()
+            calls.clear()
+            yield _Watched(url.rpartition("schema=")[2], engine, session, compared, calls)
+
+
+async def test_a_change_that_was_notified_is_not_reported_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _watched(monkeypatch) as watched:
+        session, calls = watched.session, watched.calls
+        await watched.take()
+        await until(lambda: calls == ["owners"])
+        await watched.compared.again()
+        assert calls == ["owners"]
+        await session.update_semaphore("s", b"new")
+        await until(lambda: calls == ["owners", "data"])
+        await watched.compared.again()
+        assert calls == ["owners", "data"]
+
+
+@pytest.mark.parametrize("of_owners", [False, True])
+async def test_a_change_that_was_not_notified_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, of_owners: bool
+) -> None:
+    async with _watched(monkeypatch) as watched:
+        if of_owners:  # one that is notified says nothing of a change of data
+            await watched.take()
+            await until(lambda: watched.calls == ["owners"])
+            watched.calls.clear()
+        await watched.write_unnoticed()
+        await watched.compared.again()
+        assert watched.calls == ["data"]
+
+
+async def test_after_a_long_pause_no_notification_is_relied_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _watched(monkeypatch) as watched:
+        await watched.session.update_semaphore("s", b"new")
+        await until(lambda: watched.calls == ["data"])
+        await watched.write_unnoticed()
+        watched.engine._monitor._compared_at -= 60
+        await watched.compared.again(1)
+        assert watched.calls == ["data", "data"]

@@ -9,7 +9,8 @@ statement. Then the statement waits for a lock or a standby, and a new connectio
 
 **Watches** (`PostgresWatches`) use notifications, and counters where those cannot be received. Each
 queue counts its changes. The counters are compared when a watch begins, after a reconnect, and from
-time to time, so that no change is missed.
+time to time, so that no change is missed: 90 seconds after the last look at a queue, the store
+stops sending notifications of it. A change that was notified is not reported again.
 
 **The heartbeat thread** (`PostgresHeartbeat`) renews sessions over a connection of its own. The
 connection is a direct one, if the URL names the database's own address. So leases last while the
@@ -193,6 +194,8 @@ class PostgresWatches(LocalWatches[PostgresSession]):
         self._schema = schema
         self._places: dict[str, list[str]] = {}  # node and name of each channel
         self._counters: dict[str, Any] = {}
+        self._reported: dict[str, set[str]] = {}  # kinds since the counters were compared
+        self._doubted: set[str] = set()  # their notification may be on its way
 
     def watched(self) -> list[list[str]]:
         """Return node, name and channel of each watched queue."""
@@ -222,22 +225,51 @@ class PostgresWatches(LocalWatches[PostgresSession]):
     def _unlisten(self, channel: str) -> None:
         self._places.pop(channel, None)
         self._counters.pop(channel, None)
+        self._reported.pop(channel, None)
+        self._doubted.discard(channel)
         self._listen(f"UNLISTEN {channel}")
 
-    def compare(self, channels: tuple[str, ...], counters: list[Any]) -> None:
-        """Report the changes that the counters of the queues show."""
-        for channel, (queue, data, owners) in zip(channels, counters, strict=False):
-            before = self._counters.get(channel)
-            if channel not in self or before == [queue, data, owners]:
+    def report(self, channel: str, kind: str) -> None:
+        """Report a change of a kind to the watches of a channel."""
+        if channel in self:
+            self._reported.setdefault(channel, set()).add(kind)
+        super().report(channel, kind)
+
+    def compare(self, channels: tuple[str, ...], counters: list[Any], *, notified: bool) -> bool:
+        """Report the changes that the counters of the queues show.
+
+        Args:
+            channels: of the queues.
+            counters: number of the queue, of its changes of data and of owners, for each channel.
+            notified: true if changes since the last comparison have been, or are being, notified.
+                Those are not reported again, and one that seems to be missing only if the next
+                comparison shows it too.
+
+        Returns:
+            True if that should come soon.
+        """
+        for channel, now in zip(channels, counters, strict=False):
+            missing = _changed(self._counters.get(channel), now) if channel in self else set()
+            if notified:
+                reported = self._reported.get(channel, set())
+                missing = set() if "b" in reported else missing - reported
+            if missing and notified and channel not in self._doubted:
+                self._doubted.add(channel)
                 continue
-            self._counters[channel] = [queue, data, owners]
-            if before is None or before[0] != queue:
-                self.report(channel, "b")
-                continue
-            if before[1] != data:
-                self.report(channel, "d")
-            if before[2] != owners:
-                self.report(channel, "o")
+            self._doubted.discard(channel)
+            for kind in sorted(missing):
+                self.report(channel, kind)
+            if channel in self and self._counters.get(channel) != now:
+                self._counters[channel] = now
+                self._reported.pop(channel, None)
+        return bool(self._doubted)
+
+
+def _changed(before: list[Any] | None, now: list[Any]) -> set[str]:
+    """Return the kinds of the changes between two readings of a queue's counters."""
+    if before is None or before[0] != now[0]:
+        return {"b"}
+    return {kind for kind, at in (("d", 1), ("o", 2)) if before[at] != now[at]}
 
 
 _TURN = 0.5
@@ -246,6 +278,11 @@ _SOON = 0.3
 """Seconds from a request that waits to the look that finds when it may be time for it."""
 _NET = 10.0
 """Seconds between two looks at what an event should have reported."""
+_NOTIFIED = 30.0
+"""Seconds without a look after which a change may not have been notified.
+
+The store notifies of a queue for 45 seconds after a look, at the least.
+"""
 _LONGEST_NET = 40.0
 """The same behind a pooler, where other polls look at the waiters."""
 _SWEEP = 60.0
@@ -324,6 +361,7 @@ class PostgresMonitor:
             self._timer.by,
         )
         self._look_at = self._check_at = self._now() + _NET
+        self._compared_at = self._now()
         self._sweep_at = self._now() + _SWEEP
 
     def begin(self) -> None:
@@ -432,7 +470,9 @@ class PostgresMonitor:
             for name in session.waiting_names()
         ]
         channels, watched = tuple(self._watches), self._watches.watched()
-        if channels and self._polls:
+        if not channels:
+            self._compared_at = self._now()
+        elif self._polls:
             self.look_in(_WATCH_POLL)
         if not places and not watched:
             return
@@ -450,4 +490,9 @@ class PostgresMonitor:
             self.look_in(due + 0.01 if due > 0 else _GUARDED_PAUSE)
         if reply["pollers"]:
             self._polling.note_load(*reply["pollers"])
-        self._watches.compare(channels, reply["seen"] or [])
+        if channels:
+            now = self._now()
+            notified = not self._polls and now < self._compared_at + _NOTIFIED
+            self._compared_at = now
+            if self._watches.compare(channels, reply["seen"] or [], notified=notified):
+                self.look_in(_SOON)
