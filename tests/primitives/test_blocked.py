@@ -666,7 +666,8 @@ def blocked_wait(core: Any) -> Any:
     from tenure._client.request import Request, RequestOptions
 
     options = RequestOptions("mutex", "x", 1, handle=lambda request: request, ephemeral=True)
-    return blocked.Wait(Request(core, 10**6, options), 0.0, True)
+    request = Request(core, 10**6, options)
+    return blocked.Wait(request, None, since=0.0, for_ever=True)
 
 
 async def test_a_program_that_takes_a_session_over_withdraws_its_publications(

@@ -22,9 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from tenure._client.blocked import deadlock_error
+from tenure._client.blocked import Wait, deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions, UnsentRequest
@@ -221,8 +221,6 @@ async def acquire(
                 request, position = await _in_time(source, options, timeout, site, request)
             else:
                 request = request or await _obtain_and_send(source, options, site)
-                # Only a task that is inside a block can be in a deadlock with itself at once.
-                request.patient = not is_inside(asyncio.current_task())
                 try:
                     await settled(request, for_ever=True)
                 except BaseException as error:
@@ -301,15 +299,28 @@ async def settled(request: Request, *, for_ever: bool) -> None:
     if request.state is not SENT and request.state is not WAITING:
         return
     session = session_of(request)
-    session.check_loop()
-    waits = session.waits
-    wait = waits.begin(request, for_ever=for_ever)
+    waits, task = session.waits, asyncio.current_task()
+    wait = cast("Wait | None", None)  # most requests are granted by the first answer
+
+    def queued() -> None:
+        nonlocal wait
+        wait = waits.begin(request, task, for_ever=for_ever)
+        # Only a task that is inside a block can be in a deadlock with itself at once.
+        if for_ever and is_inside(task):
+            request.wake()
+
     try:
-        while request.state is SENT:
-            await request.change()
+        if request.state is WAITING:
+            session.check_loop()
+            queued()
+        else:
+            request.when_queued = queued
+            while request.state is SENT:
+                await request.change()
         if for_ever and request.state is WAITING:
             await _check_self_deadlock(request, _entered())
         while request.state is WAITING:
+            assert wait is not None
             suspects, wait.suspects = wait.suspects, ()
             if wait.deadlock:
                 raise deadlock_error(request, wait.deadlock)
@@ -318,7 +329,9 @@ async def settled(request: Request, *, for_ever: bool) -> None:
             else:
                 await request.change()
     finally:
-        waits.end(wait)
+        request.when_queued = None
+        if wait is not None:
+            waits.end(wait)
 
 
 async def _obtain_and_send(

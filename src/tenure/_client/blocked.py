@@ -98,6 +98,7 @@ class Wait:
     Attributes:
         deadlock: the deadlock of which it is the victim; the waiting task raises it.
         request: the request.
+        task: the waiting task, if a task waits.
         since: when it began, on the client's clock.
         for_ever: whether it has no timeout.
         looked: whether it has been looked at.
@@ -115,10 +116,14 @@ class Wait:
         "request",
         "since",
         "suspects",
+        "task",
     )
 
-    def __init__(self, request: Request, since: float, for_ever: bool) -> None:
+    def __init__(
+        self, request: Request, task: asyncio.Task[object] | None, since: float, for_ever: bool
+    ) -> None:
         self.request = request
+        self.task = task
         self.since = since
         self.for_ever = for_ever
         self.looked = self.long = self.logged = False
@@ -212,7 +217,7 @@ class Blocked:
         self._new_request_id = new_request_id
         self._retry = retry
         self._raises = raises
-        self._pending: dict[Wait, asyncio.Task[object]] = {}  # not published yet
+        self._pending: dict[Wait, asyncio.Task[object]] = {}  # not published yet, by age
         self._published: dict[Wait, Publication | None] = {}  # None: that has failed
         self._refused = not shows_waits(session.client.capabilities)
         self._searching = False
@@ -221,8 +226,8 @@ class Blocked:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, wait: Wait) -> None:
-        """Record that the current task begins to wait; `end` must follow."""
-        task = asyncio.current_task()
+        """Record that a task begins to wait; `end` must follow."""
+        task = wait.task
         if task is None or self._refused:
             return
         if not is_inside(task) and not _is_large(wait.request):

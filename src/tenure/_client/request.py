@@ -189,12 +189,13 @@ class Request:
         name: the name of the mutex, semaphore or election.
         site: the program's call that made it, or that obtained its handle.
         contended: whether it was logged that this program waits for it.
-        patient: no task needs to know that it waits, only whether it is granted.
         count: the number of tokens that it takes now.
         sent_at, granted_at: times on the client's clock; 0 before.
         order_id: its place in the store's order, once it is known.
         state: its state.
         scope: the block of its lease, once entered.
+        when_queued: called when the store has put the request into its queue, instead of waking
+            the tasks that wait for a change.
         unentered: deleted to enter the block. Of two threads that do so, one gets an error, and no
             lock is left held if one of them is interrupted.
         slots: the slots of its lease, if it has any.
@@ -214,7 +215,6 @@ class Request:
         "name",
         "options",
         "order_id",
-        "patient",
         "scope",
         "sent_at",
         "session",
@@ -222,12 +222,14 @@ class Request:
         "slots",
         "state",
         "unentered",
+        "when_queued",
         "why_gone",
     )
 
     order_id: int | None
     scope: Scope | None
     slots: HeldSlots | None
+    when_queued: Callable[[], None] | None
     loss: LeaseLost | None
     loss_cause: LossCause
     why_gone: Place | Removal | Exception | None
@@ -246,7 +248,8 @@ class Request:
         self.count = options.count
         self.sent_at = self.granted_at = 0.0
         self.state = SENT
-        self.patient = self.contended = False
+        self.contended = False
+        self.when_queued = None
         self.unentered = True
         self.site = site
         self.order_id = self.scope = self.slots = self.loss = self.why_gone = None
@@ -400,8 +403,10 @@ class Request:
                 self.state = QUEUED[self.state]
                 if self.session.listeners.sinks:
                     self.session.listeners.report("Queued", self.session, self)
-                if not self.patient:
+                if self.when_queued is None:
                     self.wake()
+                else:
+                    self.when_queued()
 
     def grant(self, order_id: int | None) -> None:
         """Make the request an owner. The order id may follow in a second call."""

@@ -76,9 +76,9 @@ class Waits:
         self._waits: dict[Wait, None] = {}  # in the order of their beginnings
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, request: Request, *, for_ever: bool) -> Wait:
-        """Record that a task begins to wait; `end` must follow."""
-        wait = Wait(request, self._now(), for_ever)
+    def begin(self, request: Request, task: asyncio.Task[object] | None, *, for_ever: bool) -> Wait:
+        """Record that a task begins to wait for a request in its queue; `end` must follow."""
+        wait = Wait(request, task, self._now(), for_ever)
         self._waits[wait] = None
         if self._timer is None:
             self._timer = self._session.loop.call_later(LOOK, self._look)
