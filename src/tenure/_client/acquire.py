@@ -28,7 +28,7 @@ from tenure._client.blocked import Wait, deadlock_error
 from tenure._client.contact import Obstacle, shortened
 from tenure._client.handles import UNKNOWN, CallSite
 from tenure._client.request import HELD, SENT, WAITING, Request, RequestOptions, UnsentRequest
-from tenure._client.scope import entered_scopes, is_inside
+from tenure._client.scope import entered_scopes
 from tenure._client.session_core import Contention, ProbeAnswer, SessionCore, session_of
 from tenure._client.source import SessionSource
 from tenure._client.watch import described_now
@@ -306,7 +306,7 @@ async def settled(request: Request, *, for_ever: bool) -> None:
         nonlocal wait
         wait = waits.begin(request, task, for_ever=for_ever)
         # Only a task that is inside a block can be in a deadlock with itself at once.
-        if for_ever and is_inside(task):
+        if for_ever and wait.inside:
             request.wake()
 
     try:

@@ -101,6 +101,8 @@ class Wait:
         task: the waiting task, if a task waits.
         since: when it began, on the client's clock.
         for_ever: whether it has no timeout.
+        inside: whether the task is inside a block.
+        may_deadlock: whether it may be part of a deadlock.
         looked: whether it has been looked at.
         long: whether the line about a long wait has been begun.
         logged: whether that line has been logged.
@@ -110,9 +112,11 @@ class Wait:
     __slots__ = (
         "deadlock",
         "for_ever",
+        "inside",
         "logged",
         "long",
         "looked",
+        "may_deadlock",
         "request",
         "since",
         "suspects",
@@ -126,6 +130,8 @@ class Wait:
         self.task = task
         self.since = since
         self.for_ever = for_ever
+        self.inside = is_inside(task)
+        self.may_deadlock = self.inside or _is_large(request)
         self.looked = self.long = self.logged = False
         self.suspects: Sequence[Request] = ()
         self.deadlock: Sequence[BlockedTask] = ()
@@ -226,11 +232,9 @@ class Blocked:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, wait: Wait) -> None:
-        """Record that a task begins to wait; `end` must follow."""
+        """Record a wait that may be part of a deadlock; `end` must follow."""
         task = wait.task
         if task is None or self._refused:
-            return
-        if not is_inside(task) and not _is_large(wait.request):
             return
         self._pending[wait] = task
         if self._timer is None:

@@ -82,13 +82,15 @@ class Waits:
         self._waits[wait] = None
         if self._timer is None:
             self._timer = self._session.loop.call_later(LOOK, self._look)
-        self._blocked.begin(wait)
+        if wait.may_deadlock:
+            self._blocked.begin(wait)
         return wait
 
     def end(self, wait: Wait) -> None:
         """Record that the task no longer waits."""
         del self._waits[wait]
-        self._blocked.end(wait)
+        if wait.may_deadlock:
+            self._blocked.end(wait)
         if wait.logged:
             request = wait.request
             _log.info(
