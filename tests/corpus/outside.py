@@ -12,7 +12,7 @@ import pytest
 
 import tenure
 from tenure import fork
-from tenure._client.session_core import SessionCore
+from tenure._client.listeners import Listeners
 from tenure.core.store import CHANGED, Store
 from tenure.engines.sqlite.watches import SqliteWatches
 from tenure.events import Acquired, Released
@@ -134,7 +134,7 @@ async def a_watch_ends_in_the_true_state(scene: Scene) -> None:
 
 @row(
     25,
-    replacing(SessionCore, "emit", does_nothing),
+    replacing(Listeners, "emit", does_nothing),
     not_on={"dflockd": "its protocol does not name holders and waiters"},
 )
 async def waiters_and_holders_are_listed_with_their_times(scene: Scene) -> None:

@@ -31,6 +31,8 @@ BEGIN
     END IF;
     IF relaxed THEN
         PERFORM set_config('synchronous_commit', 'off', true);
+    ELSIF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     LOOP
         SELECT * INTO r FROM :schema.rates WHERE node = its_node AND name = its_name FOR UPDATE;
